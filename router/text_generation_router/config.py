@@ -35,6 +35,9 @@ class RouterFlags:
     master_shard_uds_path: str | None = flag(
         None, "The first shard's socket; the socket in the folder of --port when not given."
     )
+    engines: tuple[str, ...] = flag(
+        (), "Address of an engine process, unix:///PATH or HOST:PORT, may be repeated.", env=False, hidden=True
+    )
     launcher_fd: int | None = flag(None, "An inherited socket to the launcher.", env=False, hidden=True, min=0)
     process: ProcessFlags = ProcessFlags()
     log_level: str = flag("info", "A level's name, or a filter such as info,NAME=debug.", hidden=True)
@@ -59,7 +62,8 @@ class RouterConfig:
     tracing: TracingFlags
     listen_fd: int | None  # a bound socket, inherited; replaces hostname and port
     launcher_fd: int | None  # an inherited socket to the launcher; None: no launcher
-    master_shard_uds_path: str
+    engines: tuple[str, ...]  # addresses of engine processes; (): the engine is in this process
+    master_shard_uds_path: str  # "" if the engine is in another process
     compute_type: str
     api_key_digests: tuple[bytes, ...] = field(repr=False)  # if empty, no request needs a key
     trusted_proxies: tuple[Network, ...]  # proxies whose forwarding headers name the client's address

@@ -24,8 +24,7 @@ def resolve(flags: RouterFlags) -> RouterConfig:
     refuse_unsupported(flags)
     derived: dict[str, Any] = {
         "served_model_name": served_name(flags.names.served_model_name, flags.tokenizer_name),
-        "master_shard_uds_path": flags.master_shard_uds_path
-        or find_shard(flags.http.port, flags.inherited.runtime_dir),
+        "master_shard_uds_path": find_shard(flags),
         "trusted_proxies": networks_of(flags.access.trusted_proxy),
         "api_key_digests": digests_of(flags.access.api_key, flags.access.api_key_file),
     }
@@ -69,8 +68,10 @@ def check_tokens(tokens: TokenFlags) -> None:
         raise StartError(f"`max_total_tokens` must be <= `max_batch_total_tokens`. Given: {total} and {batch}")
 
 
-def find_shard(port: int, runtime_dir: str) -> str:
+def find_shard(flags: RouterFlags) -> str:
+    if flags.engines or flags.master_shard_uds_path:
+        return flags.master_shard_uds_path or ""
     try:
-        return places.find_master_socket(port, runtime_dir)
+        return places.find_master_socket(flags.http.port, flags.inherited.runtime_dir)
     except CommandError as error:
         raise StartError(error.reason) from None

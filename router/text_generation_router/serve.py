@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from text_generation_common.addresses import address_of, bound_socket, reachable
-from text_generation_common.link import Link
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.fields import ListLimits
@@ -24,10 +23,8 @@ from text_generation_router.api.speech import Speech
 from text_generation_router.api.styles import style_of
 from text_generation_router.app import answers_at_once, create_app
 from text_generation_router.config import RouterConfig
-from text_generation_router.engine.config import EngineConfig
-from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import Snapshot
-from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
+from text_generation_router.engines import find_engine
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.dialects import ErrorDialects
@@ -36,6 +33,7 @@ from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimi
 from text_generation_router.http.server import Server, StopOnSignal, uvicorn_config
 from text_generation_router.metrics import Metrics
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
+from text_generation_router.sockets import inherited_socket
 from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.model_files import find_model_files
@@ -97,13 +95,6 @@ def _inherited_or_bound(config: RouterConfig) -> socket.socket:
         ) from error
 
 
-def inherited_socket(flag: str, descriptor: int) -> socket.socket:
-    try:
-        return socket.socket(fileno=descriptor)
-    except OSError as error:
-        raise StartError(f"{flag} {descriptor} is not a socket: {error.strerror}") from error
-
-
 def allow_descriptors(max_connections: int) -> None:
     """Raises this process's limit of open files as far as needed and permitted."""
     wanted = max_connections + OTHER_DESCRIPTORS
@@ -143,12 +134,8 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         chat_template, speech.ways, speech.ways_in(style_of(config.http.tgi_dialect))
     )
     pool = ProcessPool(reading_child.ENTRY, children_setup, child_limits(config))
-    shard_groups = await find_shard_groups(config)
-    engine = LocalEngine(
-        shard_groups,
-        EngineConfig(config.tokens, config.scheduling, config.requests.max_concurrent_requests),
-        metrics,
-    )
+    served = await find_engine(config, metrics)
+    engine = served.run
     pool.start()
     stack = AsyncExitStack()
     try:
@@ -161,7 +148,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         metrics.describe(lambda: facts_of(config, engine.snapshot()))
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
         validator = Validator(tokenizer, grammars, lambda: request_limits(config, engine.snapshot()))
-        permits = Permits(lambda: config.requests.max_concurrent_requests, lambda: engine.load().retry_after_s)
+        permits = Permits(served.permits, lambda: engine.load().retry_after_s)
         tracer = tracer_for(config)
         if tracer is not None:
             stack.push_async_callback(tracer.close)
@@ -194,7 +181,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         )
 
         def on_listening() -> None:
-            shard_groups.listening()
+            served.listening()
             mention_addresses(config, listener.getsockname()[1])
 
         server = Server(http, gate, engine.close, config.http.graceful_termination_timeout, on_listening)
@@ -203,7 +190,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         if engine.failed.done():
             raise ShardsError("the engine has failed and generates no more text; its log line has the cause")
     finally:
-        await engine.close()
+        await served.close()
         tokenizer.close()
         grammars.close()
         await pool.close()
@@ -225,13 +212,6 @@ def tracer_for(config: RouterConfig) -> "OtlpTracer | None":
     from text_generation_router.otlp import OtlpTracer
 
     return OtlpTracer(flags.otlp_endpoint, flags.otlp_service_name, version(), config.served_model_name)
-
-
-async def find_shard_groups(config: RouterConfig) -> ShardGroups:
-    if config.launcher_fd is None:
-        return StandaloneGroups(config.master_shard_uds_path)
-    link = await Link.open(inherited_socket("--launcher-fd", config.launcher_fd))
-    return LaunchedGroups(link, config.master_shard_uds_path)
 
 
 def connection_limits(config: RouterConfig) -> ConnectionLimits:

@@ -150,6 +150,9 @@ class FrontBooks:
         if error.reason in (Refusal.CLOSED, Refusal.DRAINING):
             engine.is_closing = True
             insort(self._waiting, group, key=_number)
+        elif group.is_accepted and error.reason is Refusal.OVERLOADED:
+            engine.is_full = True
+            insort(self._waiting, group, key=_number)
         elif group.is_accepted:
             self._fail(group, f"Server error: no engine goes on with the request: {error}")
         else:

@@ -4,11 +4,14 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
+from text_generation_common.cluster.endpoints import Endpoint
+from text_generation_common.cluster.identity import Role
+from text_generation_common.cluster.security import Security
+from text_generation_common.errors import CredentialsError
 from text_generation_common.tasks import cancelled
 from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc as pb_grpc
@@ -22,19 +25,8 @@ from text_generation_router.wire.version import VERSION
 
 logger = logging.getLogger("text_generation_router")
 
-# Most bytes of a message of an engine, and of a Submit.
-RECEIVED_BYTES, SENT_BYTES = 5 * 2**20, 64 * 2**20
-OPTIONS = [
-    ("grpc.max_receive_message_length", RECEIVED_BYTES),
-    ("grpc.max_send_message_length", SENT_BYTES),
-    # A new call must not share a connection that gRPC waits up to 120 s to open again.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-    # An engine is asked for a sign of life each second, so that a cut link is noticed though nothing is sent.
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 2000),
-    ("grpc.http2.max_pings_without_data", 0),
-]
+# Most bytes of a message. A Submit may be that large: 4 bytes for each token of the longest context, and 1 MiB.
+MESSAGE_BYTES = 16 * 2**20
 # Seconds: until an engine has answered Hello; without any message, after which it is lost (it tells its load every
 # 0.25 s); until a Submit is answered; until Health is answered.
 CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
@@ -42,12 +34,6 @@ CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
 WATCH_S, STOPPED_S = 0.25, 1.0
 # Seconds until the first try to connect again; the wait doubles up to the last.
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineAddress:
-    target: str  # unix:PATH, or HOST:PORT
-    credentials: grpc.ChannelCredentials | None = None  # None: without TLS
 
 
 class SilentError(Exception):
@@ -60,7 +46,8 @@ class EngineConnection:
     def __init__(
         self,
         number: int,
-        address: EngineAddress,
+        endpoint: Endpoint,
+        security: Security,
         front_id: str,
         books: FrontBooks,
         counts: RemoteCounts,
@@ -68,7 +55,8 @@ class EngineConnection:
     ) -> None:
         """`on_change` is called when the engine is connected or lost, and when it tells new facts."""
         self.number = number
-        self._address = address
+        self._endpoint = endpoint
+        self._security = security
         self._front_id = front_id
         self._books = books
         self._counts = counts
@@ -80,34 +68,28 @@ class EngineConnection:
     async def run(self) -> None:
         while True:
             problem = await self._try()
-            logger.debug("engine %s: %s", self._address.target, problem)
+            logger.debug("engine %s: %s", self._endpoint.target, problem)
             await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
             self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
 
     async def _try(self) -> str:
         """Connects, and returns when the connection is lost, with the reason."""
-        async with self._channel() as channel:
-            try:
+        try:
+            async with self._security.channel(self._endpoint, Role.ENGINE, MESSAGE_BYTES) as channel:
                 return await self._talk(pb_grpc.EngineServiceStub(channel))
-            except WireError as error:
-                self._counts.broken_rules += 1
-                logger.error("engine %s breaks the protocol: %s", self._address.target, error)
-                return str(error)
-            except (grpc.aio.AioRpcError, TimeoutError) as error:
-                return str(getattr(error, "details", lambda: "")() or type(error).__name__)
-
-    def _channel(self) -> grpc.aio.Channel:
-        target, credentials = self._address.target, self._address.credentials
-        if credentials is None:
-            return grpc.aio.insecure_channel(target, options=OPTIONS)
-        return grpc.aio.secure_channel(target, credentials, options=OPTIONS)
+        except WireError as error:
+            self._counts.broken_rules += 1
+            logger.error("engine %s breaks the protocol: %s", self._endpoint.target, error)
+            return str(error)
+        except (grpc.aio.AioRpcError, TimeoutError, CredentialsError) as error:
+            return str(getattr(error, "details", lambda: "")() or error or type(error).__name__)
 
     async def _talk(self, stub: Any) -> str:
         work = stub.Work()
         news = None
         try:
             async with asyncio.timeout(CONNECT_S):
-                await work.write(reading.hello(self._front_id))
+                await _send(work, reading.hello(self._front_id))
                 facts = reading.facts_of_welcome(await _message(work))
                 news = self._news(stub)
                 told = reading.told_load_of((await _message(news)).load)
@@ -126,7 +108,7 @@ class EngineConnection:
         """From Welcome to the loss of the engine."""
         self._heard_s = asyncio.get_running_loop().time()
         self._stub, by_itself, problem = stub, False, "closed"
-        logger.info("engine %s is connected, term %d", self._address.target, engine.facts.term)
+        logger.info("engine %s is connected, term %d", self._endpoint.target, engine.facts.term)
         self._books.joined(self.number, engine)
         self._on_change()
         tasks = [
@@ -153,7 +135,7 @@ class EngineConnection:
             self._stub = None
             work.cancel()  # the stream is closed before its requests are submitted elsewhere
             await cancelled(*tasks)
-            logger.warning("engine %s is lost: %s", self._address.target, problem)
+            logger.warning("engine %s is lost: %s", self._endpoint.target, problem)
             self._books.lost(self.number, by_itself=by_itself)
             self._on_change()
         return problem
@@ -163,7 +145,13 @@ class EngineConnection:
         while True:
             message = await _message(work)
             self._heard_s = loop.time()
-            reading.take(message, engine, books)
+            try:
+                reading.take(message, engine, books)
+            except WireError:
+                raise
+            except Exception as error:  # a fault of ours: the other engines' requests go on
+                logger.exception("a message of engine %s could not be taken", self._endpoint.target)
+                raise WireError(f"a message led to {type(error).__name__}") from error
             if message.HasField("epoch"):
                 self._on_change()
 
@@ -172,7 +160,7 @@ class EngineConnection:
             await has_orders.wait()
             has_orders.clear()
             for order in attempts.take_orders():
-                await work.write(reading.message_of(order))
+                await _send(work, reading.message_of(order))
 
     async def _listen(self, stub: Any, news: Any) -> None:
         """Reads news. A News call that ends is made again: only a loss of Work is a loss of the engine."""
@@ -216,11 +204,21 @@ class EngineConnection:
         return bool(answer.is_healthy)
 
 
+async def _send(call: Any, message: pb.FrontMessage) -> None:
+    """Raises AioRpcError if the call is over."""
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError:
+        raise await _end_of(call) from None
+
+
 async def _message(call: Any) -> Any:
     """The call's next message. Raises AioRpcError at its end."""
-    message = await call.read()
-    if message is not grpc.aio.EOF:
-        return message
-    raise grpc.aio.AioRpcError(
-        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
-    )
+    if (message := await call.read()) is grpc.aio.EOF:
+        raise await _end_of(call)
+    return message
+
+
+async def _end_of(call: Any) -> grpc.aio.AioRpcError:
+    metadata = await call.initial_metadata(), await call.trailing_metadata()
+    return grpc.aio.AioRpcError(await call.code(), *metadata, await call.details())

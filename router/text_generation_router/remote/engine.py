@@ -7,12 +7,14 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
+from text_generation_common.cluster.endpoints import Endpoint
+from text_generation_common.cluster.security import Security
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.deadlines import Deadlines
 from text_generation_router.engine.protocol import Load, Sink, Snapshot, Submission
 from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.remote.books import FrontBooks
-from text_generation_router.remote.connection import EngineAddress, EngineConnection
+from text_generation_router.remote.connection import EngineConnection
 from text_generation_router.remote.fleet import Fleet
 from text_generation_router.remote.placement import FewestRequests, Placement
 from text_generation_router.remote.values import RemoteCounts
@@ -30,7 +32,8 @@ class RemoteEngine:
 
     def __init__(
         self,
-        addresses: Iterable[EngineAddress],
+        endpoints: Iterable[Endpoint],
+        security: Security,
         placement: Placement | None = None,
         resumes_across_builds: bool = False,
         clock: Callable[[], float] = time.perf_counter,
@@ -43,32 +46,35 @@ class RemoteEngine:
         self._books = FrontBooks(self._fleet, clock, self.counts, lambda index: self._deadlines.clear(index))
         self._deadlines = Deadlines(lambda index: self._books.cancel(index, EndReason.DEADLINE))
         self._front_id = uuid.uuid4().hex
-        self._addresses = list(addresses)
+        self._endpoints = list(endpoints)
+        self._security = security
         self._connections: dict[str, tuple[EngineConnection, asyncio.Task[None]]] = {}
         self._stranded: asyncio.Task[None] | None = None
         self._started = asyncio.Event()
         self._snapshot: Snapshot | None = None
-        self._permits = 0
         self._is_closed = False
 
     async def start(self) -> None:
         """Waits until an engine is connected."""
         self._stranded = asyncio.create_task(self._look_for_stranded(), name="stranded")
-        await self.connect(self._addresses)
+        await self.connect(self._endpoints)
         await self._started.wait()
 
-    async def connect(self, addresses: Iterable[EngineAddress]) -> None:
-        """From now on the engines are those at `addresses`. Requests on others go on elsewhere."""
-        wanted = {address.target: address for address in addresses}
+    async def connect(self, endpoints: Iterable[Endpoint]) -> None:
+        """From now on the engines are those at `endpoints`. Requests on others go on elsewhere. Raises CredentialsError
+        if an endpoint needs certificates and there are none."""
+        wanted = {endpoint.target: endpoint for endpoint in endpoints}
+        for endpoint in wanted.values():
+            self._security.check(endpoint)
         for target in [target for target in self._connections if target not in wanted]:
             _, task = self._connections.pop(target)
             await cancelled(task)
-        for target, address in wanted.items():
+        for target, endpoint in wanted.items():
             if target not in self._connections and not self._is_closed:
                 used = {connection.number for connection, _ in self._connections.values()}
                 number = next(number for number in count() if number not in used)
                 connection = EngineConnection(
-                    number, address, self._front_id, self._books, self.counts, self._note_change
+                    number, endpoint, self._security, self._front_id, self._books, self.counts, self._note_change
                 )
                 task = asyncio.create_task(connection.run(), name=f"engine {target}")
                 task.add_done_callback(self._note_end)
@@ -136,9 +142,7 @@ class RemoteEngine:
     @property
     def permits(self) -> int:
         """Number of requests that the engines allow this front. Without any engine: what they allowed last."""
-        if self._fleet.engines:
-            self._permits = self._fleet.permits
-        return self._permits
+        return self._fleet.permits
 
     async def is_healthy(self) -> bool:
         """Whether any engine says that its shards work."""

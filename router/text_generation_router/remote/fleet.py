@@ -25,10 +25,16 @@ class EngineView:
     attempts: Attempts
     is_closing: bool = False  # whether the engine has refused requests because the engine ends
 
+    is_full: bool = False  # whether the engine has refused to go on with a request since it told its load
+
     @property
     def is_open(self) -> bool:
         """Whether the engine takes requests."""
         return not (self.is_closing or self.told.load.is_draining)
+
+    @property
+    def takes_resubmits(self) -> bool:
+        return not self.is_full and self.attempts.num_unanswered < MOST_RESUBMITS
 
     @property
     def is_ready(self) -> bool:
@@ -42,11 +48,13 @@ class Fleet:
         """`resumes_across_builds`: whether a request goes on with an engine of another digest."""
         self.engines: dict[int, EngineView] = {}
         self.suspects = Suspects()
+        self.permits = 0  # requests that the engines allow this front; without any engine: what they allowed last
         self._placement = placement
         self._resumes_across_builds = resumes_across_builds
         self._service = ServiceBook()
 
     def join(self, engine: int, view: EngineView, now: float) -> None:
+        self.permits = view.told.permits + (self.permits if self.engines else 0)
         self.engines[engine] = view
         self.tell(engine, view.told, now)
 
@@ -54,6 +62,8 @@ class Fleet:
         """Takes an engine's word. Returns whether it has become ready, or is no longer."""
         view = self.engines[engine]
         was_ready = view.is_ready
+        self.permits += told.permits - view.told.permits
+        view.is_full = False
         view.told, view.is_closing = told, view.is_closing and told.load.is_draining
         self._service.tell(engine, view.facts.term, told.served, now)
         self._placement.told(engine, told, view.attempts.newest_answered)
@@ -63,6 +73,7 @@ class Fleet:
         """Returns the groups that were there, and the numbers of those that are given up as the cause. `by_itself`: not
         by a cut link or by this front."""
         view = self.engines.pop(engine)
+        self.permits -= view.told.permits if self.engines else 0
         self._placement.lost(engine)
         groups = view.attempts.lose()
         aboard = [group.number for group in groups if group.is_answered]
@@ -84,7 +95,7 @@ class Fleet:
         """The engines that may get the group: with shards, or else without."""
         engines = [engine for engine, view in self.engines.items() if view.is_open and self._goes_on(group, view)]
         if group.is_accepted:
-            engines = [engine for engine in engines if self.engines[engine].attempts.num_unanswered < MOST_RESUBMITS]
+            engines = [engine for engine in engines if self.engines[engine].takes_resubmits]
         engines = self.suspects.engines_for(group.number, engines)
         ready = [engine for engine in engines if self.engines[engine].is_ready]
         return ready or engines
@@ -124,10 +135,6 @@ class Fleet:
             min(limit.max_batch_total_tokens for limit in limits),
         )
         return Snapshot(known[0].model, smallest)
-
-    @property
-    def permits(self) -> int:
-        return sum(view.told.permits for view in self.engines.values())
 
     @property
     def load(self) -> Load:

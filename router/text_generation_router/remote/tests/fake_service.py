@@ -1,5 +1,5 @@
-"""An engine's gRPC service on a unix socket for tests: it obeys, and makes the tokens of `expected_tokens`, unless a test
-tells it to do something else."""
+"""An engine's gRPC service on a unix socket for tests: it obeys, and makes the tokens of `expected_tokens`, unless a
+test tells it to do something else."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -60,7 +60,7 @@ class FakeService(pb_grpc.EngineServiceServicer):
     _news_over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __aenter__(self) -> "FakeService":
-        self._server = grpc.aio.server(options=[("grpc.http2.min_recv_ping_interval_without_data_ms", 100)])
+        self._server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])
         pb_grpc.add_EngineServiceServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{self.path}")
         await self._server.start()

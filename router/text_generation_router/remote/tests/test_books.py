@@ -196,6 +196,37 @@ def test_a_request_goes_elsewhere_from_an_engine_that_ends(reason: Refusal) -> N
     assert front.answers == {1: None} and listener.ids == expected_tokens([5], 1)
 
 
+def test_a_resumed_request_waits_for_an_engine_that_has_room() -> None:
+    front = Front()
+    engine = front.join()
+    [listener] = front.ask([5], 3)
+    engine.obey()
+    front.books.lost(0, by_itself=False)
+    other = front.join(1)
+    other.refuses = RefusedError(Refusal.OVERLOADED)
+    for _ in range(3):
+        other.obey()
+    assert len(other.submits) == 1 and listener.end is None
+    other.refuses = None
+    front.books.told(1, told())
+    for _ in range(3):
+        other.obey()
+        other.step()
+    assert listener.ids == expected_tokens([5], 3)
+
+
+def test_a_resumed_request_that_no_longer_fits_fails_by_name() -> None:
+    front = Front()
+    engine = front.join()
+    [listener] = front.ask([5], 3)
+    engine.obey()
+    front.books.lost(0, by_itself=False)
+    other = front.join(1)
+    other.refuses = RefusedError(Refusal.TOO_LONG)
+    other.obey()
+    assert listener.end is not None and "too long" in listener.end.cause
+
+
 def test_a_request_that_ends_before_its_answer_is_answered_once() -> None:
     front = Front()
     engine = front.join()

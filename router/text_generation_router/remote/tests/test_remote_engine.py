@@ -1,16 +1,20 @@
 """RemoteEngine over real gRPC: engines on unix sockets that die, fall silent, lie and come back."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from text_generation_common.cluster.endpoints import UnixEndpoint
+from text_generation_common.cluster.identity import Role
+from text_generation_common.cluster.security import Security
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.tests.fakes import Listener, expected_tokens
 from text_generation_router.errors import Refusal, RefusedError
-from text_generation_router.remote.connection import EngineAddress
 from text_generation_router.remote.engine import RemoteEngine
 from text_generation_router.remote.tests.engines import SNAPSHOT
 from text_generation_router.remote.tests.fake_service import FakeService
@@ -24,9 +28,11 @@ PROMPTS = [[1, 2, 3], [4, 5], [6]]
 class Asker:
     """A front with one or two addresses of engines."""
 
-    def __init__(self, folder: Path, count: int = 1) -> None:
-        self.paths = [str(folder / f"engine-{number}") for number in range(count)]
-        self.engine = RemoteEngine([EngineAddress(f"unix:{path}") for path in self.paths])
+    def __init__(self, folder: Path, engines: int) -> None:
+        self.paths = [str(folder / f"engine-{number}") for number in range(engines)]
+        self.endpoints = [UnixEndpoint(path) for path in self.paths]
+        security = Security(Role.FRONT, None, insecure=False, logger=logging.getLogger("test"))
+        self.engine = RemoteEngine(self.endpoints, security)
 
     def submit(
         self, ids: list[int], count: int, copies: int = 1, credits: int = 512, **options: object
@@ -44,10 +50,10 @@ class Asker:
         return listener
 
 
-def run(folder: Path, use: Callable[[Asker], Awaitable[None]], count: int = 1) -> None:
+def run(folder: Path, use: Callable[[Asker], Awaitable[None]], engines: int = 1) -> None:
     async def with_front() -> None:
         before = asyncio.all_tasks()
-        front = Asker(folder, count)
+        front = Asker(folder, engines)
         try:
             await asyncio.wait_for(use(front), 20)
         finally:
@@ -95,7 +101,7 @@ def test_streams_outlive_their_engine_and_give_the_same_texts(tmp_path: Path) ->
             await until(lambda: sum(len(listener.ids) for listener in listeners) == 31)
         await until(lambda: front.engine.counts.lost_engines == 1)
         assert front.engine.permits == 8 and not await front.engine.is_healthy()
-        late = front.ask([7], 5)  # nobody is there, so it waits
+        late = front.ask([7], 5)  # no engine is there, so the request waits
         async with FakeService(front.paths[0], term=2) as service:
             assert [await listener.all_ids() for listener in listeners] == [expected_tokens(p, 40) for p in PROMPTS]
             assert await late.all_ids() == expected_tokens([7], 5)
@@ -228,39 +234,35 @@ def test_an_engine_that_answers_no_submit_is_cut_off(tmp_path: Path, monkeypatch
     run(tmp_path, use)
 
 
-def gap(message: pb.EngineMessage) -> pb.EngineMessage | None:
-    """Loses every seventh message with tokens."""
-    gap.count += message.HasField("tokens")  # type: ignore[attr-defined]
-    return None if message.HasField("tokens") and gap.count % 7 == 6 else message  # type: ignore[attr-defined]
+def foreign(message: pb.EngineMessage) -> pb.EngineMessage:
+    return pb.EngineMessage()
 
 
 def misshapen(message: pb.EngineMessage) -> pb.EngineMessage:
-    gap.count += message.HasField("tokens")  # type: ignore[attr-defined]
-    if gap.count % 7 == 6:  # type: ignore[attr-defined]
-        message.tokens.ids += b"\0\0\0\0"
+    message.tokens.ids += bytes(4)
     return message
 
 
 def outside_of_the_vocabulary(message: pb.EngineMessage) -> pb.EngineMessage:
-    gap.count += message.HasField("tokens")  # type: ignore[attr-defined]
-    if gap.count % 7 == 6 and message.HasField("tokens"):  # type: ignore[attr-defined]
-        message.tokens.ids = np.full(len(message.tokens.ids) // 4, 256, "<i4").tobytes()
+    message.tokens.ids = np.full(len(message.tokens.ids) // 4, 256, "<i4").tobytes()
     return message
 
 
-def foreign(message: pb.EngineMessage) -> pb.EngineMessage:
-    gap.count += message.HasField("tokens")  # type: ignore[attr-defined]
-    return pb.EngineMessage() if gap.count % 7 == 6 else message  # type: ignore[attr-defined]
+def missing(message: pb.EngineMessage) -> None:
+    return None
 
 
-@pytest.mark.parametrize("lie", [gap, misshapen, outside_of_the_vocabulary, foreign])
+@pytest.mark.parametrize("lie", [missing, misshapen, outside_of_the_vocabulary, foreign])
 def test_an_engine_that_lies_is_cut_off_and_texts_stay_right(
     tmp_path: Path, lie: Callable[[pb.EngineMessage], pb.EngineMessage | None]
 ) -> None:
-    gap.count = 0  # type: ignore[attr-defined]
+    turns = count()
+
+    def seventh(message: pb.EngineMessage) -> pb.EngineMessage | None:
+        return lie(message) if message.HasField("tokens") and next(turns) % 7 == 6 else message
 
     async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], alter=lie):
+        async with FakeService(front.paths[0], alter=seventh):
             await front.engine.start()
             listeners = [front.ask(ids, 20) for ids in PROMPTS]
             assert [await listener.all_ids() for listener in listeners] == [expected_tokens(p, 20) for p in PROMPTS]
@@ -314,17 +316,14 @@ def test_a_news_call_that_ends_is_made_again_and_costs_nothing(tmp_path: Path) -
 def test_engines_are_added_and_taken_away(tmp_path: Path) -> None:
     async def use(front: Asker) -> None:
         async with FakeService(front.paths[0]) as first, FakeService(front.paths[1]) as second:
-            await front.engine.connect([])
-            starting = asyncio.create_task(front.engine.start())
-            await starting
+            await front.engine.start()
             await until(lambda: len(second.hellos) == 1)
             listener = front.ask([1], 300)
             await listener.until_tokens(2)
-            addresses = [EngineAddress(f"unix:{path}") for path in front.paths]
-            await front.engine.connect(addresses[1:] if first.submits else addresses[:1])
+            await front.engine.connect(front.endpoints[1:] if first.submits else front.endpoints[:1])
             assert await listener.all_ids() == expected_tokens([1], 300)
             assert len(first.submits) == len(second.submits) == 1
-            await front.engine.connect(addresses)
+            await front.engine.connect(front.endpoints)
             await until(lambda: len(first.hellos) + len(second.hellos) == 3)
 
     run(tmp_path, use, 2)
