@@ -142,6 +142,7 @@ class FakeEngine:
         self.scripts: list[Script] = []  # scripts for the next requests, one per request
         self.asked: list[Asked] = []
         self.healthy = True
+        self.grammar_refusal = ""  # why the shards refuse every grammar
         self.pause_s = 1  # seconds in the `Retry-After` header of refused requests
         self.refusal: RefusedError | None = None
         self.answers_after: float | None = None  # seconds until a submission is answered; None: it is answered at once
@@ -233,7 +234,7 @@ class FakeEngine:
         return self.asked[index].script.begins
 
     def snapshot(self) -> Snapshot:
-        model = ModelInfo("torch.float32", "cpu", 1000, 60, (), "reference", world_size=1, epoch=1)
+        model = ModelInfo("torch.float32", "cpu", 1000, 60, (), "reference", 1, 1, grammar_refusal=self.grammar_refusal)
         return Snapshot(model, self.limits)
 
     def load(self) -> Load:

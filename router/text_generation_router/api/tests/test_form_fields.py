@@ -172,6 +172,14 @@ def test_a_server_without_grammars_refuses_them_all(make_server, route):
         assert server.ask(route, response_format={"type": "text"}).status == 200
 
 
+@pytest.mark.parametrize("route", [*NATIVE, *OPENAI], ids=lambda route: route.path)
+def test_grammars_that_the_shards_cannot_serve_are_refused_before_the_queue(server, route):
+    server.engine.grammar_refusal = "grammars are not supported for this model's tokenizer.json: no bytes"
+    fields = {"regex": "a"} if route.is_openais else {"parameters": {"grammar": tgis("regex", "a")}}
+    assert server.engine.grammar_refusal in refused(server, route, fields)[0]
+    assert server.engine.asked == []
+
+
 def test_all_texts_of_a_request_share_one_checked_grammar(server):
     drawn = {"grammar": tgis("regex", "a+"), "best_of": 2, "do_sample": True}
     assert server.ask(NATIVE[1], parameters=drawn).status == 200
