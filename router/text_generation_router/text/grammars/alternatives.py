@@ -5,7 +5,7 @@ from typing import Any
 
 from text_generation_router.text.calls.typed_values import json_of
 from text_generation_router.text.grammars.asked import RefusedGrammarError
-from text_generation_router.text.grammars.literals import LIMITS, listed_values, of_type
+from text_generation_router.text.grammars.literals import LIMITS, combined, listed_values, of_type
 from text_generation_router.text.grammars.raw_strings import string_body
 from text_generation_router.text.grammars.rules import ANY, literal
 from text_generation_router.text.schema_references import resolved
@@ -39,10 +39,10 @@ class Alternatives:
         kinds = schema.get("type")
         if ("enum" in limits or "const" in limits) and limits <= {"enum", "const", "type"}:
             self._listed += [text for value in listed_values(schema) if (text := self._text_of(value)) is not None]
-        elif limits == {"anyOf"} or (limits == {"allOf"} and len(schema["allOf"]) == 1):
-            for part in schema.get("anyOf") or schema["allOf"]:
+        elif limits in ({"anyOf"}, {"allOf"}) and (parts := combined(schema)):
+            for part in parts:
                 self.add(part)
-        elif isinstance(kinds, list):
+        elif isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds):
             for kind in kinds:
                 self.add(of_type(schema, kind))
         else:
@@ -53,7 +53,7 @@ class Alternatives:
             self._strings.append(string_body(schema, limits))
         elif limits == {"type"} and kind in ("boolean", "integer", "null", "number"):
             self._free.add(kind)
-        elif kind in _BEGINS:
+        elif isinstance(kind, str) and kind in _BEGINS:
             self.others.append(schema)
         else:
             keyword = next(iter(sorted(limits - {"type"})), "type")

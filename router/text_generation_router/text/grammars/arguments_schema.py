@@ -26,7 +26,7 @@ def arguments_of(root: dict[str, Any]) -> ArgumentSchemas:
     listed, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(listed, dict) or not isinstance(required, list):
         raise RefusedGrammarError("it must have `properties` as an object, `required` as a list")
-    if missing := [name for name in required if name not in listed]:
+    if missing := [name for name in required if not (isinstance(name, str) and name in listed)]:
         raise RefusedGrammarError(f"`required` names {str(missing[0])[:64]!r}, which `properties` does not have")
     limits = LIMITS & schema.keys()
     if _is_at_most(schema.get("minProperties"), len(required)):

@@ -81,9 +81,10 @@ class ChatForm:
     async def _with_calls(self, form: CallsForm, answer: str | None, check: Check) -> str:
         parts = [[await self._part(part, form, i, check) for part in call] for i, call in enumerate(form.written.calls)]
         written = form.written
-        calls = CallForm(
-            parts, self._texts(written.opening), self._texts(written.separator), self._texts(written.closing)
-        )
+        opening, separator, closing = map(self._texts, (written.opening, written.separator, written.closing))
+        starts = [text for text in self._texts(written.syntax.starts) if isinstance(text, str)]
+        first = (written.opening or written.calls[0])[0]
+        calls = CallForm(parts, opening, separator, closing, [text for text in starts if text != first])
         several = form.several and written.several
         if form.is_required:
             return tool_calls_grammar(calls, several=several)

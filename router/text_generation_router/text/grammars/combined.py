@@ -101,6 +101,7 @@ class CallForm:
     opening: Sequence[Part] = ()
     separator: Sequence[Part] = ()
     closing: Sequence[Part] = ()
+    avoided: Sequence[str] = ()  # other texts at which a reader looks for calls: no free text has them
 
     @property
     def trigger(self) -> str | Marker:
@@ -129,12 +130,13 @@ def tool_calls_grammar(
     rest = _rule(form.opening[1:])
     rules[0] = f"group: lead {rest} body {more} {_rule(form.closing)}"
     if isinstance(trigger, Marker) and trigger.token_id is not None:
-        lead, last = f"lead: TEXT {trigger.rule}", "LAST: TEXT"
+        lead, last = f"lead: FREE {trigger.rule}", "LAST: FREE"
     else:
-        lead = f"lead[lazy]: TEXT {_rule((trigger,))}"
-        last = f"LAST: TEXT & ~(TEXT {_rule((trigger,))} TEXT)"
+        lead = f"lead[lazy]: FREE {_rule((trigger,))}"
+        last = f"LAST: FREE & ~(TEXT {_rule((trigger,))} TEXT)"
+    free = "FREE: TEXT" + "".join(f" & ~(TEXT {literal(text)} TEXT)" for text in form.avoided)
     start = "start: group" if at_least_one else f"start: group{'*' if several else '?'} LAST"
-    return lark_grammar("\n".join((start, *rules, lead, last, TEXT)))
+    return lark_grammar("\n".join((start, *rules, lead, last, free, TEXT)))
 
 
 def _rule(parts: Sequence[Part]) -> str:

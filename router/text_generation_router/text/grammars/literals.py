@@ -59,6 +59,7 @@ class Literals:
         """`root`: a prepared schema, to which the references of its parts refer."""
         self._rules, self._root, self._notation = rules, root, notation
         self._any = ""
+        self._as_json_rules: dict[bytes, str] = {}  # by the JSON of their schemas
         self._referred: dict[int, str] = {}  # the rules of schemas that are referred to, by their ids
 
     def of(self, schema: Any) -> str:
@@ -74,11 +75,9 @@ class Literals:
             return self._reference(schema)
         if "enum" in limits or "const" in limits:
             return self._listed(schema, limits)
-        if limits == {"anyOf"} and isinstance(schema["anyOf"], list):
-            return self._one_of([self.of(part) for part in schema["anyOf"] if part is not False])
-        if limits == {"allOf"} and isinstance(schema["allOf"], list) and len(schema["allOf"]) == 1:
-            return self.of(schema["allOf"][0])
-        if isinstance(kinds := schema.get("type"), list) and kinds:
+        if limits in ({"anyOf"}, {"allOf"}) and (parts := combined(schema)):
+            return self._one_of([self.of(part) for part in parts])
+        if isinstance(kinds := schema.get("type"), list) and kinds and all(isinstance(kind, str) for kind in kinds):
             return self._one_of([self.of(of_type(schema, kind)) for kind in kinds])
         make = _MAKERS.get(kinds) if isinstance(kinds, str) else None
         return (make and make(self, schema, limits)) or self._as_json(schema)
@@ -138,7 +137,7 @@ class Literals:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
             return ""
-        if not set(map(str, required)) <= properties.keys():
+        if not all(isinstance(name, str) and name in properties for name in required):
             return ""
         others = schema.get("additionalProperties", True)
         if not properties:
@@ -168,10 +167,14 @@ class Literals:
 
     def _as_json(self, schema: dict[str, Any]) -> str:
         """By llguidance itself, in the notation of JSON."""
-        alone = self._alone(schema)
-        if self._notation.avoided:
-            narrow(alone, self._notation.avoided)
-        return self._rules.rule(f"%json {orjson.dumps(alone | {'x-guidance': STYLE}).decode()}")
+        key = orjson.dumps(schema)
+        if key not in self._as_json_rules:
+            alone = self._alone(schema)
+            if self._notation.avoided:
+                narrow(alone, self._notation.avoided)
+            text = orjson.dumps(alone | {"x-guidance": STYLE}).decode()
+            self._as_json_rules[key] = self._rules.rule(f"%json {text}")
+        return self._as_json_rules[key]
 
     def _alone(self, schema: dict[str, Any]) -> dict[str, Any]:
         """A copy of a part of the schema with all that it refers to."""
@@ -211,6 +214,14 @@ def sequence(rules: Rules, members: Sequence[tuple[str, bool]]) -> str:
     return first
 
 
+def combined(schema: Mapping[str, Any]) -> list[Any]:
+    """The alternatives of a schema that has only `anyOf`, or the only part of one that has only `allOf`."""
+    alternatives, parts = schema.get("anyOf"), schema.get("allOf")
+    if isinstance(alternatives, list):
+        return [part for part in alternatives if part is not False]
+    return parts if isinstance(parts, list) and len(parts) == 1 else []
+
+
 def listed_values(schema: Mapping[str, Any]) -> list[Any]:
     """The values that `const` or `enum` lists, as far as they have the type that the schema asks for."""
     values = schema.get("enum", [schema.get("const")])
@@ -228,7 +239,12 @@ def of_type(schema: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     others = {name for other, names in OF_TYPE.items() if other != kind for name in names}
     if kind in ("integer", "number"):
         others -= OF_TYPE["number"]
-    return {name: value for name, value in schema.items() if name not in others} | {"type": kind}
+    given = {name: value for name, value in schema.items() if name not in others} | {"type": kind}
+    if kind != "string" and all(
+        part.keys() == {"pattern"} for part in given.get("allOf", ()) if isinstance(part, dict)
+    ):
+        given.pop("allOf", None)
+    return given
 
 
 def has_type(value: Any, kind: str) -> bool:

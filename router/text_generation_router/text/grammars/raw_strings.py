@@ -6,16 +6,17 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from text_generation_router.text.grammars.asked import RefusedGrammarError
-from text_generation_router.text.grammars.keywords import CALENDAR
 from text_generation_router.text.grammars.rules import ANY, literal
 
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+# Leap years and the year 0 are left to the patterns that prepared schemas have for them.
+_DATE = "[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|[12][0-9]))"
 # Each format in its usual form: every text is valid, and not every valid text is written.
 _FORMATS = {
-    "date": CALENDAR["date"].strip("^$"),
-    "date-time": f"{CALENDAR['date'].strip('^$')}T{_CLOCK}",
+    "date": _DATE,
+    "date-time": f"{_DATE}T{_CLOCK}",
     "duration": "P([0-9]{1,4}W|[0-9]{1,4}D(T[0-9]{1,4}[HMS])?|T[0-9]{1,4}[HMS])",
     "email": rf"[A-Za-z0-9_+-]{{1,32}}(\.[A-Za-z0-9_+-]{{1,16}}){{0,2}}@{_LABEL}(\.{_LABEL}){{1,3}}",
     "hostname": rf"{_LABEL}(\.{_LABEL}){{0,3}}",

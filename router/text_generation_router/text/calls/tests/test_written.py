@@ -81,6 +81,18 @@ def test_a_grammar_demands_calls_and_several_where_they_may_be(name: str) -> Non
         assert not calls.allows(several, wrong)
 
 
+@pytest.mark.parametrize("name", [row.name for row in CALL_FORMATS.values() if not row.is_bare])
+def test_strict_tools_are_called_within_a_text_by_their_schemas_only(name: str) -> None:
+    calls = calls_of(name)
+    grammar = calls.grammar(SCHEMAS, is_required=False)
+    weather, wrong = (spelled(calls.syntax, ("weather", {key: "Rome"})) for key in ("city", "town"))
+    for text in ("Hi.", f"Well. {weather}", f"{weather} Done."):
+        assert calls.allows(grammar, text)
+    for start in calls.syntax.starts:
+        assert not calls.allows(grammar, f"Well. {wrong[max(0, wrong.find(start)) :]}")
+        assert not calls.allows(grammar, f"Well. {start}")
+
+
 def test_markers_are_parts_of_their_own() -> None:
     for name, form in WRITTEN_FORMS.items():
         texts = [part for part in (*form.opening, *form.call, *form.closing) if isinstance(part, str)]

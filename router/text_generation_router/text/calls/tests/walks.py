@@ -61,7 +61,9 @@ class Calls:
         self._reading = Reading(self.syntax, None, frozenset(special))
         self._special = frozenset(special)
 
-    def grammar(self, tools: dict[str, Schema], strict: bool = True, several: bool = True) -> str:
+    def grammar(
+        self, tools: dict[str, Schema], strict: bool = True, several: bool = True, is_required: bool = True
+    ) -> str:
         async def checked(asked: AskedGrammar) -> str:
             found = check(asked)
             if found.refusal:
@@ -69,7 +71,7 @@ class Calls:
             return found.grammar
 
         written = written_calls(self.syntax, tuple(tools))
-        form = CallsForm(written, tools, frozenset(tools if strict else ()), True, several)
+        form = CallsForm(written, tools, frozenset(tools if strict else ()), is_required, several)
         return asyncio.run(ChatForm(self._tokenizer, calls=form).grammar(None, checked))
 
     def matcher(self, grammar: str) -> LLMatcher:
