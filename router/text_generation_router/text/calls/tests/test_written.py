@@ -134,6 +134,29 @@ def test_no_value_contains_the_tag_that_ends_it(name: str, kind: str) -> None:
         calls.grammar({"f": {"type": "object", "properties": {"a": open_object}}})
 
 
+# Schemas of strings among other types, with texts between tags that have a value, and texts that have none.
+UNIONS = (
+    ({"anyOf": [{"type": "string"}, {"const": True}]}, ("abc", "true", "1"), ("false", " False")),
+    ({"type": ["string", "integer"], "minimum": 3}, ("3", "abc"), ("1", "-7", " 12 ")),
+    ({"anyOf": [{"type": "string", "maxLength": 6}, {"type": "null"}]}, ("abc", "null"), ("None", "abcdefg")),
+    ({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}, ("[1]", "a ["), ('["a"]', " [")),
+    ({"enum": ["a", 1, "1"]}, ("a", "1"), ("b", "2")),
+)
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_text_that_reads_as_another_type_is_written_only_if_this_value_is_valid(name: str) -> None:
+    calls = calls_of(name)
+    for schema, written, others in UNIONS:
+        tools: dict[str, Schema] = {"f": {"type": "object", "properties": {"a": schema}, "required": ["a"]}}
+        grammar = calls.grammar(tools)
+        for text in (*written, *others):
+            ids = calls.ids(spelled(calls.syntax, ("f", {"a": text})))
+            assert calls.allows(grammar, calls.text(ids)) == (text in written), (schema, text)
+            [(_, arguments)] = calls.read(ids, tools)
+            assert text in others or jsonschema.Draft202012Validator(schema).is_valid(arguments["a"])
+
+
 # Schemas of arguments that a form cannot follow, each with a word of the refusal for tags and for Python.
 REFUSED = (
     ({"properties": {"a": {"type": "string", "contentEncoding": "base64"}}}, "contentEncoding", "contentEncoding"),
