@@ -42,12 +42,12 @@ def test_every_format_has_a_form() -> None:
 def test_what_a_grammar_lets_a_model_write_is_read_as_valid_calls(name: str, kind: str) -> None:
     calls = calls_of(name, kind)
     read = []
-    for seed in range(6):
+    for seed in range(4):
         rng = random.Random(seed)
         tools: dict[str, Schema] = {f"f{i}": tool(rng)[0] for i in range(rng.randint(1, 3))}
         ids = calls.walk(calls.grammar(tools), rng, hints(calls))
         read += [(tools[name], arguments) for name, arguments in calls.read(ids, tools)] if ids is not None else []
-    assert len(read) > 3
+    assert len(read) > 2
     for schema, arguments in read:
         jsonschema.Draft202012Validator(schema).validate(arguments)
 
@@ -55,7 +55,7 @@ def test_what_a_grammar_lets_a_model_write_is_read_as_valid_calls(name: str, kin
 @pytest.mark.parametrize("name", (*TAGGED, *PYTHONIC))
 def test_a_call_of_any_valid_arguments_can_be_written_and_is_read_as_they_are(name: str) -> None:
     calls = calls_of(name)
-    for seed in range(12):
+    for seed in range(8):
         rng = random.Random(seed)
         schema, make = tool(rng)
         grammar = calls.grammar({"f": schema})
