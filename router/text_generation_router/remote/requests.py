@@ -11,7 +11,7 @@ from text_generation_router.remote.values import EngineFirst
 from text_generation_router.scheduling.prompt_logprobs import KnownLogprobs, PromptLogprobs
 from text_generation_router.scheduling.request import GenerationRequest, Past
 from text_generation_router.wire.errors import WireError
-from text_generation_router.wire.steps import TokenRun
+from text_generation_router.wire.steps import TokenRun, check_positions
 from text_generation_router.wire.submits import Submitted
 
 # Most tokens that an engine makes for a request beyond its credits: those of steps that were sent before.
@@ -102,14 +102,9 @@ class RemoteRequest:
         """The tokens of `run` that are new, for the sink. None: none is. Raises WireError if tokens are missing before
         them, or if a request cannot have them."""
         known = len(self.output_ids)
-        ids, logprobs, tops = run.ids, run.logprobs, run.tops
-        if run.position != known:
-            if run.position > known:
-                raise WireError(f"tokens from {run.position} on follow {known} tokens: some are missing")
-            old = known - run.position
-            if old >= len(ids):
-                return None
-            ids, logprobs, tops = ids[old:], logprobs[old:], tops[old:]
+        if (new := check_positions(run, known)) is None:
+            return None
+        ids, tops = new.ids, new.tops
         if known + len(ids) > self.request.max_new_tokens:
             raise WireError(f"a request of {self.request.max_new_tokens} tokens got {known + len(ids)}")
         if first is not None:
@@ -121,7 +116,7 @@ class RemoteRequest:
         if self.credits < 0 and -self.credits > BEYOND_CREDITS * (1 + self.request.sampling.top_n_tokens):
             raise WireError("a request got many more tokens than its credits")
         self.output_ids += ids
-        return Tokens(ids, logprobs, tops, now - self.begun_s, first_step)
+        return Tokens(ids, new.logprobs, tops, now - self.begun_s, first_step)
 
     def computed(self, first: EngineFirst, now: float) -> Tokens:
         """The answer to a request that wants no token."""

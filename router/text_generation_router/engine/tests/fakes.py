@@ -2,7 +2,9 @@
 before it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from text_generation_common.row_failures import NOT_FINITE
 from text_generation_common.sampling import Sampling
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
-from text_generation_router.engine.protocol import Ended, ModelInfo, Tokens
+from text_generation_router.engine.protocol import Ended, EngineRun, ModelInfo, Tokens
 from text_generation_router.engine.shards import ShardView, StepAnswer, WarmupAnswer
 from text_generation_router.errors import ShardsError, StepAbortedError
 from text_generation_router.metrics import Metrics
@@ -23,6 +25,7 @@ from text_generation_router.scheduling.step import Chunk, ClearStep, FilterStep,
 
 INFO = ModelInfo("torch.float32", "cpu", 256, 512, (255,), "reference", 1, 1)
 MANY = 10**9  # credits
+Serve = Callable[..., Any]  # `serve`, or the fixture of this name
 
 
 def next_token(history: list[int]) -> int:
@@ -242,6 +245,7 @@ class World:
             max_concurrent_requests=limits.get("max_rows", 16),
         )
         self.engine = LocalEngine(self.groups, config, self.metrics, cache_observer)  # type: ignore[arg-type]
+        self.client: EngineRun = self.engine  # what the tests' sinks are given to
 
     def ask(
         self,
@@ -260,7 +264,10 @@ class World:
         request = GenerationRequest(
             tuple(ids), count, sampling, timeout_s=timeout_s, prompt_logprobs=prompt_logprobs, share=share
         )
-        listener.index = self.engine.submit(request, listener, credits, past)
+        if past is NEW:
+            [listener.index] = self.client.submit_all([request], [listener], credits).indexes
+        else:
+            listener.index = self.engine.submit(request, listener, credits, past)
         return listener
 
     def ask_all(self, requests: int, count: int) -> list[Listener]:
@@ -273,15 +280,26 @@ class World:
         return [step for step in self.groups.made[-1].steps if isinstance(step, ForwardStep)]
 
 
-def serve(use: Callable[[World], Awaitable[None]], *groups: Callable[[], FakeShards], **limits: int) -> None:
-    """Runs `use` with a running engine. At the end all slots must be free again."""
+@asynccontextmanager
+async def in_process(world: World) -> AsyncIterator[EngineRun]:
+    yield world.engine
+
+
+def serve(
+    use: Callable[[World], Awaitable[None]],
+    *groups: Callable[[], FakeShards],
+    front: Callable[[World], AbstractAsyncContextManager[EngineRun]] = in_process,
+    **limits: int,
+) -> None:
+    """Runs `use` with a running engine. At the end all slots must be free again. `front`: what sinks are given to."""
 
     async def run() -> None:
         world = World(*groups, **limits)
         await world.engine.start()
         try:
-            await asyncio.wait_for(use(world), timeout=20)
-            await asyncio.sleep(0.02)
+            async with front(world) as world.client:
+                await asyncio.wait_for(use(world), timeout=20)
+                await asyncio.sleep(0.02)
             scheduler = world.engine._scheduler
             assert scheduler.memory.num_held == 0 and scheduler.books() is None, "all slots come back"
         finally:

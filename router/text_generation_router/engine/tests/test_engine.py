@@ -13,6 +13,7 @@ from text_generation_router.engine.tests.fakes import (
     MANY,
     FakeShards,
     Listener,
+    Serve,
     World,
     all_ids,
     expected_tokens,
@@ -27,7 +28,7 @@ from text_generation_router.scheduling.request import EndReason, GenerationReque
 from text_generation_router.scheduling.step import ForwardStep, Step
 
 
-def test_every_request_gets_its_own_tokens_with_two_steps_in_flight() -> None:
+def test_every_request_gets_its_own_tokens_with_two_steps_in_flight(serve: Serve) -> None:
     async def use(world: World) -> None:
         listeners = [world.ask(prompt(i), 5 + i) for i in range(12)]
         assert await all_ids(listeners) == [expected_tokens(prompt(i), 5 + i) for i in range(12)]
@@ -39,7 +40,7 @@ def test_every_request_gets_its_own_tokens_with_two_steps_in_flight() -> None:
     serve(use)
 
 
-def test_requests_that_do_not_fit_wait_their_turn() -> None:
+def test_requests_that_do_not_fit_wait_their_turn(serve: Serve) -> None:
     async def use(world: World) -> None:
         assert await all_ids(world.ask_all(12, 30)) == [expected_tokens(prompt(i), 30) for i in range(12)]
 
@@ -58,7 +59,7 @@ def test_the_shards_keep_rows_for_the_largest_batch_and_slots_for_all_requests()
 
 
 @pytest.mark.parametrize("failing", [1, 2, 5, 8])
-def test_a_step_that_fails_once_costs_no_request_a_token(failing: int) -> None:
+def test_a_step_that_fails_once_costs_no_request_a_token(serve: Serve, failing: int) -> None:
     def fail(step: ForwardStep) -> None:
         nonlocal failed
         if step.number == failing and not failed:
@@ -74,7 +75,7 @@ def test_a_step_that_fails_once_costs_no_request_a_token(failing: int) -> None:
     assert failed
 
 
-def test_a_request_that_makes_its_steps_fail_is_the_only_one_that_fails() -> None:
+def test_a_request_that_makes_its_steps_fail_is_the_only_one_that_fails(serve: Serve) -> None:
     def fail(step: ForwardStep) -> None:
         if 3 in step.request_ids:
             raise StepFailedError("poison")
@@ -88,12 +89,12 @@ def test_a_request_that_makes_its_steps_fail_is_the_only_one_that_fails() -> Non
     serve(use, fails(fail))
 
 
-def test_a_cancelled_request_leaves_and_the_others_go_on() -> None:
+def test_a_cancelled_request_leaves_and_the_others_go_on(serve: Serve) -> None:
     async def use(world: World) -> None:
         gone, stays = world.ask([1, 2, 3], 400), world.ask(prompt(1), 20)
         await gone.until_tokens()
         for _ in range(2):
-            world.engine.cancel(gone.index)
+            world.client.cancel(gone.index)
         made = gone.ids
         assert gone.end is not None and gone.end.reason is EndReason.CANCELLED and gone.end.inference_s > 0
         assert await stays.all_ids() == expected_tokens(prompt(1), 20)
@@ -102,12 +103,12 @@ def test_a_cancelled_request_leaves_and_the_others_go_on() -> None:
     serve(use)
 
 
-def test_a_request_cancelled_in_the_queue_reaches_no_shard() -> None:
+def test_a_request_cancelled_in_the_queue_reaches_no_shard(serve: Serve) -> None:
     async def use(world: World) -> None:
         first, waiting = world.ask([1, 2, 3], 20), world.ask([4, 5, 6], 20)
         await first.until_tokens()
-        assert world.engine.has_begun(first.index) and not world.engine.has_begun(waiting.index)
-        world.engine.cancel(waiting.index)
+        assert world.client.has_begun(first.index) and not world.client.has_begun(waiting.index)
+        world.client.cancel(waiting.index)
         assert waiting.end is not None and waiting.end.inference_s == 0
         await first.all_ids()
         assert {i for step in world.forward_steps for i in step.request_ids} == {1}
@@ -142,11 +143,11 @@ def test_a_sink_that_ends_its_request_gets_no_further_token_and_no_step_is_decid
     serve(use)
 
 
-def test_a_sink_may_cancel_another_request_of_the_same_step() -> None:
+def test_a_sink_may_cancel_another_request_of_the_same_step(serve: Serve) -> None:
     async def use(world: World) -> None:
         def cancel_other(listener: Listener) -> None:
             if len(listener.ids) == 3:
-                world.engine.cancel(other.index)
+                world.client.cancel(other.index)
 
         cancels = world.ask(prompt(0), 8, on_tokens=cancel_other)
         other, third = world.ask(prompt(1), 8), world.ask(prompt(2), 8)
@@ -156,7 +157,7 @@ def test_a_sink_may_cancel_another_request_of_the_same_step() -> None:
     serve(use)
 
 
-def test_an_end_of_text_token_ends_a_request_unless_it_is_ignored() -> None:
+def test_an_end_of_text_token_ends_a_request_unless_it_is_ignored(serve: Serve) -> None:
     whole = expected_tokens([3], 30)
     end_id = whole[9]
 
@@ -166,7 +167,7 @@ def test_an_end_of_text_token_ends_a_request_unless_it_is_ignored() -> None:
     async def use(world: World) -> None:
         heeds, ignores = Listener(), Listener()
         for ignore_eos, listener in ((False, heeds), (True, ignores)):
-            world.engine.submit(GenerationRequest((3,), 30, ignore_eos=ignore_eos), listener, MANY)
+            world.client.submit_all([GenerationRequest((3,), 30, ignore_eos=ignore_eos)], [listener], MANY)
         assert (await heeds.until_end()).reason is EndReason.EOS_TOKEN
         assert heeds.ids == whole[: whole.index(end_id) + 1]
         assert await ignores.all_ids() == whole
@@ -174,7 +175,7 @@ def test_an_end_of_text_token_ends_a_request_unless_it_is_ignored() -> None:
     serve(use, EndsTexts)
 
 
-def test_the_first_tokens_say_how_long_the_request_waited_and_what_was_cached() -> None:
+def test_the_first_tokens_say_how_long_the_request_waited_and_what_was_cached(serve: Serve) -> None:
     async def use(world: World) -> None:
         for cached in (0, 49):
             listener = world.ask(list(range(1, 51)), 5)
@@ -210,7 +211,7 @@ def test_each_step_whose_new_rows_join_running_rows_is_timed() -> None:
     serve(use)
 
 
-def test_requests_get_their_own_top_tokens_also_beside_a_request_with_non_finite_logits() -> None:
+def test_requests_get_their_own_top_tokens_also_beside_a_request_with_non_finite_logits(serve: Serve) -> None:
     async def use(world: World) -> None:
         shards = world.groups.made[0]
         shards.poisoned, shards.top_counts = {2}, {1: 1, 2: 3, 3: 2, 4: 0}
@@ -225,7 +226,7 @@ def test_requests_get_their_own_top_tokens_also_beside_a_request_with_non_finite
     serve(use)
 
 
-def test_a_request_whose_logits_are_not_finite_ends_alone() -> None:
+def test_a_request_whose_logits_are_not_finite_ends_alone(serve: Serve) -> None:
     async def use(world: World) -> None:
         world.groups.made[0].poisoned = {2}
         listeners = world.ask_all(4, 8)
@@ -236,7 +237,7 @@ def test_a_request_whose_logits_are_not_finite_ends_alone() -> None:
     serve(use)
 
 
-def test_a_request_ends_with_the_token_that_completes_its_grammar() -> None:
+def test_a_request_ends_with_the_token_that_completes_its_grammar(serve: Serve) -> None:
     async def use(world: World) -> None:
         expected = expected_tokens(prompt(1), 12)
         last = next(i for i in range(3, 12) if expected[i] not in expected[:i])
@@ -266,39 +267,41 @@ def test_the_cache_keeps_nothing_of_a_request_whose_logits_were_not_finite() -> 
     serve(use)
 
 
-def test_a_request_without_credits_pauses_until_it_gets_more() -> None:
+def test_a_request_without_credits_pauses_until_it_gets_more(serve: Serve) -> None:
     async def use(world: World) -> None:
         paused, other = world.ask(prompt(0), 40, credits=10), world.ask(prompt(1), 40)
         assert await other.all_ids() == expected_tokens(prompt(1), 40)
         await asyncio.sleep(0.05)
         made = len(paused.ids)
         assert 10 <= made <= 10 + MAX_IN_FLIGHT
-        world.engine.credit(paused.index, made - 10)
+        world.client.credit(paused.index, made - 10)
         await asyncio.sleep(0.05)
         assert len(paused.ids) == made, "it has used them up already"
-        world.engine.credit(paused.index, 100)
+        world.client.credit(paused.index, 100)
         assert await paused.all_ids() == expected_tokens(prompt(0), 40)
-        world.engine.credit(paused.index, 100)
+        world.client.credit(paused.index, 100)
 
     serve(use)
 
 
-def test_top_tokens_cost_credits_too() -> None:
+def test_top_tokens_cost_credits_too(serve: Serve) -> None:
     async def use(world: World) -> None:
         world.groups.made[0].top_counts = {1: 4}
         listener = Listener()
         request = GenerationRequest((1, 2), 20, Sampling(top_n_tokens=4))
-        index = world.engine.submit(request, listener, 10)
+        [index] = world.client.submit_all([request], [listener], 10).indexes
         await asyncio.sleep(0.05)
         assert 2 <= len(listener.ids) <= 2 + MAX_IN_FLIGHT
-        world.engine.credit(index, 1000)
+        world.client.credit(index, 1000)
         await listener.all_ids()
 
     serve(use)
 
 
 @pytest.mark.parametrize("at", ["first tokens", "last tokens", "end"])
-def test_a_sink_that_raises_an_error_fails_its_own_request_only(at: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_raises_an_error_fails_its_own_request_only(
+    serve: Serve, at: str, caplog: pytest.LogCaptureFixture
+) -> None:
     class Raises(Listener):
         def take(self, tokens: object, ended: object) -> None:
             if at == "first tokens" or (at == "last tokens" and ended is not None):
@@ -312,10 +315,10 @@ def test_a_sink_that_raises_an_error_fails_its_own_request_only(at: str, caplog:
     async def use(world: World) -> None:
         raising, others = Raises(), world.ask_all(3, 8)
         token = request_id.set("mine-1")
-        index = world.engine.submit(GenerationRequest((9, 9), 8), raising, MANY)
+        [index] = world.client.submit_all([GenerationRequest((9, 9), 8)], [raising], MANY).indexes
         request_id.reset(token)
         if at == "end":
-            world.engine.cancel(index)
+            world.client.cancel(index)
             assert (await raising.until_end()).reason is EndReason.CANCELLED
         else:
             assert await raising.failure() == "Server error: ZeroDivisionError"
@@ -379,7 +382,7 @@ def test_a_closed_engine_ends_waiting_requests_accepts_no_request_and_leaves_no_
     asyncio.run(run())
 
 
-def test_a_deadline_ends_a_running_request() -> None:
+def test_a_deadline_ends_a_running_request(serve: Serve) -> None:
     async def use(world: World) -> None:
         listener = world.ask([1, 2, 3], 450, timeout_s=0.2)
         end = await listener.until_end()
@@ -399,7 +402,7 @@ def test_a_request_that_ends_before_its_deadline_is_not_ended_again() -> None:
     serve(use)
 
 
-def test_a_request_whose_deadline_passes_in_the_queue_reaches_no_shard() -> None:
+def test_a_request_whose_deadline_passes_in_the_queue_reaches_no_shard(serve: Serve) -> None:
     async def use(world: World) -> None:
         first, waiting = world.ask([1, 2, 3], 60), world.ask([4, 5, 6], 20, timeout_s=0.02)
         end = await waiting.until_end()

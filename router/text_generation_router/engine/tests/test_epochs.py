@@ -9,6 +9,7 @@ from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.engine.tests.fakes import (
     FakeShards,
     Listener,
+    Serve,
     World,
     all_ids,
     dies_at,
@@ -21,7 +22,7 @@ from text_generation_router.scheduling.step import Step
 
 
 @pytest.mark.parametrize("step_numbers", [(1,), (3,), (5, 30), (2, 20, 15), (40,)])
-def test_when_shards_die_every_request_goes_on_with_the_next_ones(step_numbers: tuple[int, ...]) -> None:
+def test_when_shards_die_every_request_goes_on_with_the_next_ones(serve: Serve, step_numbers: tuple[int, ...]) -> None:
     async def use(world: World) -> None:
         assert await all_ids(world.ask_all(6, 40)) == [expected_tokens(prompt(i), 40) for i in range(6)]
         metrics = world.metrics
@@ -73,7 +74,7 @@ def test_after_a_loss_two_steps_are_in_flight_again() -> None:
     serve(use, dies_at(9), FakeShards)
 
 
-def test_shards_reported_as_lost_are_left_even_when_no_request_runs() -> None:
+def test_shards_reported_as_lost_are_left_even_when_no_request_runs(serve: Serve) -> None:
     async def use(world: World) -> None:
         world.groups.made[0].lost.set_result("shard 0 was ended by signal 9")
         await asyncio.sleep(0)
@@ -97,7 +98,7 @@ def test_without_shards_the_engine_is_not_healthy_and_requests_wait() -> None:
     serve(use)
 
 
-def test_four_kills_from_outside_in_a_row_lose_no_request_and_the_next_token_resets_the_count() -> None:
+def test_four_kills_from_outside_in_a_row_lose_no_request_and_the_next_token_resets_the_count(serve: Serve) -> None:
     async def use(world: World) -> None:
         assert await all_ids(world.ask_all(6, 20)) == [expected_tokens(prompt(i), 20) for i in range(6)]
         assert world.metrics.shard_losses._value.get() == 8 and "blamed" not in world.groups.events
@@ -114,7 +115,7 @@ def test_a_request_that_is_alone_survives_four_kills_in_a_row_too() -> None:
 
 
 @pytest.mark.parametrize("neighbours", [0, 5, 15])
-def test_only_the_request_that_kills_the_shards_each_time_is_ended(neighbours: int) -> None:
+def test_only_the_request_that_kills_the_shards_each_time_is_ended(serve: Serve, neighbours: int) -> None:
     async def use(world: World) -> None:
         bad, *good = world.ask_all(neighbours + 1, 8)
         cause = await bad.failure()
@@ -140,7 +141,7 @@ def test_a_group_is_confirmed_by_its_first_chunk_before_any_token() -> None:
     serve(use)
 
 
-def test_an_answer_that_came_before_the_loss_counts() -> None:
+def test_an_answer_that_came_before_the_loss_counts(serve: Serve) -> None:
     """The shards end right after each answer, so a request gets one token in each epoch."""
 
     class AnswersOnce(FakeShards):

@@ -6,6 +6,7 @@ from text_generation_router.engine.protocol import FirstStep
 from text_generation_router.engine.tests.fakes import (
     FakeShards,
     Listener,
+    Serve,
     World,
     dies_at,
     expected_logprobs,
@@ -32,7 +33,7 @@ def logprobs_of(listener: Listener) -> list[float]:
     return [float(value) for value in given.logprobs_P]
 
 
-def test_a_sink_gets_those_of_the_whole_prompt_with_its_first_tokens() -> None:
+def test_a_sink_gets_those_of_the_whole_prompt_with_its_first_tokens(serve: Serve) -> None:
     async def use(world: World) -> None:
         asked = [world.ask(LONG, 3, prompt_logprobs=n) for n in (0, 2)] + [world.ask(LONG[:1], 3, prompt_logprobs=1)]
         plain = world.ask(LONG, 3)
@@ -47,7 +48,7 @@ def test_a_sink_gets_those_of_the_whole_prompt_with_its_first_tokens() -> None:
     serve(use, lambda: FakeShards(capacity=2000))
 
 
-def test_such_a_request_takes_no_cached_prefix_and_leaves_its_own() -> None:
+def test_such_a_request_takes_no_cached_prefix_and_leaves_its_own(serve: Serve) -> None:
     async def use(world: World) -> None:
         for prompt_logprobs, cached in ((0, 0), (None, 299), (0, 0)):
             listener = world.ask(LONG, 2, prompt_logprobs=prompt_logprobs)
@@ -57,7 +58,7 @@ def test_such_a_request_takes_no_cached_prefix_and_leaves_its_own() -> None:
     serve(use, lambda: FakeShards(capacity=2000))
 
 
-def test_a_request_for_no_token_ends_with_its_prompt() -> None:
+def test_a_request_for_no_token_ends_with_its_prompt(serve: Serve) -> None:
     async def use(world: World) -> None:
         prompts = [LONG[: 40 * i] for i in range(1, 7)]
         wanted = [world.ask(ids, 0, prompt_logprobs=0) for ids in prompts]
@@ -76,7 +77,7 @@ def test_a_request_for_no_token_ends_with_its_prompt() -> None:
 
 @pytest.mark.parametrize("new", [0, 2])
 @pytest.mark.parametrize("step", range(1, 7))
-def test_shards_that_die_in_the_middle_cost_no_value_and_give_none_twice(step: int, new: int) -> None:
+def test_shards_that_die_in_the_middle_cost_no_value_and_give_none_twice(serve: Serve, step: int, new: int) -> None:
     async def use(world: World) -> None:
         listener = world.ask(LONG, new, prompt_logprobs=1)
         assert await listener.all_ids() == expected_tokens(LONG, new)
@@ -104,7 +105,7 @@ def test_a_step_that_fails_costs_no_value_and_what_is_known_is_not_computed_agai
     serve(use, fails(fail))
 
 
-def test_a_prompt_whose_values_are_not_finite_fails_by_name_alone() -> None:
+def test_a_prompt_whose_values_are_not_finite_fails_by_name_alone(serve: Serve) -> None:
     async def use(world: World) -> None:
         good, bad = world.ask(LONG, 2, prompt_logprobs=0), world.ask(LONG, 2, prompt_logprobs=0)
         world.groups.made[0].poisoned.add(bad.index)
