@@ -187,6 +187,7 @@ class EngineConnection:
             now = loop.time()
             if now - before > STOPPED_S:
                 self._heard_s = now  # this process was stopped, so the engine's messages wait to be read
+                continue
             if now - self._heard_s > SILENT_S:
                 raise SilentError(f"silent for {SILENT_S:g} s")
             since = attempts.unanswered_since

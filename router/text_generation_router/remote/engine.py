@@ -12,7 +12,7 @@ from text_generation_common.cluster.security import Security
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.deadlines import Deadlines
 from text_generation_router.engine.protocol import Load, Sink, Snapshot, Submission
-from text_generation_router.errors import Refusal, RefusedError
+from text_generation_router.errors import Refusal, RefusedError, ShardsError
 from text_generation_router.remote.books import FrontBooks
 from text_generation_router.remote.connection import EngineConnection
 from text_generation_router.remote.fleet import Fleet
@@ -55,10 +55,12 @@ class RemoteEngine:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Waits until an engine is connected."""
+        """Waits until an engine is connected. Raises ShardsError after an error of this process."""
         self._stranded = asyncio.create_task(self._look_for_stranded(), name="stranded")
         await self.connect(self._endpoints)
         await self._started.wait()
+        if self.failed.done():
+            raise ShardsError("a connection to an engine failed; its log line has the cause")
 
     async def connect(self, endpoints: Iterable[Endpoint]) -> None:
         """From now on the engines are those at `endpoints`. Requests on others go on elsewhere. Raises CredentialsError

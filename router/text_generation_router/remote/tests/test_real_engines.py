@@ -1,0 +1,143 @@
+"""RemoteEngine and several real engines with fake shards, each behind its service on a unix socket."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from text_generation_common.cluster.endpoints import UnixEndpoint
+from text_generation_common.cluster.identity import Role
+from text_generation_common.cluster.security import Security
+from text_generation_router.engine.tests.fakes import Listener, World, expected_tokens, prompt
+from text_generation_router.engine_service.identity import EngineIdentity
+from text_generation_router.engine_service.server import EngineServer
+from text_generation_router.remote.engine import RemoteEngine
+from text_generation_router.scheduling.request import EndReason, GenerationRequest
+
+LOGGER = logging.getLogger("test")
+
+
+class Replica:
+    """One engine process's parts."""
+
+    def __init__(self, path: Path, term: int, **limits: int) -> None:
+        self.world = World(**limits)
+        self.endpoint = UnixEndpoint(str(path))
+        self.term = term
+
+    async def start(self) -> None:
+        await self.world.engine.start()
+        security = Security(Role.ENGINE, None, insecure=False, logger=LOGGER)
+        identity = EngineIdentity(f"{self.endpoint.path} {self.term}", self.term, b"digest")
+        self.server = EngineServer(self.world.engine, identity, self.world.metrics, 16, security)
+        await self.server.listen(self.endpoint)
+
+    async def stop(self) -> None:
+        await self.server.close()
+        await self.world.engine.close()
+
+    @property
+    def made(self) -> int:
+        """Number of requests that the shards have worked on."""
+        return len({index for step in self.world.forward_steps for index in step.request_ids})
+
+
+class Deployment:
+    def __init__(self, folder: Path, count: int, **limits: int) -> None:
+        self.folder, self.limits = folder, limits
+        self.replicas = [Replica(folder / str(number), 1, **limits) for number in range(count)]
+        client = Security(Role.FRONT, None, insecure=False, logger=LOGGER)
+        self.front = RemoteEngine([replica.endpoint for replica in self.replicas], client)
+
+    async def start(self) -> None:
+        for replica in self.replicas:
+            await replica.start()
+        await self.front.start()
+        while len(self.front._fleet.engines) < len(self.replicas):
+            await asyncio.sleep(0.002)
+
+    async def stop(self) -> None:
+        await self.front.close()
+        for replica in self.replicas:
+            await replica.stop()
+
+    def ask(self, number: int, count: int) -> Listener:
+        listener = Listener()
+        request = GenerationRequest(tuple(prompt(number)), count)
+        [listener.index] = self.front.submit_all([request], [listener], 10**9).indexes
+        return listener
+
+
+def run(folder: Path, use: Callable[[Deployment], Awaitable[None]], count: int = 2, **limits: int) -> None:
+    async def deployed() -> None:
+        deployment = Deployment(folder, count, **limits)
+        try:
+            await deployment.start()
+            await asyncio.wait_for(use(deployment), 20)
+            assert deployment.front.counts.broken_rules == 0
+        finally:
+            await deployment.stop()
+
+    asyncio.run(deployed())
+
+
+async def texts_are_right(asked: list[Listener], count: int) -> None:
+    for number, listener in enumerate(asked):
+        assert await listener.all_ids() == expected_tokens(prompt(number), count)
+
+
+def test_texts_go_on_unbroken_when_one_of_two_engines_dies(tmp_path: Path) -> None:
+    async def use(deployment: Deployment) -> None:
+        asked = [deployment.ask(number, 40) for number in range(8)]
+        for listener in asked:
+            await listener.until_tokens(3)
+        dead = deployment.replicas[0]
+        assert all(replica.made for replica in deployment.replicas)
+        await dead.server.close()
+        await texts_are_right(asked, 40)
+        assert deployment.front.counts.lost_engines == 1 and deployment.front.counts.resumes == dead.made
+
+    run(tmp_path, use)
+
+
+def test_texts_go_on_unbroken_when_the_only_engine_dies_and_another_comes(tmp_path: Path) -> None:
+    async def use(deployment: Deployment) -> None:
+        asked = [deployment.ask(number, 40) for number in range(6)]
+        for listener in asked:
+            await listener.until_tokens(3)
+        await deployment.replicas[0].stop()
+        waiting = deployment.ask(6, 40)
+        deployment.replicas[0] = Replica(tmp_path / "0", 2)
+        await deployment.replicas[0].start()
+        await texts_are_right([*asked, waiting], 40)
+
+    run(tmp_path, use, 1)
+
+
+def test_queued_requests_leave_an_engine_that_drains_and_running_ones_end_there(tmp_path: Path) -> None:
+    async def use(deployment: Deployment) -> None:
+        first, second = deployment.replicas
+        asked = [deployment.ask(number, 60) for number in range(8)]
+        for replica in (first, second):
+            while not replica.made:
+                await asyncio.sleep(0.002)
+        first.server.drain()
+        await texts_are_right(asked, 60)
+        assert first.made == 1 and second.made == 7 and deployment.front.counts.moves == 3
+        assert deployment.front.counts.lost_engines == 0
+
+    run(tmp_path, use, max_rows=1, max_batch_size=1)
+
+
+def test_a_front_that_leaves_frees_its_rows(tmp_path: Path) -> None:
+    async def use(deployment: Deployment) -> None:
+        listener = deployment.ask(0, 400)
+        await listener.until_tokens(2)
+        await deployment.front.close()
+        assert listener.end is not None and listener.end.reason is EndReason.CLOSED
+        scheduler = deployment.replicas[0].world.engine._scheduler
+        async with asyncio.timeout(5):
+            while not scheduler.is_idle:
+                await asyncio.sleep(0.01)
+
+    run(tmp_path, use, 1)
