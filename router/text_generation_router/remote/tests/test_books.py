@@ -16,7 +16,7 @@ from text_generation_router.remote.attempts import LATE_PER_REQUEST, MOST_LATE
 from text_generation_router.remote.books import DEADLY, STRANDED, STRANDED_S
 from text_generation_router.remote.fleet import MOST_RESUBMITS
 from text_generation_router.remote.tests.engines import BookedEngine, Front, told
-from text_generation_router.remote.values import EngineFirst, Withdraw
+from text_generation_router.remote.values import Credit, EngineFirst, Withdraw
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.scheduling.share import Share
@@ -124,6 +124,32 @@ def test_a_text_goes_on_elsewhere_with_its_tokens_seed_age_and_credits() -> None
     for _ in range(4):
         other.step()
     assert listener.ids == expected and listener.end is not None and listener.end.reason is EndReason.LENGTH
+
+
+def test_credits_below_zero_are_paid_before_the_next_engine_gets_any() -> None:
+    front = Front()
+    engine = front.join()
+    [listener] = front.ask([5], 9, credits=4)
+    engine.obey()
+    front.books.tokens(engine.view, TokenRun(1, 0, tuple(expected_tokens([5], 6)), (-1.0,) * 6, ()), FIRST, None)
+    front.books.lost(0, by_itself=False)
+    other = front.join(1)
+    other.obey()
+    assert other.submits[0][0].credits == 0
+    front.books.credit(listener.index, 1)
+    assert not other.view.attempts.orders
+    front.books.credit(listener.index, 4)
+    assert other.view.attempts.orders == [Credit(1, 3)]
+
+
+def test_no_time_is_before_the_arrival_whatever_an_engine_tells() -> None:
+    front = Front()
+    engine = front.join()
+    [listener] = front.ask([5], 9)
+    engine.obey()
+    front.books.tokens(engine.view, run(1, 0), EngineFirst(0.0, 1e9, 0), None)
+    first = listener.given[0]
+    assert first.first is not None and first.first.queue_s == first.inference_s == 0
 
 
 def test_times_of_a_moved_request_are_those_of_its_front() -> None:
@@ -303,7 +329,10 @@ def test_requests_of_another_build_are_not_resumed_but_new_ones_are_taken() -> N
 def test_few_resubmits_are_unanswered_at_a_time_and_the_oldest_go_first() -> None:
     front = Front()
     engine = front.join()
-    listeners = [front.ask([5], 1)[0] for _ in range(MOST_RESUBMITS + 9)]
+    listeners = []
+    for _ in range(MOST_RESUBMITS + 9):
+        listeners += front.ask([5], 1)
+        front.now += 1
     engine.obey()
     front.books.lost(0, by_itself=False)
     other = front.join(1)
@@ -313,7 +342,7 @@ def test_few_resubmits_are_unanswered_at_a_time_and_the_oldest_go_first() -> Non
     other.step()
     assert all(listener.end is not None for listener in listeners)
     ages = [submit[0].past.age_s for submit in other.submits]
-    assert len(ages) == len(listeners) and ages == sorted(ages, reverse=True)
+    assert ages == [float(age) for age in range(len(listeners), 0, -1)]
 
 
 def test_a_request_that_kills_every_engine_fails_by_name_and_the_others_end_well() -> None:
@@ -338,6 +367,32 @@ def test_a_request_that_kills_every_engine_fails_by_name_and_the_others_end_well
         engine.step()
     assert poison.end.cause == DEADLY
     assert [other.ids for other in others] == [expected_tokens([number], 2) for number in range(2, 9)]
+
+
+def test_a_token_clears_a_suspect() -> None:
+    front = Front()
+    engine = front.join()
+    front.ask([5], 9)
+    engine.obey()
+    front.books.lost(0, by_itself=True)
+    assert 1 in front.fleet.suspects
+    other = front.join(1)
+    other.obey()
+    other.step()
+    assert 1 not in front.fleet.suspects
+
+
+def test_a_request_goes_to_an_engine_with_shards_or_else_waits_at_one_that_expects_some() -> None:
+    front = Front()
+    engines = [front.join(0), front.join(1)]
+    for ready in (1, 0):
+        front.books.told(1 - ready, told(is_ready=False))
+        front.books.told(ready, told())
+        front.ask([5], 9)
+        assert [len(engine.view.attempts.take_orders()) for engine in engines] == [1 - ready, ready]
+    front.books.told(0, told(is_ready=False))
+    front.ask([5], 9)
+    assert sum(len(engine.view.attempts.orders) for engine in engines) == 1
 
 
 def test_service_of_other_engines_goes_with_a_request() -> None:

@@ -44,7 +44,7 @@ class Replica:
 
 class Deployment:
     def __init__(self, folder: Path, count: int, **limits: int) -> None:
-        self.folder, self.limits = folder, limits
+        self.answers: list[asyncio.Future[None]] = []
         self.replicas = [Replica(folder / str(number), 1, **limits) for number in range(count)]
         client = Security(Role.FRONT, None, insecure=False, logger=LOGGER)
         self.front = RemoteEngine([replica.endpoint for replica in self.replicas], client)
@@ -64,7 +64,10 @@ class Deployment:
     def ask(self, number: int, count: int) -> Listener:
         listener = Listener()
         request = GenerationRequest(tuple(prompt(number)), count)
-        [listener.index] = self.front.submit_all([request], [listener], 10**9).indexes
+        submission = self.front.submit_all([request], [listener], 10**9)
+        [listener.index] = submission.indexes
+        assert submission.answer is not None
+        self.answers.append(submission.answer)
         return listener
 
 
@@ -118,9 +121,9 @@ def test_queued_requests_leave_an_engine_that_drains_and_running_ones_end_there(
     async def use(deployment: Deployment) -> None:
         first, second = deployment.replicas
         asked = [deployment.ask(number, 60) for number in range(8)]
-        for replica in (first, second):
-            while not replica.made:
-                await asyncio.sleep(0.002)
+        await asyncio.gather(*deployment.answers)
+        while not first.made:
+            await asyncio.sleep(0.002)
         first.server.drain()
         await texts_are_right(asked, 60)
         assert first.made == 1 and second.made == 7 and deployment.front.counts.moves == 3
