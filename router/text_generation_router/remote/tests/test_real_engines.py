@@ -5,9 +5,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from text_generation_common.cluster.endpoints import UnixEndpoint
-from text_generation_common.cluster.identity import Role
+import pytest
+
+from text_generation_common.cluster.endpoints import TcpEndpoint, UnixEndpoint
+from text_generation_common.cluster.identity import Identity, Role
+from text_generation_common.cluster.issuing import Authority
 from text_generation_common.cluster.security import Security
+from text_generation_common.errors import CredentialsError
 from text_generation_router.engine.tests.fakes import Listener, World, expected_tokens, prompt
 from text_generation_router.engine_service.identity import EngineIdentity
 from text_generation_router.engine_service.server import EngineServer
@@ -130,6 +134,53 @@ def test_queued_requests_leave_an_engine_that_drains_and_running_ones_end_there(
         assert deployment.front.counts.lost_engines == 0
 
     run(tmp_path, use, max_rows=1, max_batch_size=1)
+
+
+def certificates(folder: Path, authority: Authority, role: Role) -> Path:
+    issued = authority.issue(Identity("tgi", role), "127.0.0.1", 30, None)
+    folder.mkdir()
+    files = (("ca.crt", authority.issued.certificate), ("tls.crt", issued.certificate), ("tls.key", issued.key))
+    for name, data in files:
+        (folder / name).write_bytes(data)
+        (folder / name).chmod(0o600)
+    return folder
+
+
+def test_over_tcp_an_engine_is_used_only_if_its_certificate_is_of_the_deployment(tmp_path: Path) -> None:
+    async def use() -> None:
+        authorities = {"good": Authority.made("tgi"), "foreign": Authority.made("tgi")}
+        worlds = {name: World() for name in authorities}
+        servers, endpoints = [], []
+        for name, authority in authorities.items():
+            world, folder = worlds[name], certificates(tmp_path / name, authority, Role.ENGINE)
+            await world.engine.start()
+            security = Security(Role.ENGINE, folder, insecure=False, logger=LOGGER)
+            servers.append(EngineServer(world.engine, EngineIdentity(name, 1, b"digest"), world.metrics, 16, security))
+            endpoints.append(TcpEndpoint("127.0.0.1", await servers[-1].listen(TcpEndpoint("127.0.0.1", 0))))
+        own = certificates(tmp_path / "front", authorities["good"], Role.FRONT)
+        front = RemoteEngine(reversed(endpoints), Security(Role.FRONT, own, insecure=False, logger=LOGGER))
+        await front.start()
+        listener = Listener()
+        front.submit_all([GenerationRequest((1, 2), 9)], [listener], 100)
+        assert await listener.all_ids() == expected_tokens([1, 2], 9)
+        await asyncio.sleep(0.1)
+        assert len(front._fleet.engines) == 1 and not worlds["foreign"].forward_steps
+        await front.close()
+        for server, world in zip(servers, worlds.values(), strict=True):
+            await server.close()
+            await world.engine.close()
+
+    asyncio.run(asyncio.wait_for(use(), 20))
+
+
+def test_tcp_without_certificates_is_refused(tmp_path: Path) -> None:
+    async def use() -> None:
+        front = RemoteEngine([TcpEndpoint("127.0.0.1", 1)], Security(Role.FRONT, None, insecure=False, logger=LOGGER))
+        with pytest.raises(CredentialsError):
+            await front.start()
+        await front.close()
+
+    asyncio.run(use())
 
 
 def test_a_front_that_leaves_frees_its_rows(tmp_path: Path) -> None:
