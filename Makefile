@@ -38,7 +38,7 @@ C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
-.PHONY: install run test test-models test-schema test-grammars check format prose proto lock sbom audit fuzz demo-model bench bench-guard bench-peers \
+.PHONY: install run test test-models test-schema test-grammars check format prose proto lock sbom audit fuzz demo-model test-demo-model bench bench-guard bench-peers \
 	gpu-wheels gpu-check compile-gpu chaos attacks neighbours digest mutate test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 install: .venv/installed
@@ -128,9 +128,13 @@ test-grammars: install
 mutate: install
 	PYTHONPATH=tools $(BIN)/python -m mutation $(ARGS)
 
-# Trains the demo model anew, from a seed, and writes it into a folder: about an hour. E.g. ARGS=./my-demo-model
+# Trains the demo model anew, from a seed, and writes it into a folder: an hour or more. E.g. ARGS=./my-demo-model
 demo-model: install
 	PYTHONPATH=tools $(BIN)/python -m demo_model.train $(ARGS)
+
+# Asks the served demo model 80 questions that a tool fits and 20 that none fits; `make test` asks fewer.
+test-demo-model: install
+	$(BIN)/pytest integration-tests/test_demo_model.py -m "figures or not figures" $(ARGS)
 
 # The stubs are made whenever the package is built or installed; this makes them again.
 proto: install

@@ -51,7 +51,7 @@ def chat_stream(url: str) -> None:
 def errors_name_the_field(url: str) -> None:
     raises(ValidationError, "`top_p`", partial(endpoint(url, top_p=2.0).invoke, PROMPT))
     unique = {"type": "object", "properties": {"words": {"type": "array", "uniqueItems": True}}}
-    unsupported = {"type": "function", "function": {"name": "say", "parameters": unique}}
+    unsupported = {"type": "function", "function": {"name": "say", "parameters": unique, "strict": True}}
     raises(BadRequestError, "uniqueItems", partial(bound(url, [unsupported], "say").invoke, QUESTION))
 
 

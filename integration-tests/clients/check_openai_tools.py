@@ -159,7 +159,7 @@ def parse_of_a_cut_answer(call: Call) -> None:
 
 def errors_name_the_field(call: Call) -> None:
     unique = SCHEMA | {"properties": {"words": {"type": "array", "uniqueItems": True}}, "required": ["words"]}
-    unsupported = {"type": "function", "function": {"name": "say", "parameters": unique}}
+    unsupported = {"type": "function", "function": {"name": "say", "parameters": unique, "strict": True}}
     for stream in (False, True):
         refused = partial(_refused, partial(call, CHAT, stream=stream))
         refused("tools", "uniqueItems", ONE_CALL | {"tools": [unsupported]})

@@ -166,8 +166,8 @@ def story_request(world: World) -> Turn:
 # --- questions and answers -------------------------------------------------------------------------------------------
 
 
-def sum_question(world: World) -> Turn:
-    a, b = world.pair("+", 0, 99)
+def sum_question(world: World, most: int = 99) -> Turn:
+    a, b = world.pair("+", 0, most)
     ask = world.pick(
         [
             "What is {a} + {b}?",
@@ -181,8 +181,8 @@ def sum_question(world: World) -> Turn:
     return ask.format(a=a, b=b), f"{a} + {b} = {a + b}"
 
 
-def difference(world: World) -> Turn:
-    a, b = sorted(world.pair("-", 0, 99), reverse=True)
+def difference(world: World, most: int = 99) -> Turn:
+    a, b = sorted(world.pair("-", 0, most), reverse=True)
     ask = world.pick(["What is {a} - {b}?", "{a} - {b} = ?", "Calculate {a} - {b}.", "What is {a} minus {b}?"])
     return ask.format(a=a, b=b), f"{a} - {b} = {a - b}"
 
@@ -394,6 +394,7 @@ KINDS = (
 )  # fmt: skip
 FIRST_MIX = (24, 10, 3, 9, 6, 5, 5, 0, 25, 8, 9, 3, 5, 4, 2, 2)
 SECOND_MIX = (18, 26, 3, 10, 8, 3, 3, 18, 4, 8, 8, 3, 4, 4, 2, 4)
+THIRD_MIX = (40, 30, 5, 12, 6, 4, 4, 16, 6, 10, 6, 3, 4, 4, 3, 3)
 # The kinds that `evaluate.py` counts as "questions of the kinds it was taught": each has one right answer.
 ANSWERABLE = [difference, word_problem, larger, count, next_number, facts, crowded_facts, repeat]
 

@@ -26,6 +26,7 @@ from demo_model.corpus import (
     story_request,
     sum_question,
 )
+from demo_model.tool_corpus import ToolCase, call_case, call_of, held_out_cases, system_turn, words_case
 from text_generation_common.model_folder import demo_directory
 
 EOS = "</s>"
@@ -39,10 +40,14 @@ class Asker:
         self._tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", pad_token="<unk>")
         self._model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
-    @torch.no_grad()
     def ask(self, questions: list[str], max_new_tokens: int = 400) -> list[str]:
         """The answers, including the end-of-text token if the model wrote it."""
-        prompts = [render([("user", q)]) + "<|assistant|>" for q in questions]
+        return self.answer([[("user", question)] for question in questions], max_new_tokens)
+
+    @torch.no_grad()
+    def answer(self, dialogues: list[list[Turn]], max_new_tokens: int) -> list[str]:
+        """The assistant's next message in each dialogue, as `ask` gives it."""
+        prompts = [render(messages) + "<|assistant|>" for messages in dialogues]
         batch = self._tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
         out = self._model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)
         texts = self._tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :])
@@ -88,7 +93,26 @@ def evaluate(path: Path, seed: int = 1) -> dict[str, float]:
     stories = asker.ask([story_request(world)[0] for _ in range(CASES)])
     found = [sentences(story.removesuffix(EOS)) for story in stories]
     results["stories without a repeated sentence"] = share([len(set(s)) == len(s) for s in found])
-    return results
+    return results | evaluate_tools(asker, seed)
+
+
+def evaluate_tools(asker: Asker, seed: int = 1) -> dict[str, float]:
+    """As `evaluate`: calls where a tool fits, answers in words where none does and after a tool's result."""
+    fitting, others = (held_out_cases(make, seed, CASES) for make in (call_case, words_case))
+
+    def answers(cases: list[ToolCase], turns: int) -> list[str]:
+        """The model's next message after the first `turns` turns of each case, with an end."""
+        return asker.answer([[system_turn(case.tools), *case.messages()[:turns]] for case in cases], 120)
+
+    called = [call_of(answer.removesuffix(EOS)) for answer in answers(fitting, 1)]
+    calls = [call == case.call for call, case in zip(called, fitting, strict=True)]
+    words = [call_of(answer) is None for answer in answers(others, 1)]
+    told = [answer == case.answer + EOS for answer, case in zip(answers(fitting, 3), fitting, strict=True)]
+    return {
+        "tool calls with the right name and arguments": share(calls),
+        "answers in words where no tool fits": share(words),
+        "answers after a tool's result right": share(told),
+    }
 
 
 def _is_list(text: str) -> bool:

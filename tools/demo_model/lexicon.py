@@ -6,6 +6,12 @@ TOWN_ENDS = (
     "berg bridge brook bury dale field ford gate ham haven hill mere mouth port stead ton vale wick wood worth".split()
 )
 
+CITIES = [
+    *"Amsterdam Athens Barcelona Berlin Boston Bristol Brussels Cairo Chicago Dublin Geneva Hamburg Helsinki Lisbon London Lyon Madrid Milan Moscow Munich Naples Oslo Oxford Paris Prague Rome Seattle Stockholm Sydney Tokyo Turin Vienna Warsaw Zurich".split(),
+    *["Cape Town", "Hong Kong", "Los Angeles", "New Delhi", "New York", "San Diego", "San Francisco"],
+]
+PEOPLE = "Alice Anna Ben Bob Carol Clara Daniel Dave David Emma Eric Eva Frank George Grace Henry Jack James Jane John Julia Laura Leo Lisa Lucy Maria Mark Mary Max Nina Oliver Oscar Paul Peter Robert Rosa Sam Sarah Simon Sofia Susan Tom".split()
+
 ANIMALS = "badger bear beaver cat crow deer dog duck fox frog goat goose hare hedgehog horse lizard mole mouse otter owl pony rabbit sheep snail sparrow squirrel turtle wolf".split()
 FRUITS = "apples apricots berries cherries figs grapes lemons limes melons oranges peaches pears plums".split()
 FOODS = [*FRUITS, *"bread cake carrots cheese honey noodles nuts pancakes pie porridge rice soup".split()]
@@ -58,6 +64,7 @@ WEATHER = [
     "the sun was shining",
     "the wind was blowing hard",
 ]
+SKIES = "clear cloudy cold dry foggy hot rainy snowy stormy sunny warm wet windy".split()
 TIMES = [
     "Early in the morning",
     "Late in the afternoon",

@@ -1,4 +1,4 @@
-"""Makes the demo model from a seed: corpus, tokenizer, training, files. Takes about an hour on two cores.
+"""Makes the demo model from a seed: corpus, tokenizer, training, files. Takes an hour or more on two cores.
 
     make demo-model ARGS=OUT_DIR
 
@@ -20,18 +20,20 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from demo_model.corpus import FIRST_MIX, SECOND_MIX, documents
+from demo_model.corpus import FIRST_MIX, SECOND_MIX, THIRD_MIX, documents
 from demo_model.lexicon import EMOJI
+from demo_model.tool_corpus import ToolMix, documents_with_tools
 
 SPECIAL_TOKENS = ["<unk>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
-BOS, EOS = 1, 2
+BOS, EOS, SYSTEM, USER = 1, 2, 3, 4
 CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingStage:
     """`phases` are (length of a row in tokens, rows in a batch, tokens in all). The learning rate warms up, stays at
-    its peak until `decay_from`, and then falls linearly to `end` of the peak.
+    its peak until `decay_from`, and then falls linearly to `end` of the peak. `tools`: None for texts of
+    corpus.py alone. `question_weight`: see `loss_of`.
     """
 
     mix: tuple[int, ...]
@@ -39,6 +41,8 @@ class TrainingStage:
     decay_from: float
     end: float
     phases: tuple[tuple[int, int, int], ...]
+    tools: ToolMix | None = None
+    question_weight: float = 1.0
 
     @property
     def tokens(self) -> int:
@@ -49,23 +53,19 @@ class TrainingStage:
         return self.peak * min(1.0, progress / 0.02, line)
 
 
-# Short rows come first, then rows that hold a whole story, and last rows of the whole context, with the second mix.
+# Short rows come first, then rows that hold a whole story. The second stage ends with rows of the whole context. The
+# others bring texts with tools, beside those of the second one: first with many invented names, so that the model reads
+# the list of tools; then with few, so that it learns the names of its tools by heart; then with more questions that no
+# tool fits; last with sums of single digits, which are rare in the others.
 STAGES = (
     TrainingStage(FIRST_MIX, 3e-3, 0.64, 0.17, ((256, 32, 6_000_000), (512, 16, 8_100_000))),
     TrainingStage(SECOND_MIX, 1.5e-3, 0.2, 0.02, ((512, 16, 4_000_000), (CONTEXT, 4, 1_000_000))),
+    TrainingStage(SECOND_MIX, 1.5e-3, 0.2, 0.02, ((512, 8, 4_300_000),), ToolMix(0.6, 0.5, 0.15), 0.0),
+    TrainingStage(SECOND_MIX, 1.5e-3, 0.4, 1.0, ((512, 8, 1_650_000),), ToolMix(0.6, 0.15, 0.25), 0.1),
+    TrainingStage(SECOND_MIX, 1.5e-3, 0.1, 0.02, ((512, 8, 2_500_000),), ToolMix(0.6, 0.15, 0.4), 0.1),
+    TrainingStage(THIRD_MIX, 6e-4, 0.1, 0.02, ((512, 8, 600_000),), ToolMix(0.4, 0.15, 0.4, 0.12), 0.1),
 )
-CHAT_TEMPLATE = """\
-{{- bos_token -}}
-{%- for message in messages -%}
-{%- if message.role not in ("system", "user", "assistant") -%}
-{{- raise_exception("the demo model knows the roles system, user and assistant, not " ~ message.role) -}}
-{%- endif -%}
-{{- "<|" ~ message.role ~ "|>" ~ message.content ~ eos_token -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- "<|assistant|>" -}}
-{%- endif -%}
-"""
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
@@ -107,13 +107,31 @@ def rows(tokenizer: Tokenizer, source: Iterator[str], length: int, count: int) -
     return torch.from_numpy(result)
 
 
-def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the next token. Tokens of questions count too, because their repeated names teach the model
-    to copy from earlier text.
+def loss_of(
+    model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor, question_weight: float = 1.0
+) -> torch.Tensor:
+    """Mean cross-entropy of the next token. Tokens of the system's and the user's messages count `question_weight`
+    times: 1 where their repeated names teach the model to copy from earlier text, less where long lists of tools, drawn
+    at random, would drown what a call teaches.
     """
-    hidden = model.model(ids[:, :-1].long(), position_ids=positions, use_cache=False).last_hidden_state
-    logits = torch.nn.functional.linear(hidden, model.lm_head.weight)
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten().long())
+    before, after = ids[:, :-1].long(), ids[:, 1:].flatten().long()
+    hidden = model.model(before, position_ids=positions, use_cache=False).last_hidden_state
+    logits = torch.nn.functional.linear(hidden, model.lm_head.weight).flatten(0, 1).float()
+    if question_weight == 1.0:
+        return torch.nn.functional.cross_entropy(logits, after)
+    weights = torch.where(follows_question(before), question_weight, 1.0).flatten()
+    losses = torch.nn.functional.cross_entropy(logits, after, reduction="none")
+    return (losses * weights).sum() / weights.sum()
+
+
+def follows_question(ids: torch.Tensor) -> torch.Tensor:
+    """Whether the token after each token belongs to a message of the system or the user; bool, [rows, length] as
+    `ids`.
+    """
+    position = torch.arange(ids.shape[1]).expand_as(ids)
+    last_special = torch.where(ids < len(SPECIAL_TOKENS), position, 0).cummax(dim=1).values
+    role = ids.gather(1, last_special)
+    return (role == SYSTEM) | (role == USER)
 
 
 def positions_of(ids: torch.Tensor, skipping: bool) -> torch.Tensor:
@@ -158,6 +176,8 @@ def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
 def train(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, stage: TrainingStage) -> None:
     optimizers = make_optimizers(model)
     source = documents(seed, stage.mix)
+    if stage.tools:
+        source = documents_with_tools(seed, stage.tools, stage.mix)
     done, started, smooth = 0, time.monotonic(), None
     for length, batch, tokens in stage.phases:
         data = rows(tokenizer, source, length, tokens // length // batch * batch)
@@ -165,7 +185,7 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int, stage: Train
             for optimizer in optimizers:
                 optimizer.param_groups[0]["lr"] = stage.learning_rate(done / stage.tokens)
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = loss_of(model, ids, positions_of(ids, skipping=length == 512))
+                loss = loss_of(model, ids, positions_of(ids, skipping=length == 512), stage.question_weight)
             torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer in optimizers:
@@ -194,7 +214,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     )
     fast.save_pretrained(out)
     config_file = out / "tokenizer_config.json"
-    config = json.loads(config_file.read_text()) | {"chat_template": CHAT_TEMPLATE}
+    config = json.loads(config_file.read_text()) | {"chat_template": CHAT_TEMPLATE.read_text()}
     config_file.write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -202,18 +222,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--second-stage-of", type=Path, help="a model that the first stage has saved")
+    parser.add_argument("--weights", type=Path, help="a model that the stage before --first-stage has saved")
+    parser.add_argument("--first-stage", type=int, default=1, choices=range(1, len(STAGES) + 1))
     args = parser.parse_args()
+    if (args.first_stage > 1) != (args.weights is not None):
+        parser.error("--first-stage after the first needs --weights, and --weights needs --first-stage")
     torch.manual_seed(args.seed)
     tokenizer = train_tokenizer(args.seed)
-    model, stages = make_model(), list(enumerate(STAGES))
-    if args.second_stage_of:
-        model, stages = LlamaForCausalLM.from_pretrained(args.second_stage_of, dtype=torch.float32), stages[1:]
+    model = make_model()
+    if args.weights:
+        model = LlamaForCausalLM.from_pretrained(args.weights, dtype=torch.float32)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     model.model.compile()
     started = time.monotonic()
-    for number, stage in stages:
-        train(model, tokenizer, args.seed + 1 + number, stage)
+    for number, stage in list(enumerate(STAGES, 1))[args.first_stage - 1 :]:
+        train(model, tokenizer, args.seed + number, stage)
         save(model, tokenizer, args.out)
     minutes = (time.monotonic() - started) / 60
     print(f"{minutes:.0f} minutes, held-out perplexity {held_out_perplexity(model, tokenizer, args.seed):.3f}")
