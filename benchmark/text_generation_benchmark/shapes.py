@@ -68,3 +68,4 @@ SHAPES = {
 # Llama 3.1, with the 8,192 positions that the GPU check needs.
 LLAMA_8B = LlamaShape(4096, 14336, 32, 32, 8, 128256, 8192, rope_theta=500_000.0, rms_norm_eps=1e-5, tied=False)
 LLAMA_70B = LlamaShape(8192, 28672, 80, 64, 8, 128256, 8192, rope_theta=500_000.0, rms_norm_eps=1e-5, tied=False)
+LLAMA_405B = LlamaShape(16384, 53248, 126, 128, 8, 128256, 8192, rope_theta=500_000.0, rms_norm_eps=1e-5, tied=False)

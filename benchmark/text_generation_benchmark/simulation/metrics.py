@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from text_generation_benchmark.simulation.stepped import Progress
 from text_generation_benchmark.simulation.trace import Floats, Ints, Trace
 from text_generation_router.scheduling.scheduler import SchedulerCounters
 
@@ -63,8 +64,9 @@ class Books:
         if held > self._most_held:
             self._most_held = held
 
-    def note_end(self, index: int, first_s: float, last_s: float, longest_gap_s: float) -> None:
-        self._first_s[index], self._last_s[index], self._longest_gap_s[index] = first_s, last_s, longest_gap_s
+    def note_end(self, index: int, progress: Progress) -> None:
+        self._first_s[index], self._last_s[index] = progress.first_s, progress.last_s
+        self._longest_gap_s[index] = progress.longest_gap_s
 
     def outcome(self, slots: int, counters: SchedulerCounters) -> Outcome:
         first_s, last_s, longest_gap_s = map(np.array, (self._first_s, self._last_s, self._longest_gap_s))

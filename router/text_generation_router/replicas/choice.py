@@ -1,8 +1,9 @@
 """Which engine gets a request: the one with the best score.
 
 The score is `matched / blocks − LOAD_WEIGHT × (load − least) / (mean + 1)`. `matched` of the prompt's `blocks` are
-cached by the engine. Its `load` is the number of tokens of prompts that it still has to compute, plus its rows: as the
-engine told last, with what this front has sent since. `least` and `mean` are those of all engines that may be chosen.
+cached by the engine. Its `load` is the number of tokens of prompts that it still has to compute, plus ROW_TOKENS for
+each request that it has: as the engine told last, with what this front has sent since. `least` and `mean` are those of
+all engines that may be chosen.
 """
 
 from collections import deque
@@ -15,6 +16,9 @@ import numpy.typing as npt
 from text_generation_router.replicas.cache_index import Counts
 
 LOAD_WEIGHT = 0.5
+# A request counts as this many tokens beside those of its prompt, for the output that it still has to make. With much
+# less, a single prompt that is being computed outweighs all else: fronts then scatter their chats (docs/replicas.md).
+ROW_TOKENS = 1000
 
 Numbers = npt.NDArray[np.intp]
 
@@ -24,6 +28,7 @@ class EngineLoad:
     """How busy an engine is, in its own words: what the choice needs of a Load message (proto/engine.proto)."""
 
     running: int = 0  # requests with a row
+    waiting: int = 0  # requests in the queue
     waiting_tokens: int = 0  # prompt and output tokens in the queue that are to be computed
     computing_tokens: int = 0  # prompt tokens of running requests that are to be computed
     wait_s: float = 0.0  # forecast: seconds until a request that arrives now starts
@@ -34,6 +39,11 @@ class EngineLoad:
     def uncomputed(self) -> int:
         """Number of tokens of prompts that are to be computed."""
         return self.waiting_tokens + self.computing_tokens
+
+    @property
+    def tokens(self) -> int:
+        """All work that is left, in tokens of prompts."""
+        return self.uncomputed + ROW_TOKENS * (self.running + self.waiting)
 
     @property
     def is_open(self) -> bool:
@@ -72,15 +82,17 @@ class EngineChoice:
         sent = self._sent[engine]
         while sent and sent[0][0] <= newest:
             sent.popleft()
-        self._loads_E[engine] = load.uncomputed + load.running + sum(each for _, each in sent)
+        self._loads_E[engine] = load.tokens + sum(each for _, each in sent)
         before, self._told[engine] = self._told[engine], load
         if before is None or before.is_open != load.is_open:
             self._find_open()
 
     def send(self, engine: int, index: int, tokens: int, rows: int = 1) -> None:
-        """Notes that a request was sent: `index` rises with each, `tokens` of its prompt are not cached there."""
-        self._sent[engine].append((index, tokens + rows))
-        self._loads_E[engine] += tokens + rows
+        """Notes that a request was sent: `index` rises with each, `tokens` of its prompt are not cached there, and it
+        has `rows` sequences."""
+        load = tokens + ROW_TOKENS * rows
+        self._sent[engine].append((index, load))
+        self._loads_E[engine] += load
 
     def lose(self, engine: int) -> None:
         """The engine is not chosen until it tells its load again."""

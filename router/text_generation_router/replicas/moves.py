@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from text_generation_router.replicas.choice import EngineLoad
 
 # A request moves only if its wait falls to at most this part of what it is, and by at least GAIN_S seconds.
-PART, GAIN_S = 0.5, 1.0
+PART, GAIN_S = 0.5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,15 @@ class Move:
 def plan_moves(queued: Iterable[QueuedRequest], loads: Mapping[int, EngineLoad]) -> list[Move]:
     """The moves that shorten waits, newest request first. `loads`: what each engine told last; an engine that is not in
     it is never a target. Each planned move changes the waits that the next one is compared with: by its tokens, at the
-    engine's own rate of tokens queued and seconds expected."""
+    engine's own rate of tokens queued and seconds expected.
+
+    An engine that does not drain loses one request at a time, because all fronts see the same waits: if each moved all
+    that seems right, they would move too many. The next loads that engines tell show what is left to move."""
     if not any(load.is_draining or load.wait_s >= GAIN_S for load in loads.values()):
         return []
     waits = {engine: load.wait_s for engine, load in loads.items()}
     targets = [engine for engine, load in loads.items() if load.is_open]
-    target, moves = min(targets, key=waits.__getitem__, default=None), []
+    target, moves, left = min(targets, key=waits.__getitem__, default=None), list[Move](), set[int]()
     for request in sorted(queued, key=lambda each: each.index, reverse=True):
         source = loads.get(request.engine)
         if source is None or target is None or request.engine == target:
@@ -46,7 +49,8 @@ def plan_moves(queued: Iterable[QueuedRequest], loads: Mapping[int, EngineLoad])
         rate_s = _seconds_per_token(source) or _seconds_per_token(loads[target])
         here, there = waits[request.engine], waits[target] + request.tokens * rate_s
         gains = not request.has_moved and there <= min(PART * here, here - GAIN_S)
-        if source.is_draining or gains:
+        if source.is_draining or (gains and request.engine not in left):
+            left.add(request.engine)
             moves.append(Move(request.index, request.engine, target))
             waits[target], waits[request.engine] = there, max(0.0, here - request.tokens * rate_s)
             target = min(targets, key=waits.__getitem__)

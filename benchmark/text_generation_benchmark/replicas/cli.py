@@ -1,0 +1,75 @@
+"""The commands `replicas` and `fleet`: their flags, and the tables they write."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from text_generation_benchmark.output import fail, show_table
+from text_generation_benchmark.replicas.chats import ChatLoad, steady_arrivals
+from text_generation_benchmark.replicas.deployment import Plan
+from text_generation_benchmark.replicas.fleet import GPUS_PER_REPLICA, TARGETS, day
+from text_generation_benchmark.replicas.front import Policy
+from text_generation_benchmark.replicas.report import as_markdown, costs_as_text, run
+from text_generation_benchmark.simulation.devices import MODELS
+from text_generation_benchmark.simulation.metrics import Targets
+from text_generation_router.scheduling.limits import Limits
+
+Flag = typer.Option
+CHAT_TARGETS = Targets(2.0, 0.5)
+
+
+def replicas(
+    rate: Annotated[list[float], Flag(min=0.001, help="Requests per second; repeatable.")],
+    apart: Annotated[bool, Flag(help="Prompts share nothing, instead of chats with shared system prompts.")] = False,
+    duration: Annotated[float, Flag(min=1, help="Seconds during which requests arrive.")] = 120,
+    engines: Annotated[int, Flag(min=1, help="Replicas.")] = 4,
+    fronts: Annotated[list[int] | None, Flag(min=1, help="Fronts; repeatable. Default: 1 and 2.")] = None,
+    policy: Annotated[list[Policy] | None, Flag(help="How fronts choose; repeatable. Default: all.")] = None,
+    model: Annotated[str, Flag(help=f"{', '.join(MODELS)}.")] = "h200-8b",
+    slots: Annotated[int, Flag(min=1, help="Token slots of a replica.")] = 200_000,
+    seed: Annotated[int, Flag(min=0, help="Seed of the load.")] = 0,
+    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
+) -> None:
+    """Simulates fronts and replicas, with the router's own scheduler and choice: no server, no GPU."""
+    if model not in MODELS:
+        fail(f"there is no model {model}: choose {', '.join(MODELS)}")
+    load, limits = ChatLoad(shares=not apart), Limits(slots, 256, 4096)
+    runs = []
+    for each in rate:
+        arrivals_s = steady_arrivals(each, duration, seed)
+        if not len(arrivals_s):
+            fail(f"no request arrives at {each:g} requests per second: choose a longer --duration")
+        for count in fronts or (1, 2):
+            for chosen in policy or Policy:
+                moves = chosen is Policy.SCORE
+                plan = Plan(load, arrivals_s, MODELS[model], limits, chosen, engines, count, (), moves, seed)
+                runs.append((plan, run(plan, CHAT_TARGETS)))
+    about = (
+        f"{load}; {duration:,.0f} s. {engines} replicas of {model} ({MODELS[model].source}) with {slots:,} slots. Good:"
+        f" first token within {CHAT_TARGETS.first_token_s:g} s, no gap above {CHAT_TARGETS.gap_s:g} s."
+    )
+    show_table(f"{about}\n\n{as_markdown(runs)}", write, f"replicas {'apart' if apart else 'chats'}")
+
+
+def fleet(
+    engines: Annotated[int, Flag(min=2, help="Replicas.")] = 125,
+    fronts: Annotated[int, Flag(min=1, help="Fronts.")] = 8,
+    rate: Annotated[float, Flag(min=0.001, help="Requests per second, on average over the day.")] = 60,
+    day_seconds: Annotated[float, Flag(min=24, help="Seconds that stand for the day.")] = 120,
+    policy: Annotated[list[Policy] | None, Flag(help="How fronts choose; repeatable. Default: all.")] = None,
+    seed: Annotated[int, Flag(min=0, help="Seed of the load.")] = 0,
+    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
+) -> None:
+    """Simulates a day of many replicas of a large model, with peaks and the loss of a rack."""
+    plans = [day(each, fronts, engines, day_seconds, rate, seed) for each in policy or Policy]
+    runs = [(plan, run(plan, TARGETS)) for plan in plans]
+    loss, about_model = plans[0].losses[0], plans[0].model
+    about = (
+        f"{plans[0].load}. {engines} replicas ({engines * GPUS_PER_REPLICA:,} GPUs) of {about_model.name}"
+        f" ({about_model.source}) with {plans[0].limits.capacity:,} slots. A day of {day_seconds:,.0f} s;"
+        f" {loss.end - loss.first} replicas are lost from 11 to 13 o'clock. Good: first token within"
+        f" {TARGETS.first_token_s:g} s, no gap above {TARGETS.gap_s:g} s."
+    )
+    costs = "\n\n".join(costs_as_text(summary) for plan, summary in runs if plan.policy is Policy.SCORE)
+    show_table(f"{about}\n\n{as_markdown(runs)}\n\n{costs}".rstrip(), write, "replicas day")

@@ -1,0 +1,287 @@
+"""Fronts, engines and a load in simulated time: arrivals, news every 250 ms, moves, and the loss of engines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from text_generation_benchmark.replicas.chats import ChatLoad, Chats, Turn
+from text_generation_benchmark.replicas.front import HASHER, NAMESPACE, Policy, SimulatedFront
+from text_generation_benchmark.simulation.cost import SimulatedModel
+from text_generation_benchmark.simulation.stepped import Arrival, Progress, SteppedEngine
+from text_generation_benchmark.simulation.trace import Floats
+from text_generation_router.replicas.block_hashes import BLOCK_TOKENS
+from text_generation_router.replicas.cache_news import CacheLog, CacheNews
+from text_generation_router.replicas.choice import EngineLoad
+from text_generation_router.replicas.moves import GAIN_S, Move, QueuedRequest, plan_moves
+from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.share import Share
+
+TICK_S = 0.25  # between two Load messages
+NOTICE_S = 3.0  # seconds after which fronts notice that an engine is lost
+# With at most this many engines, each is advanced to the time of each arrival, so that fronts know of ended requests
+# at once. Otherwise they know at the next tick.
+FEW = 8
+SHARE = Share()
+# Sizes on the wire (proto/engine.proto): a Load with one tenant, and what a Cache message has beside its hashes.
+LOAD_BYTES, CACHE_BYTES, HASH_BYTES = 64, 16, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Engines `first` … `end` - 1 are lost at `at_s` and back, with empty caches, at `back_s`."""
+
+    at_s: float
+    back_s: float
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is simulated."""
+
+    load: ChatLoad
+    arrivals_s: Floats
+    model: SimulatedModel
+    limits: Limits
+    policy: Policy
+    num_engines: int = 4
+    num_fronts: int = 1
+    losses: Sequence[Loss] = ()
+    moves: bool = True
+    seed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A request of a front, on its way."""
+
+    turn: Turn
+    front: SimulatedFront
+    arrival_s: float
+    engine: int = -1  # below 0: no engine had a place for it
+    made: int = 0  # output tokens made on engines that are lost
+    has_moved: bool = False
+    progress: Progress = field(default_factory=Progress)
+
+
+@dataclass(slots=True)
+class Traffic:
+    loads: int = 0
+    caches: int = 0
+    hashes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.loads * LOAD_BYTES + self.caches * CACHE_BYTES + self.hashes * HASH_BYTES
+
+
+class EngineBooks:
+    """Which requests have ended since the last look, and how long steps take."""
+
+    def __init__(self) -> None:
+        self.wasted_rows = 0
+        self.ended: list[int] = []
+        self.step_s = 0.0  # mean of the last steps
+
+    def note_step(self, starts_s: float, seconds: float, held: int) -> None:
+        self.step_s += (seconds - self.step_s) / 16
+
+    def note_end(self, index: int, progress: Progress) -> None:
+        self.ended.append(index)
+
+
+class Replica:
+    """An engine, its cache's news and its books: of one life."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.log = CacheLog(HASHER)
+        self.books = EngineBooks()
+        self.engine = SteppedEngine(plan.model.cost, plan.limits, self.books, cache_observer=self.log.observer)
+
+    @property
+    def load(self) -> EngineLoad:
+        scheduler = self.engine.scheduler
+        running, waiting = scheduler.active.running, len(scheduler.queue)
+        computing = sum(request.num_uncomputed for request in running.values())
+        wait_s = scheduler.steps_until_start() * self.books.step_s if waiting else 0.0
+        return EngineLoad(len(running), waiting, scheduler.queue.num_tokens, computing, wait_s)
+
+
+class Deployment:
+    """One simulation. `run` may be called once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        max_blocks = 2 * plan.limits.capacity // BLOCK_TOKENS
+        self.fronts = [
+            SimulatedFront(plan.policy, plan.num_engines, max_blocks, i * plan.num_engines // plan.num_fronts)
+            for i in range(plan.num_fronts)
+        ]
+        self.replicas: list[Replica | None] = [None] * plan.num_engines
+        self.sent: dict[int, Sent] = {}  # requests that have not ended, by index
+        self.done: list[Sent] = []
+        self.num_moves = self.num_resumed = 0
+        self.prompt_tokens = self.cached_tokens = 0
+        self.traffic = Traffic()
+        self._chats = Chats(plan.load, plan.seed)
+        self._next_index = 0
+        # What happens when, latest first: a lost engine, its notice, its return.
+        self._events = sorted(
+            [(loss.at_s, 0, loss) for loss in plan.losses]
+            + [(min(loss.at_s + NOTICE_S, loss.back_s), 1, loss) for loss in plan.losses]
+            + [(loss.back_s, 2, loss) for loss in plan.losses],
+            key=lambda event: event[:2],
+            reverse=True,
+        )
+        for engine in range(plan.num_engines):
+            self._start(engine)
+
+    def run(self) -> None:
+        next_tick_s = TICK_S
+        for number, at_s in enumerate(self.plan.arrivals_s.tolist()):
+            while next_tick_s <= at_s:
+                self._tick(next_tick_s)
+                next_tick_s += TICK_S
+            self._happen(at_s)
+            if self.plan.num_engines <= FEW:
+                self._collect(at_s)
+            front = self.fronts[number % len(self.fronts)]
+            self._submit(self._new_index(), Sent(self._chats.next(), front, at_s), at_s)
+        while self.sent:
+            self._tick(next_tick_s)
+            next_tick_s += TICK_S
+        for replica in self.replicas:
+            if replica is not None:
+                replica.engine.advance(inf)
+                self._count(replica)
+
+    def _new_index(self) -> int:
+        self._next_index += 1
+        return self._next_index
+
+    def _submit(self, index: int, sent: Sent, now_s: float) -> None:
+        text = sent.turn.with_output(sent.made)
+        self.sent[index] = sent
+        engine = sent.front.choose(text.array, now_s)
+        sent.engine = -1 if engine is None else engine
+        if engine is not None:
+            self._give(index, sent, text.tuple, now_s)
+
+    def _give(self, index: int, sent: Sent, ids: tuple[int, ...], now_s: float) -> None:
+        replica = self.replicas[sent.engine]
+        if replica is None:
+            return  # the front has not noticed the loss yet
+        replica.engine.advance(now_s)
+        left = sent.turn.max_new_tokens - sent.made
+        request = GenerationRequest(ids, left, share=SHARE, namespace=NAMESPACE)
+        arrival = Arrival(now_s, index, request, sent.turn.output_tokens - sent.made, sent.progress)
+        replica.engine.submit(arrival)
+
+    def _tick(self, now_s: float) -> None:
+        self._happen(now_s)
+        self._collect(now_s)
+        for engine, replica in enumerate(self.replicas):
+            if replica is None:
+                continue
+            load, news = replica.load, replica.log.take()
+            for front in self.fronts:
+                front.tell(engine, load, news)
+            self._count_traffic(news)
+        for index in [index for index, sent in self.sent.items() if sent.engine < 0]:
+            self._submit(self._new_index(), self.sent.pop(index), now_s)
+        for front in self.fronts:
+            front.tick(now_s)
+            if self.plan.moves:
+                self._move(front, now_s)
+
+    def _count_traffic(self, news: list[CacheNews]) -> None:
+        for _ in self.fronts:
+            self.traffic.loads += 1
+            self.traffic.caches += len(news)
+            self.traffic.hashes += sum(len(each.added) + len(each.removed) for each in news)
+
+    def _collect(self, now_s: float) -> None:
+        """Advances all engines, and notes which requests have ended."""
+        for replica in self.replicas:
+            if replica is not None:
+                replica.engine.advance(now_s)
+                self._take_ended(replica)
+
+    def _take_ended(self, replica: Replica) -> None:
+        for index in replica.books.ended:
+            sent = self.sent.pop(index)
+            sent.front.leave(sent.engine)
+            self.done.append(sent)
+            self._chats.answered(sent.turn)
+        replica.books.ended.clear()
+
+    def _move(self, front: SimulatedFront, now_s: float) -> None:
+        loads = {engine: load for engine in front.choice.open if (load := front.choice.told(engine)) is not None}
+        if all(load.wait_s < GAIN_S for load in loads.values()):
+            return
+        queued = [
+            QueuedRequest(index, sent.engine, len(sent.turn.prompt), sent.has_moved)
+            for index, sent in self.sent.items()
+            if sent.front is front and sent.progress.first_s < 0
+        ]
+        for move in plan_moves(queued, loads):
+            self._withdraw(move, now_s)
+
+    def _withdraw(self, move: Move, now_s: float) -> None:
+        replica, sent = self.replicas[move.source], self.sent[move.index]
+        if replica is None or (arrival := replica.engine.withdraw(move.index)) is None:
+            return
+        self.num_moves += 1
+        front, text = sent.front, sent.turn.with_output(sent.made)
+        front.leave(move.source)
+        del self.sent[move.index]
+        index = self._new_index()
+        self.sent[index] = sent
+        sent.engine, sent.has_moved = move.target, True
+        front.send(move.target, text.array, [], now_s)
+        self._give(index, sent, arrival.request.input_ids, now_s)
+
+    # Engines that are lost and come back.
+
+    def _start(self, engine: int) -> None:
+        replica = self.replicas[engine] = Replica(self.plan)
+        for front in self.fronts:
+            front.join(engine, replica.log.snapshot())
+
+    def _happen(self, now_s: float) -> None:
+        while self._events and self._events[-1][0] <= now_s:
+            at_s, what, loss = self._events.pop()
+            for engine in range(loss.first, loss.end):
+                if what == 0:
+                    self._lose(engine, at_s)
+                elif what == 1:
+                    for front in self.fronts:
+                        front.lose(engine)
+                else:
+                    self._start(engine)
+            if what == 1:
+                self._resume(loss, now_s)
+
+    def _lose(self, engine: int, now_s: float) -> None:
+        replica = self.replicas[engine]
+        assert replica is not None
+        replica.engine.advance(now_s)
+        self._take_ended(replica)
+        for arrival, running in replica.engine.unfinished():
+            self.sent[arrival.index].made += len(running.output_ids) if running is not None else 0
+        self._count(replica)
+        self.replicas[engine] = None
+
+    def _resume(self, loss: Loss, now_s: float) -> None:
+        """Submits all requests of the lost engines again, oldest first."""
+        for index in [index for index, sent in self.sent.items() if loss.first <= sent.engine < loss.end]:
+            sent = self.sent.pop(index)
+            self.num_resumed += 1
+            self._submit(self._new_index(), sent, now_s)
+
+    def _count(self, replica: Replica) -> None:
+        counters = replica.engine.scheduler.counters
+        self.cached_tokens += counters.prefix_hit_tokens
+        self.prompt_tokens += counters.prefix_hit_tokens + counters.prefilled_tokens

@@ -1,0 +1,112 @@
+"""One front in simulated time: it knows what engines tell, and chooses an engine for each request."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from time import thread_time
+
+from text_generation_benchmark.replicas.chats import Ids
+from text_generation_router.replicas.block_hashes import BLOCK_TOKENS, BlockHasher, HistoryHashes
+from text_generation_router.replicas.cache_index import CacheIndex
+from text_generation_router.replicas.cache_news import CacheNews
+from text_generation_router.replicas.choice import EngineChoice, EngineLoad
+
+HASHER = BlockHasher(bytes(32))
+NAMESPACE = ("simulation",)
+# Seconds for which the blocks of a request that was sent count as cached, if the engine does not tell of them.
+EXPECTED_S = 10.0
+
+
+class Policy(StrEnum):
+    ROUND_ROBIN = "round robin"
+    LEAST_REQUESTS = "least requests"
+    SCORE = "score"
+
+
+class FrontTimes:
+    """Processor time of one front, in seconds."""
+
+    def __init__(self) -> None:
+        self.hashing_s: list[float] = []
+        self.choosing_s: list[float] = []
+        self.news_s = 0.0  # all Load and Cache messages
+
+
+class SimulatedFront:
+    """`turn`: where its turns begin, different for each front."""
+
+    def __init__(self, policy: Policy, num_engines: int, max_blocks: int, turn: int) -> None:
+        self.times = FrontTimes()
+        self.index = CacheIndex(num_engines)
+        self.choice = EngineChoice(num_engines, turn)
+        self.num_sent = 0
+        self._max_blocks = max_blocks
+        self._unfinished = [0] * num_engines
+        self._turn = turn
+        self._sequences = [0] * num_engines
+        choices: dict[Policy, Callable[[list[int]], int | None]] = {
+            Policy.ROUND_ROBIN: self._next_in_turn,
+            Policy.LEAST_REQUESTS: self._least_requests,
+            Policy.SCORE: self._best_score,
+        }
+        self._choose, self._uses_cache = choices[policy], policy is Policy.SCORE
+
+    def choose(self, ids: Ids, now_s: float) -> int | None:
+        """The engine that gets the request, which is noted as sent. None: there is no engine."""
+        started = thread_time()
+        hashes = HistoryHashes(HASHER, NAMESPACE, ids).hashes if self._uses_cache else []
+        hashed = thread_time()
+        engine = self._choose(hashes)
+        self.times.choosing_s.append(thread_time() - hashed)
+        self.times.hashing_s.append(hashed - started)
+        if engine is not None:
+            self.send(engine, ids, hashes, now_s)
+        return engine
+
+    def send(self, engine: int, ids: Ids, hashes: list[int], now_s: float) -> None:
+        cached = int(self.index.matched(hashes)[engine]) * BLOCK_TOKENS if hashes else 0
+        self.num_sent += 1
+        self.choice.send(engine, self.num_sent, len(ids) - cached)
+        if hashes:
+            self.index.expect(engine, hashes, now_s + EXPECTED_S)
+        self._unfinished[engine] += 1
+
+    def leave(self, engine: int) -> None:
+        """One of its requests has ended on the engine, or was taken back."""
+        self._unfinished[engine] -= 1
+
+    def tell(self, engine: int, load: EngineLoad, news: list[CacheNews]) -> None:
+        started = thread_time()
+        self.choice.tell(engine, load, self.num_sent)
+        if self._uses_cache:
+            for each in news:
+                self._sequences[engine] += 1
+                assert self.index.take(engine, self._sequences[engine], each)
+        self.times.news_s += thread_time() - started
+
+    def tick(self, now_s: float) -> None:
+        self.index.forget_expected(now_s)
+
+    def join(self, engine: int, snapshot: list[CacheNews]) -> None:
+        self.index.join(engine, self._max_blocks)
+        self._sequences[engine] = self._unfinished[engine] = 0
+        self.tell(engine, EngineLoad(), snapshot)
+
+    def lose(self, engine: int) -> None:
+        self.index.leave(engine)
+        self.choice.lose(engine)
+
+    def _next_in_turn(self, hashes: list[int]) -> int | None:
+        self._turn += 1
+        engines = self.choice.open
+        return engines[self._turn % len(engines)] if engines else None
+
+    def _least_requests(self, hashes: list[int]) -> int | None:
+        self._turn += 1
+        engines = self.choice.open
+        if not engines:
+            return None
+        start = self._turn % len(engines)
+        return min(engines[start:] + engines[:start], key=self._unfinished.__getitem__)
+
+    def _best_score(self, hashes: list[int]) -> int | None:
+        return self.choice.choose(self.index.matched(hashes), len(hashes))
