@@ -36,6 +36,11 @@ class ServerPlace:
     def socket(self, rank: int) -> str:
         return socket_path(self.prefix, rank)
 
+    @property
+    def engine_socket(self) -> str:
+        """Path of the socket on which an engine without HTTP takes its fronts. It outlives the shards."""
+        return f"{self.prefix}-engine"
+
     def check_length(self, num_shard: int) -> None:
         longest = steps_path(self.socket(num_shard - 1))
         if len(os.fsencode(longest)) > MAX_SOCKET_PATH_BYTES:
@@ -68,6 +73,9 @@ class ServerPlace:
     def leave(self) -> None:
         """Removes the shards' files, the lock and the folder as far as possible. Raises nothing: the launcher ends."""
         self.remove_shard_files()
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.lstat(self.engine_socket).st_mode):
+                os.unlink(self.engine_socket)
         with suppress(OSError):
             os.unlink(self.lock)
         self._remove_folders()

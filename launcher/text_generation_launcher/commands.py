@@ -1,5 +1,6 @@
 """Makes the command lines and environments of the children from the plan. No input or output."""
 
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -7,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from text_generation_common.flags.declaration import env_name, flag_name, flags_of, values_of
+from text_generation_common.flags.http import HttpFlags
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.logs import LEVELS
 from text_generation_common.places import ServerPlace
@@ -21,6 +23,7 @@ PROGRESS_S = 0.5
 class Programs:
     server: str
     router: str
+    engine: str = "text-generation-engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,9 @@ def find_programs(directories: Sequence[Path], path: str | None) -> Programs:
         raise DownloadError("text-generation-server not found in PATH: install tgi-py")
     if router is None:
         raise WebserverCannotStart("text-generation-router not found in PATH: install tgi-py")
-    return Programs(server, router)
+    # Only --api-workers needs it, so its absence is told by its start.
+    engine = shutil.which("text-generation-engine", path=search)
+    return Programs(server, router, engine or "text-generation-engine")
 
 
 def download(plan: LaunchPlan, programs: Programs, environ: Mapping[str, str]) -> Command:
@@ -101,30 +106,81 @@ def router(
     """The router's command. `listen_fd` is the bound API socket and `port` its number, which the kernel has chosen if
     --port was 0. `launcher_fd` is the router's end of the line to the launcher.
     """
+    options = _options(master_shard_uds_path=place.socket(0), **_of_router(plan, listen_fd, launcher_fd))
+    options += _router_flags(plan, replace(plan.http, port=port))
+    env = _router_env(plan, environ)
+    return Command("router", (programs.router, *options), env, pass_fds=(listen_fd, launcher_fd))
+
+
+def front(
+    plan: LaunchPlan,
+    programs: Programs,
+    environ: Mapping[str, str],
+    place: ServerPlace,
+    number: int,
+    listen_fd: int,
+    port: int,
+    launcher_fd: int,
+) -> Command:
+    """The command of front `number`: a router whose engine is another process. Connections are shared out."""
+    most_connections = math.ceil(plan.http.max_connections / plan.api_workers)
+    options = _options(engines=(f"unix://{place.engine_socket}",), **_of_router(plan, listen_fd, launcher_fd))
+    options += _router_flags(plan, replace(plan.http, port=port, max_connections=most_connections))
+    argv, fds = (programs.router, *options), (listen_fd, launcher_fd)
+    return Command("router", argv, _router_env(plan, environ), fds, log_fields={"worker": number})
+
+
+def engine(
+    plan: LaunchPlan, programs: Programs, environ: Mapping[str, str], place: ServerPlace, launcher_fd: int
+) -> Command:
+    """The command of the engine whose fronts are other processes. `launcher_fd`: see `router`."""
     options = _options(
-        listen_fd=listen_fd,
+        address=f"unix://{place.engine_socket}",
         launcher_fd=launcher_fd,
         master_shard_uds_path=place.socket(0),
         tokenizer_name=plan.model_id,
         json_output=True,
         testing=plan.process.testing,
+        max_concurrent_requests=plan.requests.max_concurrent_requests,
+        tgi_buckets=plan.http.tgi_buckets,
     )
-    for group in (
+    for group in (plan.files, plan.tokens, plan.scheduling, plan.compute):
+        options += _flags(group)
+    env = _inherited(plan, environ, "API_KEY") | _token(environ) | _variables(values_of(plan.cache))
+    env |= _variables(values_of(plan.shard))
+    return Command("engine", (programs.engine, *options), env, pass_fds=(launcher_fd,))
+
+
+def _of_router(plan: LaunchPlan, listen_fd: int, launcher_fd: int) -> dict[str, object]:
+    return {
+        "listen_fd": listen_fd,
+        "launcher_fd": launcher_fd,
+        "tokenizer_name": plan.model_id,
+        "json_output": True,
+        "testing": plan.process.testing,
+    }
+
+
+def _router_flags(plan: LaunchPlan, http: HttpFlags) -> list[str]:
+    groups = (
         plan.names,
         plan.files,
         plan.requests,
         plan.formats,
         plan.tokens,
         plan.scheduling,
-        replace(plan.http, port=port),
+        http,
         plan.access,
         plan.tracing,
-    ):
-        options += _flags(group)
+    )
+    return [word for group in groups for word in _flags(group)]
+
+
+def _router_env(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
     env = _inherited(plan, environ, "API_KEY") | _token(environ) | _variables(values_of(plan.cache))
     if plan.access.api_key:
         env["API_KEY"] = " ".join(plan.access.api_key)  # not a flag: every user of the machine can read command lines
-    return Command("router", (programs.router, *options), env, pass_fds=(listen_fd, launcher_fd))
+    return env
 
 
 def most_verbose(log_level: str) -> str:

@@ -37,6 +37,12 @@ class LauncherConfig:
     max_input_length: int | None = flag(None, "Old name of --max-input-tokens.", min=0, positive=True)
     scheduling: SchedulingFlags = SchedulingFlags()
     http: HttpFlags = HttpFlags()
+    api_workers: int = flag(
+        0,
+        "Number of processes that serve HTTP on the port, beside a process for the engine; 0: one process does both.",
+        min=0,
+        max=64,
+    )
     access: AccessFlags = AccessFlags()
     process: ProcessFlags = ProcessFlags()
     env: bool = flag(False, "Log versions, platform and GPUs, then serve.", short="-e", env=False)
@@ -64,6 +70,7 @@ class LaunchPlan:
     tokens: TokenFlags
     scheduling: SchedulingFlags
     http: HttpFlags
+    api_workers: int = 0  # number of fronts beside an engine; 0: a router is both
     access: AccessFlags
     tracing: TracingFlags = TracingFlags()
     process: ProcessFlags

@@ -55,6 +55,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
         tokens=tokens,
         scheduling=config.scheduling,
         http=replace(config.http, hostname=hostname),
+        api_workers=config.api_workers,
         access=config.access,
         tracing=config.tracing,
         process=config.process,

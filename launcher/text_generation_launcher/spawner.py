@@ -54,8 +54,20 @@ class Spawner:
         )
         return await self._start(command, WebserverCannotStart)
 
+    async def start_engine(self, launcher_fd: int) -> Child:
+        """Starts an engine without HTTP. `launcher_fd`: as in `start_router`."""
+        command = commands.engine(self.plan, self._programs, self._environ, self._place, launcher_fd)
+        return await self._start(command, WebserverCannotStart)
+
+    async def start_front(self, number: int, launcher_fd: int) -> Child:
+        """Starts one of the engine's fronts. `launcher_fd`: as in `start_router`."""
+        command = commands.front(
+            self.plan, self._programs, self._environ, self._place, number, self._listen_fd, self._port, launcher_fd
+        )
+        return await self._start(command, WebserverCannotStart)
+
     def running_as(self, name: str) -> list[Child]:
-        """The running children of one kind: download, shard or router."""
+        """The running children of one kind: download, shard, engine or router. Fronts are routers."""
         return [child for child in self.running if child.command.name == name]
 
     async def _start(

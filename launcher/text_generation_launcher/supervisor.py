@@ -1,8 +1,8 @@
 """Starts and stops the children in order: weights first, then shards and router side by side; stops the router first.
 
-There is one event loop and no thread. Two tasks keep the children alive: `epochs.py` the shards, `webserver.py`
-the router. Both start processes through the supervisor's `Spawner`. The supervisor passes messages between the two
-tasks, and handles signals.
+There is one event loop and no thread. Two tasks keep the children alive: `epochs.py` the shards, `serving.py` the
+router, or the engine and its fronts. Both start processes through the supervisor's `Spawner`. The supervisor passes
+messages between the two tasks, and handles signals.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from text_generation_launcher.process import SEE_LOG, Child, log_last_lines
 from text_generation_launcher.progress import make_display
 from text_generation_launcher.resolve import with_prefill_budget
 from text_generation_launcher.restarts import MOST_DEATHS, Restarts
+from text_generation_launcher.serving import ServingProcesses
 from text_generation_launcher.spawner import Spawner
-from text_generation_launcher.webserver import Webserver
 
 if TYPE_CHECKING:
     from text_generation_launcher.preflight import Machine
@@ -35,7 +35,7 @@ logger = logging.getLogger("text_generation_launcher")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds between SIGTERM and SIGKILL for each kind of child, in the order in which children are stopped. A router gets
 # additional time before that in which it drains.
-STOP_S: Mapping[str, float] = {"download": 10.0, "router": 5.0, "shard": 5.0}
+STOP_S: Mapping[str, float] = {"download": 10.0, "router": 5.0, "engine": 5.0, "shard": 5.0}
 # Seconds that a draining router gets in addition to its own timeout: it may need twice 5 s for its last answers.
 DRAIN_MARGIN_S = 12.0
 # The same for all children at once before the server has served: no request is lost.
@@ -64,10 +64,10 @@ class Supervisor:
         self._first_signal: signal.Signals | None = None
         self._machine = machine
         self._spawner = Spawner(plan, programs, environ, place, listen_fd, port, janitor)
-        self._webserver = Webserver(self._spawner, self._on_message, self._on_router_end, Restarts())
+        self._serving = ServingProcesses(self._spawner, self._on_message, self._on_owner_end)
         paths = [place.socket(rank) for rank in range(self._num_shard)]
         self._epochs = Epochs(
-            self._spawner, paths, self._webserver.notify, place.clear, Restarts(most_failures=MOST_DEATHS)
+            self._spawner, paths, self._serving.notify, place.clear, Restarts(most_failures=MOST_DEATHS)
         )
 
     async def run(self) -> int:
@@ -82,14 +82,14 @@ class Supervisor:
         serving = asyncio.create_task(self._serve())
         try:
             await _first_of(serving, self._stop_asked)
-            if self._webserver.has_listened and not serving.done():
+            if self._serving.has_listened and not serving.done():
                 await self._drain(serving)
             if serving.done():
                 serving.result()
         finally:
             await cancelled(serving)
-            await (self._stop_all() if self._webserver.has_listened else self._stop_unready())
-        return INTERRUPTED if self._first_signal is signal.SIGINT and not self._webserver.has_listened else 0
+            await (self._stop_all() if self._serving.has_listened else self._stop_unready())
+        return INTERRUPTED if self._first_signal is signal.SIGINT and not self._serving.has_listened else 0
 
     def _on_signal(self, number: signal.Signals) -> None:
         """The first signal lets running requests end; the second signal kills all children."""
@@ -103,7 +103,7 @@ class Supervisor:
     async def _serve(self) -> None:
         """Returns when the router was stopped. Raises when router or shards cannot be kept alive."""
         await self._get_weights()
-        keepers = [asyncio.create_task(self._epochs.run()), asyncio.create_task(self._webserver.run())]
+        keepers = [asyncio.create_task(self._epochs.run()), asyncio.create_task(self._serving.run())]
         try:
             done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
             for keeper in done:
@@ -141,9 +141,9 @@ class Supervisor:
         elif message.event is LinkEvent.RESTART:
             self._epochs.end_epoch(message.epoch, message.reason)
 
-    def _on_router_end(self) -> None:
-        """Replaces the shards if there are several: a step of the dead router may have reached only some ranks, which
-        then wait for the other ranks in a collective. A single shard continues with the next router.
+    def _on_owner_end(self) -> None:
+        """Replaces the shards if there are several: a step of the dead router or engine may have reached only some
+        ranks, which then wait for the other ranks in a collective. A single shard continues with the next one.
         """
         if self._num_shard > 1:
             self._epochs.end_ready_epoch("The webserver ended between the calls to its shards")
@@ -151,7 +151,7 @@ class Supervisor:
     async def _drain(self, serving: "asyncio.Task[None]") -> None:
         """Asks the router to end, which it does when its requests are done. Until then the shards are kept alive."""
         logger.info("Terminating webserver")
-        self._webserver.stop()
+        self._serving.stop()
         limit_s = self._spawner.plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
         await _first_of(serving, self._kill_asked, limit_s)
         if serving.done() and serving.exception() is None:
@@ -159,7 +159,7 @@ class Supervisor:
         elif not serving.done() and not self._kill_asked.is_set():
             for router in self._spawner.running_as("router"):
                 router.send(signal.SIGKILL)
-            await asyncio.wait([serving], timeout=STOP_S["router"])
+            await asyncio.wait([serving], timeout=STOP_S["router"] + STOP_S["engine"])
             logger.info("webserver killed")
 
     async def _stop_all(self) -> None:

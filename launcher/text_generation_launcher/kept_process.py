@@ -1,14 +1,14 @@
-"""Keeps the router alive, and holds the launcher's end of the line to the router. The launcher keeps the port's socket
-open between routers.
+"""Keeps a process that serves requests alive, and holds the launcher's end of the line to the process: a router, an
+engine without HTTP, or a front of such an engine. The launcher keeps the port's socket open meanwhile.
 
-A router that hangs is killed, and then replaced like any router that has died.
+A process that hangs is killed, and then replaced like any process that has died.
 """
 
 import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from text_generation_common.link import Link, LinkEvent, LinkMessage
@@ -17,82 +17,94 @@ from text_generation_launcher.errors import WebserverCannotStart, WebserverFaile
 from text_generation_launcher.process import SEE_LOG, Child, log_last_lines
 from text_generation_launcher.pulse import Pulse, until_it_hangs
 from text_generation_launcher.restarts import Restarts
-from text_generation_launcher.spawner import Spawner
 
 logger = logging.getLogger("text_generation_launcher")
 
-# Seconds to read the last messages of a dead router: a process that the router has started may hold the line open.
+# Seconds to read the last messages of a dead process: a process that it has started may hold the line open.
 LAST_MESSAGES_S = 1.0
-# Exit statuses with which a router ends after it was asked to end.
+# Exit statuses with which a process ends after it was asked to end.
 ASKED_ENDS = (0, -signal.SIGTERM, -signal.SIGKILL)
 
 
-class Webserver:
-    """Keeps the router alive. `run` is to be started as a task. `on_message` is called with the router's messages about
-    shards, `on_end` when a router has ended without being asked to.
+class KeptProcess:
+    """Keeps one process alive. `run` is to be started as a task. `on_message` is called with its messages about shards,
+    `on_end` when it has ended without being asked to.
     """
 
     def __init__(
         self,
-        spawner: Spawner,
+        start: Callable[[int], Awaitable[Child]],
+        title: str,
         on_message: Callable[[LinkMessage], None],
         on_end: Callable[[], None],
         restarts: Restarts,
+        waits_for_shards: bool = True,
     ) -> None:
-        self._spawner = spawner
+        """`start` starts the process, with its end of the line. `title`: its name at the start of log lines.
+        `waits_for_shards`: whether its first start is told when the first shards are ready."""
+        self._start = start
+        self.title = title
         self._on_message = on_message
         self._on_end = on_end
         self._restarts = restarts
+        self._waits_for_shards = waits_for_shards
         self._stopping = asyncio.Event()
         self._child: Child | None = None
         self._link: Link | None = None
-        self._ready: LinkMessage | None = None  # the `ready` message of the living shards, kept for later routers
+        self._ready: LinkMessage | None = None  # the `ready` message of the living shards, kept for later processes
         self._has_had_shards = False
-        self._has_hung = False  # the present router was killed because it hung
+        self._has_hung = False  # the present process was killed because it hung
         self.has_listened = False
 
+    @property
+    def name(self) -> str:
+        """The name within log lines."""
+        return self.title.lower()
+
     def notify(self, message: LinkMessage) -> None:
-        """Sends `ready` or `lost` to the present router. `ready` is also sent to later routers, until `lost`."""
+        """Sends `ready` or `lost` to the process. `ready` is also sent to later processes, until `lost`."""
         if not self._has_had_shards and message.event is LinkEvent.READY:
             # TGI logs this line when its shards are ready, and only then starts its router. Our router runs already.
-            logger.info("Starting Webserver")
+            logger.info("Starting %s", self.title)
             self._has_had_shards = True
         self._ready = message if message.event is LinkEvent.READY else None
         if self._link is not None:
             self._link.send(message)
 
     def stop(self) -> None:
-        """Asks the router to end, which it does when its requests are done; then `run` returns."""
+        """Asks the process to end, which it does when its requests are done; then `run` returns."""
         self._stopping.set()
         self._send(signal.SIGTERM)
 
     async def run(self) -> None:
-        """Keeps a router running until `stop`. Raises a CommandError when another start would not help."""
+        """Keeps a process running until `stop`. Raises a CommandError when another start would not help."""
+        if not self._waits_for_shards:
+            logger.info("Starting %s", self.title)
         while True:
             child = None
             try:
-                child = await self._run_router()
+                child = await self._run_one()
             except WebserverCannotStart as error:
                 if not self.has_listened:
                     raise
-                logger.error("Webserver cannot start: %s", error.reason)
+                logger.error("%s cannot start: %s", self.title, error.reason)
             if not self._stopping.is_set():
                 self._on_end()
                 await self._wait_for_next_start(child)
             if self._stopping.is_set():
                 return
-            logger.info("Starting Webserver")
+            logger.info("Starting %s", self.title)
 
-    async def _run_router(self) -> Child:
-        """Runs one router to its end. WebserverFailed if it was asked to end and failed to."""
+    async def _run_one(self) -> Child:
+        """Runs one process to its end. WebserverFailed if it was asked to end and failed to."""
         self._has_hung = False
         ours, theirs = socket.socketpair()
         self._link = link = await Link.open(ours)
         try:
             with theirs:
-                self._child = child = await self._spawner.start_router(theirs.fileno())
+                self._child = child = await self._start(theirs.fileno())
             if self._stopping.is_set():
-                self._send(signal.SIGTERM)  # `stop` was called before this router's process existed.
+                self._send(signal.SIGTERM)  # `stop` was called before the process existed.
             if self._ready is not None:
                 link.send(self._ready)
             await self._follow(link, child)
@@ -101,16 +113,16 @@ class Webserver:
             self._link = self._child = None
         if self._stopping.is_set() and (self._has_hung or child.exited.result() not in ASKED_ENDS):
             if not child.error:
-                _log_end(child)
-            raise _failed(child)
+                self._log_end(child)
+            raise self._failed(child)
         return child
 
     async def _follow(self, link: Link, child: Child) -> None:
-        """Reads the router's messages and watches its pulse. Returns when the router has ended."""
+        """Reads the messages of the process and watches its pulse. Returns when it has ended."""
         pulse = Pulse(lambda: link.send(LinkMessage(LinkEvent.PING)))
         reading = asyncio.create_task(self._read_messages(link, child, pulse))
         watching = asyncio.create_task(self._kill_when_it_hangs(pulse, child))
-        # A router that closes the line is about to end, and need not answer pings.
+        # A process that closes the line is about to end, and need not answer pings.
         reading.add_done_callback(lambda _: watching.cancel())
         try:
             await asyncio.wait([child.exited])
@@ -132,25 +144,25 @@ class Webserver:
                         self._restarts.succeeded()
                     self._on_message(message)
         except (ValueError, KeyError, TypeError) as error:
-            logger.error("The webserver sent a line that is not a message (%s): killing it", error)
+            logger.error("The %s sent a line that is not a message (%s): killing it", self.name, error)
             child.send(signal.SIGKILL)
 
     async def _kill_when_it_hangs(self, pulse: Pulse, child: Child) -> None:
         reason = await until_it_hangs(pulse, child.pid)
-        logger.error("The webserver hangs (%s): killing it", reason)
+        logger.error("The %s hangs (%s): killing it", self.name, reason)
         self._has_hung = True
         child.send(signal.SIGKILL)
 
     async def _wait_for_next_start(self, child: Child | None) -> None:
         """Waits until the next start is due, or until `stop`. Raises when there should be no next start. `child` is the
-        router that has ended, None if it could not be started."""
+        process that has ended, None if it could not be started."""
         wait_s = self._restarts.failed()
         is_last = wait_s is None or not self.has_listened
         if child is not None and not (is_last and child.error):
-            _log_end(child)
+            self._log_end(child)
         if wait_s is None or not self.has_listened:
-            raise _failed(child)
-        logger.warning("Starting the webserver again in %.1fs", wait_s)
+            raise self._failed(child)
+        logger.warning("Starting the %s again in %.1fs", self.name, wait_s)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), wait_s)
 
@@ -158,15 +170,13 @@ class Webserver:
         if self._child is not None:
             self._child.send(number)
 
+    def _log_end(self, child: Child) -> None:
+        log_last_lines(f"{self.title} {child.how_it_ended}", child)
+        logger.error("%s Crashed", self.title)
 
-def _log_end(child: Child) -> None:
-    log_last_lines(f"Webserver {child.how_it_ended}", child)
-    logger.error("Webserver Crashed")
-
-
-def _failed(child: Child | None) -> WebserverFailed:
-    if child is None:
-        return WebserverFailed("the webserver cannot be started", SEE_LOG)
-    return (
-        WebserverFailed(child.error) if child.error else WebserverFailed(f"the webserver {child.how_it_ended}", SEE_LOG)
-    )
+    def _failed(self, child: Child | None) -> WebserverFailed:
+        if child is None:
+            return WebserverFailed(f"the {self.name} cannot be started", SEE_LOG)
+        if child.error:
+            return WebserverFailed(child.error)
+        return WebserverFailed(f"the {self.name} {child.how_it_ended}", SEE_LOG)

@@ -1,4 +1,4 @@
-"""Tests Webserver, which keeps routers alive. The routers here are one line of Python each."""
+"""Tests KeptProcess, which keeps routers alive. The routers here are one line of Python each."""
 
 import asyncio
 import os
@@ -9,8 +9,8 @@ import pytest
 from text_generation_common.link import LinkEvent, LinkMessage
 from text_generation_launcher.commands import Command
 from text_generation_launcher.errors import WebserverCannotStart, WebserverFailed
+from text_generation_launcher.kept_process import KeptProcess
 from text_generation_launcher.process import Child
-from text_generation_launcher.webserver import Webserver
 
 SAY = "import os, sys; line = int(sys.argv[1]); say = lambda text: os.write(line, text.encode() + b'\\n')\n"
 LISTENING = """say('{"event": "listening", "epoch": 0, "reason": ""}')\n"""
@@ -35,15 +35,17 @@ class Chances:
 
 
 class Keeper:
-    """A Webserver, and its Spawner: the routers run the given programs, one after the other. An exception among them is
-    raised in place of a start."""
+    """A KeptProcess, and what starts it: the routers run the given programs, one after the other. An exception among
+    them is raised in place of a start."""
 
     def __init__(self, *programs: str | Exception, chances: int = 5, wait_s: float = 0.0) -> None:
         self.received: list[LinkMessage] = []
         self.num_ends = 0
         self.outputs: list[str] = []
         self._programs = list(programs)
-        self.webserver = Webserver(self, self.received.append, self._on_end, Chances(chances, wait_s))
+        self.webserver = KeptProcess(
+            self.start_router, "Webserver", self.received.append, self._on_end, Chances(chances, wait_s)
+        )
 
     async def start_router(self, fd: int) -> Child:
         program = self._programs.pop(0)
