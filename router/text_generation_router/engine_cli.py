@@ -1,0 +1,76 @@
+"""`text-generation-engine`: an engine without HTTP, for fronts in other processes. The launcher starts it for
+--api-workers.
+"""
+
+# ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
+
+from dataclasses import dataclass
+from typing import Any
+
+from text_generation_common.flags.declaration import REQUIRED, borrowed, flag, from_values
+from text_generation_common.flags.http import HttpFlags
+from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ShardFlags
+from text_generation_common.flags.process import InheritedFlags, ProcessFlags
+from text_generation_common.flags.programs import ROUTER
+from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
+from text_generation_common.logs import setup_logging
+from text_generation_common.typer_command import ReportingCommand, make_app, taking
+from text_generation_router.cli import fail, set_up_faults
+from text_generation_router.errors import ShardsError, StartError
+from text_generation_router.serve_engine import EngineSettings, run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags:
+    """The engine's command line."""
+
+    tokenizer_name: str = flag(REQUIRED, "Local directory or hub id of the model.")
+    address: str = flag(REQUIRED, "Where fronts connect: unix:///PATH or HOST:PORT.", env=False)
+    files: FileFlags = FileFlags()
+    weights_cache_override: str | None = borrowed(CacheFlags, "weights_cache_override")
+    max_concurrent_requests: int = borrowed(RequestFlags, "max_concurrent_requests")
+    tokens: TokenFlags = TokenFlags()
+    scheduling: SchedulingFlags = SchedulingFlags()
+    compute: ComputeFlags = ComputeFlags()
+    shard: ShardFlags = ShardFlags()
+    tgi_buckets: bool = borrowed(HttpFlags, "tgi_buckets")
+    graceful_termination_timeout: float = borrowed(HttpFlags, "graceful_termination_timeout")
+    master_shard_uds_path: str = flag(REQUIRED, "The first shard's socket.")
+    launcher_fd: int | None = flag(None, "An inherited socket to the launcher.", env=False, hidden=True, min=0)
+    process: ProcessFlags = ProcessFlags()
+    log_level: str = flag("info", "A level's name, or a filter such as info,NAME=debug.", hidden=True)
+    inherited: InheritedFlags = InheritedFlags()
+
+
+def serve(values: dict[str, Any]) -> None:
+    flags = from_values(EngineFlags, values)
+    setup_logging(flags.log_level, flags.process.json_output)
+    settings = EngineSettings(
+        model=flags.tokenizer_name,
+        revision=flags.files.revision,
+        weights_cache_override=flags.weights_cache_override,
+        address=flags.address,
+        max_concurrent_requests=flags.max_concurrent_requests,
+        tokens=flags.tokens,
+        scheduling=flags.scheduling,
+        compute=flags.compute,
+        shard=flags.shard,
+        tgi_buckets=flags.tgi_buckets,
+        patience_s=flags.graceful_termination_timeout,
+        master_shard_uds_path=flags.master_shard_uds_path,
+        launcher_fd=flags.launcher_fd,
+    )
+    try:
+        set_up_faults(flags.inherited.failpoints, flags.process.testing)
+        run(settings)
+    except (StartError, ShardsError) as error:
+        fail(str(error))
+
+
+HELP = """Own the queue and the token slots of a model, for routers in other processes."""
+app = make_app()
+app.command(cls=ReportingCommand, help=HELP)(taking(serve, ROUTER, EngineFlags))
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,121 @@
+"""Starts an engine without HTTP, serves it to its fronts, and stops it once its requests have ended."""
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+
+import uvloop
+
+from text_generation_common.cluster.endpoints import parse_endpoint
+from text_generation_common.cluster.identity import Role
+from text_generation_common.cluster.security import Security
+from text_generation_common.errors import CommandError
+from text_generation_common.flags.model import ComputeFlags, ShardFlags
+from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
+from text_generation_common.tasks import cancelled
+from text_generation_router.engine.config import EngineConfig
+from text_generation_router.engine.local import LocalEngine
+from text_generation_router.engine_service.identity import EngineIdentity, engine_digest
+from text_generation_router.engine_service.server import EngineServer
+from text_generation_router.engines import find_shard_groups
+from text_generation_router.errors import ShardsError, StartError
+from text_generation_router.metrics import Metrics
+from text_generation_router.serve import SWITCH_S
+from text_generation_router.text.model_files import find_model_files
+
+logger = logging.getLogger("text_generation_router")
+
+# Seconds between two looks at whether the last request has ended.
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    model: str  # a local directory or a hub id
+    revision: str | None
+    weights_cache_override: str | None  # a folder with the model's files, used instead of `model`
+    address: str  # where fronts connect
+    max_concurrent_requests: int
+    tokens: TokenFlags
+    scheduling: SchedulingFlags
+    compute: ComputeFlags
+    shard: ShardFlags
+    tgi_buckets: bool
+    patience_s: float  # seconds that requests get to end after the first signal
+    master_shard_uds_path: str
+    launcher_fd: int | None
+
+
+def run(settings: EngineSettings) -> None:
+    """Serves until a signal. Raises StartError if the engine cannot start, ShardsError if it has no shards."""
+    sys.setswitchinterval(SWITCH_S)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, suppress(asyncio.CancelledError):
+        runner.run(_serve(settings))
+
+
+async def _serve(settings: EngineSettings) -> None:
+    stop = asyncio.Event()
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # A signal during the start ends the start: no request was accepted yet.
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        endpoint = parse_endpoint(settings.address, listens=True)
+        security = Security(Role.ENGINE, tls_dir=None, insecure=False, logger=logger)
+        security.check(endpoint)
+    except CommandError as error:
+        raise StartError(error.reason) from None
+    folder = find_model_files(settings.model, settings.revision, settings.weights_cache_override).folder
+    metrics = Metrics(settings.tgi_buckets)
+    groups = await find_shard_groups(settings.launcher_fd, settings.master_shard_uds_path)
+    config = EngineConfig(settings.tokens, settings.scheduling, settings.max_concurrent_requests)
+    engine = LocalEngine(groups, config, metrics)
+    server: EngineServer | None = None
+    try:
+        await engine.start()
+        digest = await asyncio.to_thread(
+            engine_digest, folder, engine.snapshot().model, settings.compute, settings.shard
+        )
+        identity = EngineIdentity(uuid.uuid4().hex, _term(), digest)
+        server = EngineServer(engine, identity, metrics, settings.max_concurrent_requests, security)
+        try:
+            await server.listen(endpoint)
+        except CommandError as error:
+            raise StartError(error.reason) from None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        groups.listening()
+        logger.info("Engine serves its fronts at %s", settings.address)
+        await _until_stopped(engine, server, stop, settings.patience_s)
+        if engine.failed.done():
+            raise ShardsError("the engine has failed and generates no more text; its log line has the cause")
+    finally:
+        if server is not None:
+            await server.close()
+        await engine.close()
+
+
+async def _until_stopped(engine: LocalEngine, server: EngineServer, stop: asyncio.Event, patience_s: float) -> None:
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([stopped, engine.failed], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancelled(stopped)
+    if engine.failed.done():
+        return
+    logger.info("signal received, the engine ends after its last request")
+    server.drain()
+    until_s = time.monotonic() + patience_s
+    while engine.num_open and time.monotonic() < until_s and not engine.failed.done():
+        await asyncio.sleep(POLL_S)
+
+
+def _term() -> int:
+    """The number of this life: rising from one start on a machine to the next."""
+    return time.time_ns()
