@@ -1,6 +1,7 @@
 """The processes of a running server, found by pid: their roles, their listening sockets and their memory."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -28,13 +29,30 @@ def shards(launcher: int) -> dict[int, psutil.Process]:
 
 def router(launcher: int) -> psutil.Process:
     """The router's process. Raises LookupError while there is none."""
-    for process in psutil.Process(launcher).children():
-        try:
-            if _runs(process, "text-generation-router"):
-                return process
-        except psutil.Error:
-            continue
+    for process in routers(launcher):
+        return process
     raise LookupError(f"the launcher {launcher} has no router now")
+
+
+def routers(launcher: int) -> list[psutil.Process]:
+    """The router or, with --api-workers, the engine's fronts."""
+    return _children(launcher, "text-generation-router")
+
+
+def engine(launcher: int) -> psutil.Process:
+    """The engine of --api-workers. Raises LookupError while there is none."""
+    for process in _children(launcher, "text-generation-engine"):
+        return process
+    raise LookupError(f"the launcher {launcher} has no engine now")
+
+
+def _children(launcher: int, program: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process(launcher).children():
+        with suppress(psutil.Error):  # the process ended meanwhile
+            if _runs(process, program):
+                found.append(process)
+    return found
 
 
 def epoch(shard: psutil.Process) -> int:

@@ -34,17 +34,23 @@ class ServedEngine:
 
 async def find_engine(config: RouterConfig, metrics: Metrics) -> ServedEngine:
     """The engine of the config. It is not started. Raises StartError."""
-    link = None
-    if config.launcher_fd is not None:
-        link = await Link.open(inherited_socket("--launcher-fd", config.launcher_fd))
+    link = await line_to_launcher(config.launcher_fd)
     if config.engines:
         return _remote(config, link)
-    groups: ShardGroups = StandaloneGroups(config.master_shard_uds_path)
-    if link is not None:
-        groups = LaunchedGroups(link, config.master_shard_uds_path)
+    groups = shard_groups(link, config.master_shard_uds_path)
     most = config.requests.max_concurrent_requests
     engine = LocalEngine(groups, EngineConfig(config.tokens, config.scheduling, most), metrics)
     return ServedEngine(engine, lambda: most, groups.listening, engine.close)
+
+
+async def line_to_launcher(launcher_fd: int | None) -> Link | None:
+    """Raises StartError if `launcher_fd` is not a socket."""
+    return await Link.open(inherited_socket("--launcher-fd", launcher_fd)) if launcher_fd is not None else None
+
+
+def shard_groups(link: Link | None, master_uds_path: str) -> ShardGroups:
+    """The groups that a launcher starts, or the shards that run without one."""
+    return LaunchedGroups(link, master_uds_path) if link is not None else StandaloneGroups(master_uds_path)
 
 
 def _remote(config: RouterConfig, link: Link | None) -> ServedEngine:

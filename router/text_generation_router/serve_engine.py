@@ -22,7 +22,7 @@ from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine_service.identity import EngineIdentity, engine_digest
 from text_generation_router.engine_service.server import EngineServer
-from text_generation_router.engines import find_shard_groups
+from text_generation_router.engines import line_to_launcher, shard_groups
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.metrics import Metrics
 from text_generation_router.serve import SWITCH_S
@@ -73,7 +73,7 @@ async def _serve(settings: EngineSettings) -> None:
         raise StartError(error.reason) from None
     folder = find_model_files(settings.model, settings.revision, settings.weights_cache_override).folder
     metrics = Metrics(settings.tgi_buckets)
-    groups = await find_shard_groups(settings.launcher_fd, settings.master_shard_uds_path)
+    groups = shard_groups(await line_to_launcher(settings.launcher_fd), settings.master_shard_uds_path)
     config = EngineConfig(settings.tokens, settings.scheduling, settings.max_concurrent_requests)
     engine = LocalEngine(groups, config, metrics)
     server: EngineServer | None = None
@@ -112,7 +112,7 @@ async def _until_stopped(engine: LocalEngine, server: EngineServer, stop: asynci
     logger.info("signal received, the engine ends after its last request")
     server.drain()
     until_s = time.monotonic() + patience_s
-    while engine.num_open and time.monotonic() < until_s and not engine.failed.done():
+    while not engine.is_idle and time.monotonic() < until_s and not engine.failed.done():
         await asyncio.sleep(POLL_S)
 
 

@@ -37,8 +37,8 @@ PROGRAM = """
 import json, os, signal, socket, sys, threading, time
 
 def role():
-    if sys.argv[0].endswith("router"):
-        return "router"
+    if sys.argv[0].endswith(("router", "engine")):
+        return sys.argv[0].rpartition("-")[2]
     return "download" if sys.argv[1] == "download-weights" else "shard"
 
 def value(flag):
@@ -112,9 +112,8 @@ def talk():
         if message["event"] == "ready":
             if mode == "fail_when_ready":
                 complain(3)
-            server.listen()
-            threading.Thread(target=answer, args=[server], daemon=True).start()
-            log("Connected", port=server.getsockname()[1])
+            if role() == "router":
+                serve()
             say(line, "listening")
             if mode == "confirm":
                 say(line, "confirmed", message["epoch"])
@@ -123,6 +122,11 @@ def talk():
                 say(line, "restart", 1, "wrong answers")
             if mode == "babbles" and starts() == 1:
                 line.sendall(b"what?" + bytes([10]))
+
+def serve():
+    server.listen()
+    threading.Thread(target=answer, args=[server], daemon=True).start()
+    log("Connected", port=server.getsockname()[1])
 
 def say(line, event, epoch=0, reason=""):
     line.sendall(json.dumps({"event": event, "epoch": epoch, "reason": reason}).encode() + bytes([10]))
@@ -149,9 +153,13 @@ if role() == "shard":
     with open(value("--uds-path") + "-" + os.environ["TGI_EPOCH"] + ".rendezvous", "w"):
         log("Server started")
 else:
-    server = socket.socket(fileno=int(value("--listen-fd")))
+    if role() == "router":
+        server = socket.socket(fileno=int(value("--listen-fd")))
     print("a plain line", file=sys.stderr, flush=True)
     threading.Thread(target=talk, daemon=True).start()
+    if "--engines" in sys.argv:
+        serve()
+        say(socket.socket(fileno=os.dup(int(value("--launcher-fd")))), "listening")
 if mode == "die_later":
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -198,7 +206,7 @@ class Site:
         self.programs.mkdir()
         self.model.mkdir()
         make_model(self.model)
-        for name in ("text-generation-server", "text-generation-router"):
+        for name in ("text-generation-server", "text-generation-router", "text-generation-engine"):
             program = self.programs / name
             program.write_text(f"#!{sys.executable} -S\n{PROGRAM}")
             program.chmod(0o755)

@@ -74,7 +74,6 @@ TGI_FLAGS = {
 OTHER_FLAGS = {"model-id": "demo", "shard-uds-path": None, "prometheus-port": None, "usage-stats": None, "env": False}
 OWN_FLAGS = {
     "api-key-file": None,
-    "api-workers": 0,
     "closed-routes": False,
     "load-format": "auto",
     "served-model-name": None,

@@ -27,6 +27,32 @@ def test_children_start_in_order_and_stop_router_first(site):
     assert launch.stderr == ""
 
 
+def test_fronts_stop_before_their_engine_and_the_engine_before_its_shards(site):
+    launch = site.launch("--api-workers", "2").ready()
+    site.wait_until_heard("ready", 1)
+    assert launch.end(signal.SIGTERM) == 0
+    first, *others = [entry["role"] for entry in site.events("start")]
+    assert (first, sorted(others)) == ("download", ["engine", "router", "router", "shard"])
+    assert [entry["role"] for entry in site.events("stop")] == ["router", "router", "engine", "shard"]
+    assert launch.stderr == ""
+
+
+def test_a_front_and_an_engine_that_die_are_replaced_alone(site):
+    site.launch("--api-workers", "2", FAKE_ENGINE="START=1 die_later", FAKE_ROUTER="START=1 die_later").ready()
+    site.wait_for_start("engine", 2)
+    site.wait_for_start("router", 3)
+    assert len(site.starts("shard")) == 1
+
+
+def test_several_ranks_are_replaced_with_their_engine_and_not_with_a_front(site):
+    flags = ("--api-workers", "1", "--num-shard", "2")
+    site.launch(*flags, FAKE_ENGINE="START=1 die_later", FAKE_ROUTER="START=1 die_later").ready()
+    site.wait_for_start("engine", 2)
+    site.wait_for_start("router", 2)
+    site.wait_for_start("shard", 4)
+    site.wait_until_heard("ready", 2)
+
+
 def test_milestones_come_in_tgi_s_order_and_few_lines(site):
     launch = site.launch().ready()
     milestones = [

@@ -1,0 +1,73 @@
+"""One engine and two fronts on one port: who dies costs nobody else anything."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import processes
+import pytest
+from scale import SHORT
+from server_process import ServerProcess, wait_until
+from streams import StreamAnswer, StreamClients, compare, run_streams
+
+FRONTS = 2
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with SHORT.server(1, "--api-workers", str(FRONTS)) as server:
+        yield server
+
+
+def test_a_killed_engine_is_replaced_and_no_stream_notices(server, one_shard: list[StreamAnswer]) -> None:
+    engine, shards = processes.engine(server.pid), set(processes.shards(server.pid).values())
+
+    async def kill(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 4)
+        engine.kill()
+
+    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, kill)
+    assert str(compare(one_shard, answers)) == str(compare(one_shard, one_shard))
+    assert processes.engine(server.pid) != engine
+    assert set(processes.shards(server.pid).values()) == shards
+
+
+def test_killed_shards_are_replaced_and_no_stream_notices(server, one_shard: list[StreamAnswer]) -> None:
+    engine = processes.engine(server.pid)
+
+    async def kill(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 4)
+        processes.shards(server.pid)[0].kill()
+
+    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, kill)
+    assert str(compare(one_shard, answers)) == str(compare(one_shard, one_shard))
+    assert processes.engine(server.pid) == engine
+
+
+def test_a_killed_front_costs_its_own_connections_only(server, one_shard: list[StreamAnswer]) -> None:
+    before = processes.routers(server.pid)
+    assert len(before) == FRONTS
+
+    async def kill(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 4)
+        before[0].kill()
+
+    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, kill)
+    ended = [(expected, got) for expected, got in zip(one_shard, answers, strict=True) if not got.error]
+    assert compare([expected for expected, _ in ended], [got for _, got in ended]).is_equal
+    assert ended, "the living front had no stream"
+    wait_until(lambda: len(processes.routers(server.pid)) == FRONTS, 30, "another front is started")
+    assert before[1] in processes.routers(server.pid)
+
+
+def test_sigterm_lets_all_streams_finish(one_shard: list[StreamAnswer]) -> None:
+    with SHORT.server(1, "--api-workers", str(FRONTS)) as server:
+
+        async def terminate(clients: StreamClients) -> None:
+            await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 4)
+            os.kill(server.pid, signal.SIGTERM)
+
+        early = SHORT.asks()[: SHORT.num_streams]
+        answers, _ = run_streams(server.url, early, SHORT.num_streams, terminate)
+        assert compare(one_shard[: SHORT.num_streams], answers).is_equal
+        assert server.stop() == 0
