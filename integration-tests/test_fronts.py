@@ -1,4 +1,4 @@
-"""One engine and two fronts on one port: who dies costs nobody else anything."""
+"""One engine and two fronts on one port: each may be killed, and the others' streams go on."""
 
 import os
 import signal

@@ -8,6 +8,7 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import uvloop
 
@@ -103,8 +104,9 @@ async def _serve(settings: EngineSettings) -> None:
 
 async def _until_stopped(engine: LocalEngine, server: EngineServer, stop: asyncio.Event, patience_s: float) -> None:
     stopped = asyncio.create_task(stop.wait())
+    ends: list[asyncio.Future[Any]] = [stopped, engine.failed]
     try:
-        await asyncio.wait([stopped, engine.failed], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await cancelled(stopped)
     if engine.failed.done():
