@@ -93,7 +93,7 @@ class LocalEngine:
         self._compiling = Compiling(self._requests, config.max_concurrent_requests)
         self._epochs = EpochWatchers()
         self._lifecycle = Lifecycle(shard_groups, config, self._requests, make_loop, metrics, self._epochs)
-        self._ended = False
+        self._ended = self._has_failed = False
         self._is_draining = False
         self._task: asyncio.Task[None] | None = None
 
@@ -119,7 +119,7 @@ class LocalEngine:
             else:
                 logger.exception("the engine failed")
             cause = str(error) if isinstance(error, ShardsError) else type(error).__name__
-            self._ended = True
+            self._ended = self._has_failed = True
             self._requests.end_all(EndReason.FAILED, f"Server error: {cause}")
             self.failed.set_result(None)
 
@@ -195,6 +195,11 @@ class LocalEngine:
     def drain(self) -> None:
         """From now on, requests are refused with DRAINING. Accepted requests go on to their ends."""
         self._is_draining = True
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error of the engine itself has ended it. True already when requests end for it."""
+        return self._has_failed
 
     @property
     def is_idle(self) -> bool:

@@ -41,6 +41,12 @@ class ConnectedFronts:
             del self._fronts[work.front_id]
             self._counts.fronts.set(len(self._fronts))
 
+    def close(self) -> None:
+        """Ends all streams, after what is still to be sent."""
+        for _, ends in self._fronts.values():
+            if not ends.done():
+                ends.set_result(None)
+
     def leases(self) -> dict[str, int]:
         """The permits of each front."""
         return leases(self._permits, {name: work.num_open for name, (work, _) in self._fronts.items()})

@@ -16,7 +16,8 @@ from text_generation_router.replicas.cache_news import CacheLog, CacheNews
 from text_generation_router.scheduling.share import Share
 from text_generation_router.wire.arrays import UINT64, packed
 
-EVERY_S = 0.25
+# Seconds between two Loads, and the fewest of them, so that fronts that come and go cost little.
+EVERY_S, PAUSE_S = 0.25, 0.02
 # Seconds after its last request for which a tenant's service is told.
 ACTIVE_S = 60.0
 # Messages about the cache that may wait for one front. A front that reads more slowly has to begin again.
@@ -35,6 +36,7 @@ class NewsReader:
         self._cache: deque[CacheNews] = deque(snapshot or ())
         self._load: pb.Load | None = None
         self._sequence = 0
+        self._is_closing = False
         self._changed = asyncio.Event()
 
     def tell(self, load: pb.Load, cache: list[CacheNews]) -> None:
@@ -43,9 +45,13 @@ class NewsReader:
             self._cache.extend(cache)
         self._changed.set()
 
+    def close(self) -> None:
+        self._is_closing = True
+        self._changed.set()
+
     async def run(self, write: Callable[[pb.NewsMessage], Awaitable[None]]) -> None:
-        """Sends until it is cancelled. Raises FrontLostError."""
-        while True:
+        """Sends until `close` is called. Raises FrontLostError."""
+        while not self._is_closing:
             await self._changed.wait()
             self._changed.clear()
             while (message := self._next()) is not None:
@@ -87,8 +93,13 @@ class NewsDesk:
         self.hurry()
         return reader
 
-    def close(self, reader: NewsReader) -> None:
+    def forget(self, reader: NewsReader) -> None:
         self._readers.discard(reader)
+
+    def close(self) -> None:
+        """Ends all News calls."""
+        for reader in self._readers:
+            reader.close()
 
     def __len__(self) -> int:
         return len(self._readers)
@@ -103,10 +114,11 @@ class NewsDesk:
     async def run(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(EVERY_S):
+                async with asyncio.timeout(EVERY_S - PAUSE_S):
                     await self._due.wait()
             self._due.clear()
             self._tell()
+            await asyncio.sleep(PAUSE_S)
 
     def _tell(self) -> None:
         cache = self._cache.take() if self._cache is not None else []

@@ -21,10 +21,12 @@ from text_generation_router.replicas.cache_news import CacheLog
 
 # Most calls at a time: two streams of each front, and Health and Metrics.
 MOST_CALLS = 1024
+# Seconds for calls to end once the engine has.
+CLOSE_S = 1.0
 
 
 class EngineServer:
-    """Serves an engine that has started to its fronts. To be closed before the engine."""
+    """Serves an engine that has started to its fronts."""
 
     def __init__(
         self,
@@ -63,9 +65,10 @@ class EngineServer:
         self._engine.drain()
         self._servicer.news.hurry()
 
-    async def close(self, grace_s: float | None = None) -> None:
-        """Ends all calls, after `grace_s` seconds at the latest."""
-        await self._server.stop(grace_s)
+    async def close(self) -> None:
+        """Closes the engine, and tells its fronts: what is left of their requests goes on with another engine."""
+        await self._servicer.close()
+        await self._server.stop(CLOSE_S)
         if self._news is not None:
             await cancelled(self._news)
 

@@ -140,7 +140,13 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         except FrontLostError as error:
             await self._end(context, error)
         finally:
-            self.news.close(reader)
+            self.news.forget(reader)
+
+    async def close(self) -> None:
+        """Ends the engine: its requests end with ENGINE_CLOSED, then the streams end."""
+        await self._engine.close()
+        self.fronts.close()
+        self.news.close()
 
     async def Health(self, request: pb.HealthRequest, context: StreamContext) -> pb.HealthResponse:
         return pb.HealthResponse(is_healthy=await self._engine.is_healthy())

@@ -10,8 +10,9 @@ from text_generation_router.wire.endings import ended_to_pb
 from text_generation_router.wire.prompts import pieces_of
 from text_generation_router.wire.steps import StepTokens
 
-# Bytes of a token and of a top token in a Tokens message, and bytes after which a message is sent before its step ends.
-TOKEN_BYTES, TOP_BYTES = 24, 8
+# Bytes of the tokens of a request in a step and of a top token, and bytes after which a message is sent before its step
+# ends.
+TOKEN_BYTES, TOP_BYTES = 32, 8
 MESSAGE_BYTES = 2**20
 
 
@@ -27,20 +28,18 @@ class StepSender:
         if tokens.first is not None and tokens.first.prompt_logprobs is not None:
             for piece in pieces_of(index, tokens.first.prompt_logprobs):
                 self._outbox.put(pb.EngineMessage(prompt=piece))
-        step = self._begun()
+        if (step := self._step) is None:
+            step = self._step = StepTokens()
+            # The engine gives all tokens of a step to their sinks in one turn of its loop.
+            asyncio.get_running_loop().call_soon(self.send)
         step.add(index, position, tokens)
         if ended is not None:
             step.ended.append(ended_to_pb(index, ended))
-        self._bytes += TOKEN_BYTES * len(tokens.ids) + TOP_BYTES * sum(map(len, tokens.tops))
+        self._bytes += TOKEN_BYTES
+        if tokens.tops:
+            self._bytes += TOP_BYTES * sum(map(len, tokens.tops))
         if self._bytes > MESSAGE_BYTES:
             self.send()
-
-    def _begun(self) -> StepTokens:
-        if self._step is None:
-            self._step = StepTokens()
-            # The engine gives all tokens of a step to their sinks in one turn of its loop.
-            asyncio.get_running_loop().call_soon(self.send)
-        return self._step
 
     def end(self, ended: pb.Ended) -> None:
         """Sends the end of a request after all its tokens."""
@@ -57,23 +56,24 @@ class StepSender:
 class RequestSink:
     """The sink of one request of a front."""
 
-    __slots__ = ("_forget", "_position", "_sender", "_wire_index", "index")
+    __slots__ = ("_end", "_position", "_sender", "_wire_index", "index")
 
-    def __init__(self, wire_index: int, position: int, sender: StepSender, forget: Callable[[int], None]) -> None:
-        """`wire_index`: the front's index of the request. `position`: number of output tokens that came with it.
-        `forget` is called at its end."""
+    def __init__(
+        self, wire_index: int, position: int, sender: StepSender, end: Callable[[int, Ended | None], None]
+    ) -> None:
+        """`wire_index`: the front's index of the request. `position`: number of output tokens that came with it. `end`
+        is called at its end, with an Ended that is still to be sent."""
         self.index = 0  # the engine's index of the request
         self._wire_index = wire_index
         self._position = position
         self._sender = sender
-        self._forget = forget
+        self._end = end
 
     def take(self, tokens: Tokens, ended: Ended | None) -> None:
         self._sender.add(self._wire_index, self._position, tokens, ended)
         self._position += len(tokens.ids)
         if ended is not None:
-            self._forget(self._wire_index)
+            self._end(self._wire_index, None)
 
     def ended(self, ended: Ended) -> None:
-        self._sender.end(ended_to_pb(self._wire_index, ended))
-        self._forget(self._wire_index)
+        self._end(self._wire_index, ended)

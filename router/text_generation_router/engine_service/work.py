@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.local import LocalEngine, NewRequest
-from text_generation_router.engine.protocol import Snapshot
+from text_generation_router.engine.protocol import Ended, Snapshot
 from text_generation_router.engine_service.allowance import Allowance
 from text_generation_router.engine_service.counts import FrontCounts
 from text_generation_router.engine_service.limits import MESSAGE_BYTES, submit_bytes
@@ -13,7 +13,7 @@ from text_generation_router.engine_service.outbox import Outbox
 from text_generation_router.engine_service.sinks import RequestSink, StepSender
 from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.scheduling.share import Share
-from text_generation_router.wire.endings import refused_to_pb
+from text_generation_router.wire.endings import ended_to_pb, refused_to_pb
 from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.facts import facts_of
 from text_generation_router.wire.submits import Submitted, submitted
@@ -113,9 +113,7 @@ class FrontWork:
             raise RefusedError(Refusal.TOO_LONG)
 
     def _accept(self, sequences: list[Submitted]) -> list[RequestSink]:
-        sinks = [
-            RequestSink(one.index, len(one.past.output_ids), self._sender, self._open.__delitem__) for one in sequences
-        ]
+        sinks = [RequestSink(one.index, len(one.past.output_ids), self._sender, self._end) for one in sequences]
         group = [
             NewRequest(one.request, sink, UNLIMITED if one.credits is None else one.credits, one.past)
             for one, sink in zip(sequences, sinks, strict=True)
@@ -123,6 +121,13 @@ class FrontWork:
         for sink, index in zip(sinks, self._engine.submit_group(group), strict=True):
             sink.index = index
         return sinks
+
+    def _end(self, wire_index: int, ended: Ended | None) -> None:
+        """Called when a request has ended. An engine that has failed tells no ends: its requests go on with another
+        one, once their streams have ended."""
+        del self._open[wire_index]
+        if ended is not None and not self._engine.has_failed:
+            self._sender.end(ended_to_pb(wire_index, ended))
 
     def lost(self, reason: str, aboard: Collection[int]) -> None:
         self._sender.send()

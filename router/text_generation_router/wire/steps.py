@@ -24,15 +24,21 @@ class StepTokens:
 
     def add(self, index: int, position: int, tokens: Tokens) -> None:
         """`position`: number of the first of `tokens` among the request's output tokens."""
-        count = len(tokens.ids)
-        self.indexes += [index] * count
-        self.positions += range(position, position + count)
-        self.ids += tokens.ids
-        self.logprobs += tokens.logprobs
-        self.tops += tokens.tops or ((),) * count
-        if tokens.first is not None:
-            known = tokens.first
-            first = pb.First(index=index, queue_s=known.queue_s, inference_s=tokens.inference_s)
+        ids, logprobs, tops, inference_s, known = tokens
+        if (count := len(ids)) == 1:  # one by one: the lists of a single token would cost as much again
+            self.indexes.append(index)
+            self.positions.append(position)
+            self.ids.append(ids[0])
+            self.logprobs.append(logprobs[0])
+            self.tops.append(tops[0] if tops else ())
+        else:
+            self.indexes += [index] * count
+            self.positions += range(position, position + count)
+            self.ids += ids
+            self.logprobs += logprobs
+            self.tops += tops or ((),) * count
+        if known is not None:
+            first = pb.First(index=index, queue_s=known.queue_s, inference_s=inference_s)
             first.cached_tokens = known.cached_tokens
             self.firsts.append(first)
 

@@ -158,12 +158,14 @@ async def served(world: EngineWorld, **more: Any) -> Any:
 
 
 def serve(use: Callable[[EngineWorld], Awaitable[None]], *groups: Callable[[], FakeShards], **limits: int) -> None:
-    """Runs `use` with an engine that serves. At the end all slots must be free again."""
+    """Runs `use` with an engine that serves. If the engine still serves at the end, all slots must be free again."""
 
     async def run() -> None:
         world = EngineWorld(*groups, **limits)
         async with served(world):
             await asyncio.wait_for(use(world), timeout=20)
+            if world.engine._ended:
+                return
             await asyncio.wait_for(world.until_idle(), timeout=2)
             await asyncio.sleep(0.02)
             scheduler = world.engine._scheduler

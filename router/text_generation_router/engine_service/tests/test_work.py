@@ -18,6 +18,7 @@ from text_generation_router.engine.tests.fakes import (
     dies_at,
     expected_logprobs,
     expected_tokens,
+    fails,
     prompt,
 )
 from text_generation_router.engine_service import outbox, servicer
@@ -36,6 +37,7 @@ from text_generation_router.engine_service.tests.raw_front import (
 )
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import Past
+from text_generation_router.scheduling.step import ForwardStep
 from text_generation_router.wire.version import VERSION
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -177,6 +179,36 @@ def test_a_front_is_told_of_lost_shards_with_its_requests_aboard_and_of_the_next
         assert not fronts[1].epochs[0].aboard
 
     serve(use, dies_at(3), lambda: FakeShards(capacity=300))
+
+
+def test_an_engine_that_is_closed_gives_its_requests_back_before_its_streams_end() -> None:
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        await front.send(submit([1], prompt(0), 400), submit([2], prompt(1), 9, Past(has_run=True, suspicions=1)))
+        await front.until(lambda: front.ids.get(1))
+        await world.server.close()
+        assert await front.code() is grpc.StatusCode.OK
+        assert [ended.reason for ended in front.ends.values()] == [pb.ENGINE_CLOSED] * 2
+        assert front.ends[2].losses.suspicions == 1
+
+    serve(use, max_batch_size=1)
+
+
+def test_an_engine_that_fails_ends_its_streams_and_no_request() -> None:
+    """The fronts of such an engine take what they had begun there for suspects."""
+
+    def fail(step: ForwardStep) -> None:
+        if step.number == 3:
+            raise ZeroDivisionError
+
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        await front.send(submit([1], prompt(0), 400))
+        await world.engine.failed
+        await world.server.close()
+        assert await front.code() is grpc.StatusCode.OK and not front.ends and front.ids[1]
+
+    serve(use, fails(fail))
 
 
 @pytest.mark.parametrize("how", ["cancelled", "half-closed", "connected again"])
