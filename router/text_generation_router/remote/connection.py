@@ -30,6 +30,9 @@ MESSAGE_BYTES = 16 * 2**20
 # Seconds: until an engine has answered Hello; without any message, after which it is lost (it tells its load every
 # 0.25 s); until a Submit is answered; until Health is answered.
 CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
+# An engine that has sent nothing for this time, in seconds, before its stream breaks did not die by itself: the link
+# was cut, or the process was stopped from outside. gRPC notices that by its pings, perhaps before SILENT_S.
+QUIET_S = 1.0
 # Seconds between two looks at the time, and a delay of them after which this process itself was stopped.
 WATCH_S, STOPPED_S = 0.25, 1.0
 # Seconds until the first try to connect again; the wait doubles up to the last.
@@ -125,7 +128,8 @@ class EngineConnection:
             for task in done:
                 task.result()
         except grpc.aio.AioRpcError as error:
-            by_itself, problem = True, str(error.details() or error.code().name)
+            by_itself = asyncio.get_running_loop().time() - self._heard_s < QUIET_S
+            problem = str(error.details() or error.code().name)
             raise
         except (WireError, SilentError) as error:
             problem = str(error)

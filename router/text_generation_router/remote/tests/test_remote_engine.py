@@ -220,6 +220,25 @@ def test_a_silent_engine_is_lost_and_its_requests_go_on_elsewhere(tmp_path: Path
     run(tmp_path, use, 2)
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_requests_of_an_engine_that_dies_are_suspects_unless_it_was_silent_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    monkeypatch.setattr("text_generation_router.remote.connection.QUIET_S", 0.2)
+
+    async def use(front: Asker) -> None:
+        async with FakeService(front.paths[0], most_tokens=4) as service:
+            await front.engine.start()
+            listener = front.ask([1], 30)
+            await listener.until_tokens(4)
+            service.tells_load = not is_silent
+            await asyncio.sleep(0.4)
+        await until(lambda: front.engine.counts.lost_engines == 1)
+        assert (listener.index in front.engine._fleet.suspects) is not is_silent
+
+    run(tmp_path, use)
+
+
 def test_an_engine_that_answers_no_submit_is_cut_off(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("text_generation_router.remote.connection.ANSWER_S", 0.1)
 
