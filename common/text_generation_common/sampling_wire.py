@@ -11,7 +11,7 @@ LISTS = ("allowed_token_ids", "end_token_ids")
 SCALARS = tuple(name for name in NAMES if name not in (*LISTS, "top_n_tokens", "logit_bias", "bad_words_ids"))
 
 
-class Message(Protocol):
+class WithParameters(Protocol):
     """The first chunk of a request (generate.v1.Request), or a Submit of engine.v1."""
 
     top_n_tokens: int
@@ -20,7 +20,7 @@ class Message(Protocol):
     def parameters(self) -> pb.NextTokenChooserParameters: ...
 
 
-def to_pb(sampling: Sampling, request: Message) -> None:
+def to_pb(sampling: Sampling, request: WithParameters) -> None:
     """Writes the parameters into a message."""
     wire = request.parameters
     for name in SCALARS:
@@ -32,7 +32,7 @@ def to_pb(sampling: Sampling, request: Message) -> None:
     request.top_n_tokens = sampling.top_n_tokens
 
 
-def from_pb(request: Message) -> Sampling:
+def from_pb(request: WithParameters) -> Sampling:
     wire = request.parameters
     named = {name: getattr(wire, name) for name in SCALARS} | {name: tuple(getattr(wire, name)) for name in LISTS}
     return Sampling(

@@ -43,7 +43,7 @@ class ChatLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class ChatText:
     """Token ids as an array, and as a tuple whose numbers all texts share, to save memory."""
 
     array: Ids
@@ -52,27 +52,27 @@ class Text:
     def __len__(self) -> int:
         return len(self.tuple)
 
-    def __add__(self, other: "Text") -> "Text":
-        return Text(np.concatenate([self.array, other.array]), self.tuple + other.tuple)
+    def __add__(self, other: "ChatText") -> "ChatText":
+        return ChatText(np.concatenate([self.array, other.array]), self.tuple + other.tuple)
 
 
 @dataclass(slots=True, eq=False)
 class Chat:
-    text: Text
+    text: ChatText
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """One request of the load."""
 
     chat: Chat
-    prompt: Text
+    prompt: ChatText
     output_tokens: int
     max_new_tokens: int
 
-    def with_output(self, count: int) -> Text:
+    def with_output(self, count: int) -> ChatText:
         """The prompt and its first output tokens, fewer than all."""
-        return self.prompt + Text(np.full(count, TOKEN, dtype=np.int32), (TOKEN,) * count) if count else self.prompt
+        return self.prompt + ChatText(np.full(count, TOKEN, dtype=np.int32), (TOKEN,) * count) if count else self.prompt
 
 
 class Chats:
@@ -88,7 +88,7 @@ class Chats:
         for chat in self._idle:  # chats of all ages, as later
             self._grow(chat, int(self._random.uniform(0, load.most_tokens - len(chat.text))))
 
-    def next(self) -> Turn:
+    def next(self) -> ChatTurn:
         load, random = self._load, self._random
         output_tokens = int(load.output.draw(random, 1)[0])
         user = int(load.user.draw(random, 1)[0])
@@ -100,12 +100,12 @@ class Chats:
             if len(chat.text) + user > load.most_tokens:
                 chat = self._begin()
             self._grow(chat, user)
-        return Turn(chat, chat.text, output_tokens, load.max_new_tokens)
+        return ChatTurn(chat, chat.text, output_tokens, load.max_new_tokens)
 
-    def answered(self, turn: Turn) -> None:
+    def answered(self, turn: ChatTurn) -> None:
         """The chat may go on."""
         if self._load.shares:
-            end = Text(np.array([END_TOKEN], dtype=np.int32), (END_TOKEN,))
+            end = ChatText(np.array([END_TOKEN], dtype=np.int32), (END_TOKEN,))
             turn.chat.text = turn.with_output(turn.output_tokens - 1) + end
             self._idle.append(turn.chat)
 
@@ -124,14 +124,14 @@ class Chats:
         if tokens:
             chat.text += self._own_text(tokens)
 
-    def _own_text(self, tokens: int) -> Text:
+    def _own_text(self, tokens: int) -> ChatText:
         self._num_texts += 1
         return self._text(FIRST_TEXT_ID + self._num_texts, tokens)
 
-    def _text(self, first: int, tokens: int) -> Text:
+    def _text(self, first: int, tokens: int) -> ChatText:
         array = self._filler_array[:tokens].copy()
         array[0] = first
-        return Text(array, (first, *self._filler[1:tokens]))
+        return ChatText(array, (first, *self._filler[1:tokens]))
 
 
 def steady_arrivals(rate: float, duration_s: float, seed: int) -> Floats:

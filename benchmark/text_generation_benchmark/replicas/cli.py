@@ -7,7 +7,7 @@ import typer
 
 from text_generation_benchmark.output import fail, show_table
 from text_generation_benchmark.replicas.chats import ChatLoad, steady_arrivals
-from text_generation_benchmark.replicas.deployment import Plan
+from text_generation_benchmark.replicas.deployment import FleetPlan
 from text_generation_benchmark.replicas.fleet import GPUS_PER_REPLICA, TARGETS, day
 from text_generation_benchmark.replicas.front import Policy
 from text_generation_benchmark.replicas.report import as_markdown, costs_as_text, run
@@ -43,7 +43,7 @@ def replicas(
         for count in fronts or (1, 2):
             for chosen in policy or Policy:
                 moves = chosen is Policy.SCORE
-                plan = Plan(load, arrivals_s, MODELS[model], limits, chosen, engines, count, (), moves, seed)
+                plan = FleetPlan(load, arrivals_s, MODELS[model], limits, chosen, engines, count, (), moves, seed)
                 runs.append((plan, run(plan, CHAT_TARGETS)))
     about = (
         f"{load}; {duration:,.0f} s. {engines} replicas of {model} ({MODELS[model].source}) with {slots:,} slots. Good:"

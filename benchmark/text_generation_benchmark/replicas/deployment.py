@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from text_generation_benchmark.replicas.chats import ChatLoad, Chats, Turn
+from text_generation_benchmark.replicas.chats import ChatLoad, Chats, ChatTurn
 from text_generation_benchmark.replicas.front import HASHER, NAMESPACE, Policy, SimulatedFront
 from text_generation_benchmark.simulation.cost import SimulatedModel
-from text_generation_benchmark.simulation.stepped import Arrival, Progress, SteppedEngine
+from text_generation_benchmark.simulation.stepped import Arrival, SteppedEngine, StepProgress
 from text_generation_benchmark.simulation.trace import Floats
 from text_generation_router.replicas.block_hashes import BLOCK_TOKENS
 from text_generation_router.replicas.cache_news import CacheLog, CacheNews
@@ -28,7 +28,7 @@ LOAD_BYTES, CACHE_BYTES, HASH_BYTES = 64, 16, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class ReplicaLoss:
     """Engines `first` … `end` - 1 are lost at `at_s` and back, with empty caches, at `back_s`."""
 
     at_s: float
@@ -38,7 +38,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FleetPlan:
     """What is simulated."""
 
     load: ChatLoad
@@ -48,7 +48,7 @@ class Plan:
     policy: Policy
     num_engines: int = 4
     num_fronts: int = 1
-    losses: Sequence[Loss] = ()
+    losses: Sequence[ReplicaLoss] = ()
     moves: bool = True
     seed: int = 0
 
@@ -57,13 +57,13 @@ class Plan:
 class Sent:
     """A request of a front, on its way."""
 
-    turn: Turn
+    turn: ChatTurn
     front: SimulatedFront
     arrival_s: float
     engine: int = -1  # below 0: no engine had a place for it
     made: int = 0  # output tokens made on engines that are lost
     has_moved: bool = False
-    progress: Progress = field(default_factory=Progress)
+    progress: StepProgress = field(default_factory=StepProgress)
 
 
 @dataclass(slots=True)
@@ -88,14 +88,14 @@ class EngineBooks:
     def note_step(self, starts_s: float, seconds: float, held: int) -> None:
         self.step_s += (seconds - self.step_s) / 16
 
-    def note_end(self, index: int, progress: Progress) -> None:
+    def note_end(self, index: int, progress: StepProgress) -> None:
         self.ended.append(index)
 
 
 class Replica:
     """An engine, its cache's news and its books: of one life."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: FleetPlan) -> None:
         self.log = CacheLog(HASHER)
         self.books = EngineBooks()
         self.engine = SteppedEngine(plan.model.cost, plan.limits, self.books, cache_observer=self.log.observer)
@@ -112,7 +112,7 @@ class Replica:
 class Deployment:
     """One simulation. `run` may be called once."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: FleetPlan) -> None:
         self.plan = plan
         max_blocks = 2 * plan.limits.capacity // BLOCK_TOKENS
         self.fronts = [
@@ -274,7 +274,7 @@ class Deployment:
         self._count(replica)
         self.replicas[engine] = None
 
-    def _resume(self, loss: Loss, now_s: float) -> None:
+    def _resume(self, loss: ReplicaLoss, now_s: float) -> None:
         """Submits all requests of the lost engines again, oldest first."""
         for index in [index for index, sent in self.sent.items() if loss.first <= sent.engine < loss.end]:
             sent = self.sent.pop(index)

@@ -1,7 +1,7 @@
 """A day of 1,000 GPUs: 125 replicas of a large model, peaks in the morning and the evening, and a rack that is lost."""
 
 from text_generation_benchmark.replicas.chats import ChatLoad, day_arrivals
-from text_generation_benchmark.replicas.deployment import Loss, Plan
+from text_generation_benchmark.replicas.deployment import FleetPlan, ReplicaLoss
 from text_generation_benchmark.replicas.front import Policy
 from text_generation_benchmark.shapes import LLAMA_405B
 from text_generation_benchmark.simulation.devices import H200, derive
@@ -26,12 +26,12 @@ SLOTS, ROWS, CHUNK = 200_000, 128, 4096  # slots: half of what is left beside th
 SLOWDOWN = 30.0  # fewer and larger chunks of prompts than by default, for shorter simulations
 
 
-def day(policy: Policy, num_fronts: int, replicas: int, day_s: float, rate: float, seed: int) -> Plan:
+def day(policy: Policy, num_fronts: int, replicas: int, day_s: float, rate: float, seed: int) -> FleetPlan:
     """A day of `day_s` seconds with `rate` requests a second on average. At 11 o'clock, in the first peak, a rack is
     lost, and it comes back two hours later."""
     hour_s = day_s / 24
     rack = max(1, replicas * RACK // 125)
-    return Plan(
+    return FleetPlan(
         LOAD,
         day_arrivals(rate, day_s, seed),
         MODEL,
@@ -39,7 +39,7 @@ def day(policy: Policy, num_fronts: int, replicas: int, day_s: float, rate: floa
         policy,
         replicas,
         num_fronts,
-        [Loss(11 * hour_s, 13 * hour_s, 0, rack)],
+        [ReplicaLoss(11 * hour_s, 13 * hour_s, 0, rack)],
         moves=policy is Policy.SCORE,
         seed=seed,
     )

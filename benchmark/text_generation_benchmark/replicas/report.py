@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from text_generation_benchmark.output import aligned_table
-from text_generation_benchmark.replicas.deployment import Deployment, Plan
+from text_generation_benchmark.replicas.deployment import Deployment, FleetPlan
 from text_generation_benchmark.simulation.metrics import Targets
 
 HEAD = (
@@ -41,7 +41,7 @@ class DeploymentSummary:
     news_bytes_per_s: float  # bytes of news that one front gets
 
 
-def run(plan: Plan, targets: Targets) -> DeploymentSummary:
+def run(plan: FleetPlan, targets: Targets) -> DeploymentSummary:
     deployment = Deployment(plan)
     deployment.run()
     done, duration_s = deployment.done, float(plan.arrivals_s[-1])
@@ -68,11 +68,11 @@ def run(plan: Plan, targets: Targets) -> DeploymentSummary:
     )
 
 
-def as_markdown(runs: list[tuple[Plan, DeploymentSummary]]) -> str:
+def as_markdown(runs: list[tuple[FleetPlan, DeploymentSummary]]) -> str:
     return aligned_table([HEAD, *(_cells(plan, summary) for plan, summary in runs)])
 
 
-def _cells(plan: Plan, summary: DeploymentSummary) -> list[str]:
+def _cells(plan: FleetPlan, summary: DeploymentSummary) -> list[str]:
     return [
         plan.policy.value,
         str(plan.num_fronts),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from text_generation_benchmark.simulation.stepped import Progress
+from text_generation_benchmark.simulation.stepped import StepProgress
 from text_generation_benchmark.simulation.trace import Floats, Ints, Trace
 from text_generation_router.scheduling.scheduler import SchedulerCounters
 
@@ -64,7 +64,7 @@ class Books:
         if held > self._most_held:
             self._most_held = held
 
-    def note_end(self, index: int, progress: Progress) -> None:
+    def note_end(self, index: int, progress: StepProgress) -> None:
         self._first_s[index], self._last_s[index] = progress.first_s, progress.last_s
         self._longest_gap_s[index] = progress.longest_gap_s
 

@@ -30,7 +30,7 @@ FEWEST_STEPS = 2
 
 
 @dataclass(slots=True, eq=False)
-class Progress:
+class StepProgress:
     """When the tokens of a request were made, on whatever engine; seconds of the simulation's clock."""
 
     first_s: float = -1.0  # below 0: no token is made yet
@@ -53,7 +53,7 @@ class Arrival:
     index: int  # the caller's name for the request
     request: GenerationRequest
     output_tokens: int  # number of output tokens after which the request ends
-    progress: Progress = field(default_factory=Progress)
+    progress: StepProgress = field(default_factory=StepProgress)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +95,7 @@ class StepBooks(Protocol):
 
     def note_step(self, starts_s: float, seconds: float, held: int) -> None: ...
 
-    def note_end(self, index: int, progress: Progress) -> None: ...
+    def note_end(self, index: int, progress: StepProgress) -> None: ...
 
 
 class SteppedEngine:

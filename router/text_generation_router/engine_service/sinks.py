@@ -8,7 +8,7 @@ from text_generation_router.engine.protocol import Ended, Tokens
 from text_generation_router.engine_service.outbox import Outbox
 from text_generation_router.wire.endings import ended_to_pb
 from text_generation_router.wire.prompts import pieces_of
-from text_generation_router.wire.steps import StepTokens
+from text_generation_router.wire.steps import FrontTokens
 
 # Bytes of the tokens of a request in a step and of a top token, and bytes after which a message is sent before its step
 # ends.
@@ -21,7 +21,7 @@ class StepSender:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._step: StepTokens | None = None  # None: nothing was added since the last message
+        self._step: FrontTokens | None = None  # None: nothing was added since the last message
         self._bytes = 0
 
     def add(self, index: int, position: int, tokens: Tokens, ended: Ended | None) -> None:
@@ -29,7 +29,7 @@ class StepSender:
             for piece in pieces_of(index, tokens.first.prompt_logprobs):
                 self._outbox.put(pb.EngineMessage(prompt=piece))
         if (step := self._step) is None:
-            step = self._step = StepTokens()
+            step = self._step = FrontTokens()
             # The engine gives all tokens of a step to their sinks in one turn of its loop.
             asyncio.get_running_loop().call_soon(self.send)
         step.add(index, position, tokens)

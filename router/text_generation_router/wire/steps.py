@@ -11,7 +11,7 @@ from text_generation_router.wire.errors import WireError
 
 
 @dataclass(slots=True)
-class StepTokens:
+class FrontTokens:
     """Collects what one step makes for one front."""
 
     indexes: list[int] = field(default_factory=list)

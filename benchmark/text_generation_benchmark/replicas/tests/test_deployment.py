@@ -8,17 +8,19 @@ from typer.testing import CliRunner
 
 from text_generation_benchmark.cli import app
 from text_generation_benchmark.replicas.chats import ChatLoad, Chats, day_arrivals, steady_arrivals
-from text_generation_benchmark.replicas.deployment import Deployment, Loss, Plan
+from text_generation_benchmark.replicas.deployment import Deployment, FleetPlan, ReplicaLoss
 from text_generation_benchmark.replicas.front import HASHER, NAMESPACE, Policy
 from text_generation_benchmark.simulation.devices import MODELS
 from text_generation_router.replicas.block_hashes import BLOCK_TOKENS, HistoryHashes
 from text_generation_router.scheduling.limits import Limits
 
 CHATS = ChatLoad(num_systems=6, num_chats=60)
-PLAN = Plan(CHATS, steady_arrivals(35, 12, 0), MODELS["h200-8b"], Limits(60_000, 128, 4096), Policy.SCORE, num_fronts=2)
+PLAN = FleetPlan(
+    CHATS, steady_arrivals(35, 12, 0), MODELS["h200-8b"], Limits(60_000, 128, 4096), Policy.SCORE, num_fronts=2
+)
 
 
-def simulate(plan: Plan) -> Deployment:
+def simulate(plan: FleetPlan) -> Deployment:
     deployment = Deployment(plan)
     deployment.run()
     assert len(deployment.done) == len(plan.arrivals_s)
@@ -46,7 +48,7 @@ def test_where_prompts_share_nothing_the_score_takes_no_longer_than_round_robin(
 
 
 def test_requests_of_a_lost_engine_end_on_the_others_and_fronts_know_every_cache() -> None:
-    deployment = simulate(replace(PLAN, losses=[Loss(3.0, 9.0, 1, 2)]))
+    deployment = simulate(replace(PLAN, losses=[ReplicaLoss(3.0, 9.0, 1, 2)]))
     assert deployment.num_resumed > 0
     one_step_s = 0.2
     last_s = [sent.progress.last_s for sent in deployment.done if sent.engine == 1]
@@ -69,7 +71,7 @@ def test_requests_of_a_lost_engine_end_on_the_others_and_fronts_know_every_cache
 
 
 def test_queued_requests_move_to_an_engine_that_has_come_back() -> None:
-    plan = replace(PLAN, arrivals_s=steady_arrivals(70, 8, 0), losses=[Loss(1.0, 5.0, 0, 3)])
+    plan = replace(PLAN, arrivals_s=steady_arrivals(70, 8, 0), losses=[ReplicaLoss(1.0, 5.0, 0, 3)])
     assert simulate(plan).num_moves > 0 and simulate(replace(plan, moves=False)).num_moves == 0
 
 

@@ -18,7 +18,7 @@ from text_generation_router.remote.tests.engines import SNAPSHOT
 from text_generation_router.scheduling.request import EndReason
 from text_generation_router.wire.endings import ended_to_pb, refused_to_pb
 from text_generation_router.wire.facts import facts_of
-from text_generation_router.wire.steps import StepTokens
+from text_generation_router.wire.steps import FrontTokens
 from text_generation_router.wire.submits import Submitted, submitted
 from text_generation_router.wire.version import VERSION
 
@@ -128,14 +128,14 @@ class FakeService(pb_grpc.EngineServiceServicer):
     async def _step(self) -> None:
         while True:
             await asyncio.sleep(self.step_s)
-            step = StepTokens()
+            step = FrontTokens()
             for index, row in list(self.rows.items()):
                 if row.credits > 0 and self.made < self.most_tokens:
                     self._token(step, index, row)
             if step.indexes:
                 self.send(pb.EngineMessage(tokens=step.message))
 
-    def _token(self, step: StepTokens, index: int, row: ServedRow) -> None:
+    def _token(self, step: FrontTokens, index: int, row: ServedRow) -> None:
         request, position = row.submitted.request, len(row.output_ids)
         row.output_ids.append(next_token([*request.input_ids, *row.output_ids]))
         row.credits -= 1

@@ -18,7 +18,7 @@ from text_generation_router.wire.endings import ended_of, ended_to_pb, refused_o
 from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.facts import facts_of, snapshot_of
 from text_generation_router.wire.prompts import PIECE_BYTES, logprobs_of, pieces_of
-from text_generation_router.wire.steps import StepTokens, TokenRun, check_positions, runs_of
+from text_generation_router.wire.steps import FrontTokens, TokenRun, check_positions, runs_of
 from text_generation_router.wire.submits import Submitted, submit_of, submitted
 from text_generation_router.wire.version import VERSION, check_version
 
@@ -111,7 +111,7 @@ def test_a_submit_that_no_front_would_send_is_refused(name) -> None:
 
 
 def test_tokens_of_a_step_come_back_by_request() -> None:
-    step = StepTokens()
+    step = FrontTokens()
     step.add(5, 0, Tokens((11,), (-0.5,), (((11, -0.5), (12, -1.5)),), 0.1, FirstStep(0.25, 3)))
     step.add(9, 7, Tokens((21, 22), (-1.0, -2.0), ((), ((4, -0.25),)), 0.2, None))
     message = pb.Tokens.FromString(step.message.SerializeToString())
@@ -124,7 +124,7 @@ def test_tokens_of_a_step_come_back_by_request() -> None:
 
 
 def test_tokens_without_top_tokens_have_no_lists() -> None:
-    step = StepTokens()
+    step = FrontTokens()
     step.add(5, 0, Tokens((11,), (-0.5,), (), 0.1, None))
     assert not step.message.top_counts
     assert list(runs_of(step.message)) == [TokenRun(5, 0, (11,), (-0.5,), ())]
@@ -132,7 +132,7 @@ def test_tokens_without_top_tokens_have_no_lists() -> None:
 
 @pytest.mark.parametrize("name", ["positions", "ids", "logprobs", "top_counts", "top_ids", "top_logprobs"])
 def test_arrays_that_do_not_fit_together_are_refused(name) -> None:
-    step = StepTokens()
+    step = FrontTokens()
     step.add(5, 0, Tokens((11,), (-0.5,), (((1, -1.0),),), 0.1, None))
     message = step.message
     setattr(message, name, getattr(message, name) + b"1234")
