@@ -40,6 +40,10 @@ class Replica:
         await self.server.close()
         await self.world.engine.close()
 
+    async def die(self) -> None:
+        """Ends the streams without a word, as the death of the process does."""
+        await self.server._server.stop(None)
+
     @property
     def made(self) -> int:
         """Number of requests that the shards have worked on."""
@@ -100,9 +104,22 @@ def test_texts_go_on_unbroken_when_one_of_two_engines_dies(tmp_path: Path) -> No
             await listener.until_tokens(3)
         dead = deployment.replicas[0]
         assert all(replica.made for replica in deployment.replicas)
-        await dead.server.close()
+        await dead.die()
         await texts_are_right(asked, 40)
         assert deployment.front.counts.lost_engines == 1 and deployment.front.counts.resumes == dead.made
+
+    run(tmp_path, use)
+
+
+def test_texts_go_on_unbroken_when_one_of_two_engines_is_closed_and_none_is_a_suspect(tmp_path: Path) -> None:
+    async def use(deployment: Deployment) -> None:
+        asked = [deployment.ask(number, 40) for number in range(8)]
+        for listener in asked:
+            await listener.until_tokens(3)
+        await deployment.replicas[0].stop()
+        await texts_are_right(asked, 40)
+        counts = deployment.front.counts
+        assert counts.moves == deployment.replicas[0].made and not counts.resumes
 
     run(tmp_path, use)
 
