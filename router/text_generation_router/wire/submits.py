@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 
 from text_generation_common.sampling_wire import from_pb, to_pb
 from text_generation_proto import engine_pb2 as pb
@@ -14,6 +13,8 @@ from text_generation_router.wire.errors import WireError
 
 # The most sequences of one Submit.
 MAX_SEQUENCES = 1024
+# The most service that is believed: beyond it a float does not count single tokens.
+MAX_SERVED = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def submitted(submit: pb.Submit, vocab_size: int) -> list[Submitted]:
     if not len(inputs):
         raise WireError("a Submit has no `input_ids`")
     check_ids("input_ids", inputs, vocab_size)
-    if not (isfinite(submit.served_elsewhere) and submit.served_elsewhere >= 0):
+    if not 0 <= submit.served_elsewhere <= MAX_SERVED:
         raise WireError(f"`served_elsewhere` is {submit.served_elsewhere}")
     request = GenerationRequest(
         input_ids=tuple(inputs.tolist()),

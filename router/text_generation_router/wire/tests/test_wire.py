@@ -94,6 +94,8 @@ BAD_SUBMITS = {
     "top tokens without end": lambda s: setattr(s, "top_n_tokens", 10**6),
     "a bias outside": lambda s: s.parameters.logit_bias.add(token=VOCAB, value=1.0),
     "service below nothing": lambda s: setattr(s, "served_elsewhere", -1.0),
+    "more service than can be counted": lambda s: setattr(s, "served_elsewhere", 1e300),
+    "service without a number": lambda s: setattr(s, "served_elsewhere", float("nan")),
     "endless service": lambda s: setattr(s, "served_elsewhere", float("inf")),
     "an endless bias": lambda s: s.parameters.logit_bias.add(token=1, value=float("inf")),
     "too many allowed tokens": lambda s: s.parameters.allowed_token_ids.extend([1] * 1025),
