@@ -118,7 +118,7 @@ class Attempts:
             self._order(order)
 
     def withdraw(self, group: RemoteGroup) -> None:
-        group.is_leaving = True
+        group.is_leaving = group.has_moved = True
         for request in group.members.values():
             self._order(Withdraw(request.wire_index))
 

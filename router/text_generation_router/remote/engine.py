@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -16,14 +17,14 @@ from text_generation_router.errors import Refusal, RefusedError, ShardsError
 from text_generation_router.remote.books import FrontBooks
 from text_generation_router.remote.connection import EngineConnection
 from text_generation_router.remote.fleet import Fleet
-from text_generation_router.remote.placement import FewestRequests, Placement
+from text_generation_router.remote.placement import MOST_ENGINES, LeastLoad, Placement
 from text_generation_router.remote.values import RemoteCounts
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 
 logger = logging.getLogger("text_generation_router")
 
-# Seconds between two looks for requests that wait for an engine in vain.
-STRANDED_LOOK_S = 1.0
+# Seconds between two looks for requests that wait for an engine in vain, or that another engine would begin sooner.
+LOOK_S = 1.0
 
 
 class RemoteEngine:
@@ -42,21 +43,21 @@ class RemoteEngine:
         text."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.counts = RemoteCounts()
-        self._fleet = Fleet(placement or FewestRequests(), resumes_across_builds)
+        self._fleet = Fleet(placement or LeastLoad(random.randrange(MOST_ENGINES)), resumes_across_builds)
         self._books = FrontBooks(self._fleet, clock, self.counts, lambda index: self._deadlines.clear(index))
         self._deadlines = Deadlines(lambda index: self._books.cancel(index, EndReason.DEADLINE))
         self._front_id = uuid.uuid4().hex
         self._endpoints = list(endpoints)
         self._security = security
         self._connections: dict[str, tuple[EngineConnection, asyncio.Task[None]]] = {}
-        self._stranded: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._started = asyncio.Event()
         self._snapshot: Snapshot | None = None
         self._is_closed = False
 
     async def start(self) -> None:
         """Waits until an engine is connected. Raises ShardsError after an error of this process."""
-        self._stranded = asyncio.create_task(self._look_for_stranded(), name="stranded")
+        self._looking = asyncio.create_task(self._look_after_waiting(), name="engines")
         await self.connect(self._endpoints)
         await self._started.wait()
         if self.failed.done():
@@ -98,10 +99,11 @@ class RemoteEngine:
         if self._fleet.engines:
             self._started.set()
 
-    async def _look_for_stranded(self) -> None:
+    async def _look_after_waiting(self) -> None:
         while True:
-            await asyncio.sleep(STRANDED_LOOK_S)
+            await asyncio.sleep(LOOK_S)
             self._books.give_up_stranded()
+            self._fleet.balance()
 
     def submit_all(self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink], credits: int) -> Submission:
         if self._is_closed:
@@ -161,6 +163,6 @@ class RemoteEngine:
         """Stops at once: every request ends with CLOSED. May be called more than once."""
         self._is_closed = True
         self._books.end_all(EndReason.CLOSED)
-        if self._stranded is not None:
-            await cancelled(self._stranded)
+        if self._looking is not None:
+            await cancelled(self._looking)
         await self.connect(())

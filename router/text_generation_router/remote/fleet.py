@@ -9,6 +9,7 @@ from text_generation_router.remote.attempts import Attempts
 from text_generation_router.remote.placement import Placement
 from text_generation_router.remote.requests import RemoteGroup
 from text_generation_router.remote.values import EngineFacts, ToldLoad
+from text_generation_router.replicas.moves import QueuedRequest, plan_moves
 from text_generation_router.replicas.service import ServiceBook
 from text_generation_router.replicas.suspects import Suspects, meeting_engine
 
@@ -117,6 +118,20 @@ class Fleet:
                 for group in view.attempts.groups:
                     if group.can_leave and any(self.engines[engine].is_ready for engine in self._engines_for(group)):
                         view.attempts.withdraw(group)
+
+    def balance(self) -> None:
+        """Takes queued groups back from engines whose expected wait is much longer than that of another one."""
+        if len(self.engines) < 2:
+            return
+        loads = {engine: view.told.load for engine, view in self.engines.items() if view.is_open}
+        queued = {group.number: group for view in self.engines.values() for group in view.attempts.groups}
+        may_move = [
+            QueuedRequest(group.number, group.engine, group.num_uncomputed, group.has_moved)
+            for group in queued.values()
+            if group.engine in loads and group.can_leave and len(self._engines_for(group)) > 1
+        ]
+        for move in plan_moves(may_move, loads):
+            self.engines[move.source].attempts.withdraw(queued[move.index])
 
     def is_stranded(self, group: RemoteGroup) -> bool:
         """Whether there are engines, but none of the build that has made the group's tokens."""

@@ -3,8 +3,15 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from text_generation_router.remote.requests import RemoteGroup
 from text_generation_router.remote.values import ToldLoad
+from text_generation_router.replicas.choice import EngineChoice
+
+# Most engines of a deployment.
+MOST_ENGINES = 1024
+NO_BLOCKS = np.zeros(0, dtype=np.int64)
 
 
 class Placement(Protocol):
@@ -23,26 +30,25 @@ class Placement(Protocol):
         ...
 
 
-class FewestRequests:
-    """Implements Placement: the engine with the fewest requests, by its own word and what was sent since."""
+class LeastLoad:
+    """Implements Placement: the engine with the fewest tokens to compute and rows, by its own word and by what this
+    front has sent since. What engines have in their caches does not count.
 
-    def __init__(self) -> None:
-        self._told: dict[int, int] = {}
-        self._sent: dict[int, list[tuple[int, int]]] = {}  # first index and number of requests of each group
+    `turn`: see `EngineChoice`."""
+
+    def __init__(self, turn: int = 0) -> None:
+        self._choice = EngineChoice(MOST_ENGINES, turn)
 
     def told(self, engine: int, told: ToldLoad, newest_index: int) -> None:
-        self._told[engine] = told.load.running + told.waiting
-        self._sent[engine] = [sent for sent in self._sent.get(engine, ()) if sent[0] > newest_index]
+        self._choice.tell(engine, told.load, newest_index)
 
     def sent(self, engine: int, group: RemoteGroup) -> None:
-        self._sent.setdefault(engine, []).append((group.wire_indexes[0], len(group.wire_indexes)))
+        self._choice.send(engine, group.wire_indexes[-1], group.num_uncomputed, len(group.members))
 
     def lost(self, engine: int) -> None:
-        self._told.pop(engine, None)
-        self._sent.pop(engine, None)
+        self._choice.lose(engine)
 
     def choose(self, group: RemoteGroup, engines: Sequence[int]) -> int:
-        return min(engines, key=self._requests)
-
-    def _requests(self, engine: int) -> int:
-        return self._told.get(engine, 0) + sum(count for _, count in self._sent.get(engine, ()))
+        without = set(self._choice.open).difference(engines)
+        chosen = self._choice.choose(NO_BLOCKS, 0, without)
+        return chosen if chosen is not None else engines[0]  # no engine has shards now

@@ -62,16 +62,16 @@ def told_load_of(load: pb.Load) -> ToldLoad:
     if not isfinite(load.wait_s) or load.wait_s < 0:
         raise WireError(f"an engine expects a wait of {load.wait_s} s")
     known = EngineLoad(
-        load.running,
-        load.waiting,
-        load.waiting_tokens,
-        load.computing_tokens,
-        load.wait_s,
-        load.is_ready,
-        load.is_draining,
+        running=load.running,
+        waiting=load.waiting,
+        waiting_tokens=load.waiting_tokens,
+        computing_tokens=load.computing_tokens,
+        wait_s=load.wait_s,
+        is_ready=load.is_ready,
+        is_draining=load.is_draining,
     )
     served = {Share(each.owner, each.tenant): each.tokens for each in load.served if isfinite(each.tokens)}
-    return ToldLoad(known, load.permits, load.waiting, served)
+    return ToldLoad(known, load.permits, served)
 
 
 def take(message: pb.EngineMessage, engine: EngineView, books: FrontBooks) -> None:

@@ -37,6 +37,7 @@ class RemoteGroup:
     digest: bytes | None = None  # digest of the engine that made the group's tokens; None: there are none
     suspicions: int = 0  # see `Blame`
     counts: int = 0
+    has_moved: bool = False  # whether Withdraw was ever sent
     moved: "RemoteGroup | None" = None  # the group of the members that have left this one for another engine
     origin: "RemoteGroup | None" = None  # the group that the members of this one have left
     stranded_s: float | None = None  # since when only engines of other builds are there
@@ -46,6 +47,11 @@ class RemoteGroup:
         if not self.is_accepted:
             self.is_accepted = True
             self.on_answer(refused)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Number of tokens of prompt and outputs. An engine that begins with the group computes the prompt once."""
+        return len(self.request.input_ids) + sum(len(member.output_ids) for member in self.members.values())
 
     @property
     def can_leave(self) -> bool:

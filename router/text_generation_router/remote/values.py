@@ -60,7 +60,6 @@ class ToldLoad:
 
     load: EngineLoad
     permits: int  # requests that this front may have there
-    waiting: int = 0  # requests in the queue
     # Tokens served to each tenant since this life of the engine began, as `Account.served` counts them.
     served: Mapping[Share, float] = field(default_factory=dict)
 

@@ -8,7 +8,7 @@ from text_generation_router.errors import RefusedError
 from text_generation_router.remote.attempts import Attempts
 from text_generation_router.remote.books import FrontBooks
 from text_generation_router.remote.fleet import EngineView, Fleet
-from text_generation_router.remote.placement import FewestRequests
+from text_generation_router.remote.placement import LeastLoad
 from text_generation_router.remote.values import Cancel, Credit, EndAt, EngineFacts, EngineFirst, RemoteCounts, ToldLoad
 from text_generation_router.replicas.choice import EngineLoad
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
@@ -96,7 +96,7 @@ class Front:
     def __init__(self) -> None:
         self.now = 100.0
         self.counts = RemoteCounts()
-        self.fleet = Fleet(FewestRequests(), resumes_across_builds=False)
+        self.fleet = Fleet(LeastLoad(), resumes_across_builds=False)
         self.over: list[int] = []
         self.books = FrontBooks(self.fleet, lambda: self.now, self.counts, self.over.append)
         self.answers: dict[int, RefusedError | None] = {}
@@ -126,5 +126,5 @@ class Front:
         return listeners
 
 
-def told(is_ready: bool = True, is_draining: bool = False, permits: int = 8) -> ToldLoad:
-    return ToldLoad(EngineLoad(is_ready=is_ready, is_draining=is_draining), permits)
+def told(is_ready: bool = True, is_draining: bool = False, wait_s: float = 0.0, tokens: int = 0) -> ToldLoad:
+    return ToldLoad(EngineLoad(waiting_tokens=tokens, wait_s=wait_s, is_ready=is_ready, is_draining=is_draining), 8)

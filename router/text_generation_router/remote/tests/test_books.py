@@ -369,6 +369,37 @@ def test_a_request_that_kills_every_engine_fails_by_name_and_the_others_end_well
     assert [other.ids for other in others] == [expected_tokens([number], 2) for number in range(2, 9)]
 
 
+def test_a_request_goes_to_the_engine_with_the_least_to_do_by_its_word_and_by_what_was_sent() -> None:
+    front = Front()
+    engines = [front.join(0), front.join(1), front.join(2)]
+    for number, tokens in enumerate((90_000, 0, 4_000)):
+        front.books.told(number, told(tokens=tokens))
+    for _ in range(5):
+        front.ask([5] * 300, 9)
+    assert [len(engine.view.attempts.orders) for engine in engines] == [0, 4, 1]
+
+
+def test_a_queued_request_moves_once_where_it_begins_much_sooner() -> None:
+    front = Front()
+    first = front.join(0)
+    [running], [queued] = front.ask([5], 9), front.ask([6], 9)
+    first.obey()
+    first.step(only=1)
+    second = front.join(1)
+    for number, wait_s in ((0, 60.0), (1, 0.0)):
+        front.books.told(number, told(wait_s=wait_s, tokens=round(wait_s)))
+    front.fleet.balance()
+    assert first.view.attempts.orders == [Withdraw(2)]
+    first.obey()
+    second.obey()
+    assert [each.request.input_ids for [each] in second.submits] == [(6,)]
+    front.books.told(0, told())
+    front.books.told(1, told(wait_s=60.0, tokens=60))
+    front.fleet.balance()
+    assert not second.view.attempts.orders and not first.view.attempts.orders
+    assert running.end is None and queued.end is None
+
+
 def test_a_token_clears_a_suspect() -> None:
     front = Front()
     engine = front.join()

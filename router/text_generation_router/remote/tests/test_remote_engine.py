@@ -18,6 +18,7 @@ from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.remote.engine import RemoteEngine
 from text_generation_router.remote.tests.engines import SNAPSHOT
 from text_generation_router.remote.tests.fake_service import FakeService
+from text_generation_router.replicas.choice import EngineLoad
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.wire.prompts import pieces_of
@@ -86,6 +87,9 @@ def test_texts_are_those_of_the_engine_and_facts_are_told(tmp_path: Path) -> Non
             assert end is not None and 0 < end.inference_s < 20 and end.queue_s == first.queue_s
             assert front.engine.snapshot() == SNAPSHOT and front.engine.permits == 8
             assert front.engine.load().retry_after_s == 3 and await front.engine.is_healthy()
+            service.load = pb.Load(is_ready=True, running=1, waiting=2, waiting_tokens=3, computing_tokens=4, permits=5)
+            await until(lambda: front.engine.permits == 5)
+            assert front.engine._fleet.engines[0].told.load == EngineLoad(1, 2, 3, 4)
             service.healthy = False
             assert not await front.engine.is_healthy()
             assert [len(submit) for submit in service.submits] == [2, 1] and len(service.hellos) == 1
@@ -278,7 +282,8 @@ def test_an_engine_that_lies_is_cut_off_and_texts_stay_right(
     turns = count()
 
     def seventh(message: pb.EngineMessage) -> pb.EngineMessage | None:
-        return lie(message) if message.HasField("tokens") and next(turns) % 7 == 6 else message
+        is_due = message.HasField("tokens") and not message.tokens.ended and next(turns) % 7 == 6
+        return lie(message) if is_due else message
 
     async def use(front: Asker) -> None:
         async with FakeService(front.paths[0], alter=seventh):
