@@ -1,9 +1,11 @@
 """One engine and two fronts on one port: each may be killed, and the others' streams go on."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 
+import httpx
 import processes
 import pytest
 from scale import SHORT
@@ -58,6 +60,21 @@ def test_a_killed_front_costs_its_own_connections_only(server, one_shard: list[S
     assert ended, "the living front had no stream"
     wait_until(lambda: len(processes.routers(server.pid)) == FRONTS, 30, "another front is started")
     assert before[1] in processes.routers(server.pid)
+
+
+def test_metrics_of_any_front_tell_of_all_and_never_fall(server) -> None:
+    before = value_of(server, "tgi_request_count"), value_of(server, "tgi_batch_next_size_count")
+    assert min(before) > 0, "fronts count requests, the engine counts batches"
+    processes.routers(server.pid)[0].kill()
+    wait_until(lambda: len(processes.routers(server.pid)) == FRONTS, 30, "another front is started")
+    for _ in range(8):  # new connections, so that both fronts answer
+        assert value_of(server, "tgi_request_count") >= before[0]
+
+
+def value_of(server: ServerProcess, name: str) -> float:
+    """The sum of the metric's series."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=10).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[ {{]", line))
 
 
 def test_sigterm_lets_all_streams_finish(one_shard: list[StreamAnswer]) -> None:

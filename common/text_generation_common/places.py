@@ -41,6 +41,10 @@ class ServerPlace:
         """Path of the socket on which an engine without HTTP takes its fronts. It outlives the shards."""
         return f"{self.prefix}-engine"
 
+    def metrics_file(self, name: str) -> str:
+        """Path of the file in which the process `name` keeps its metrics. `name` has no hyphen."""
+        return f"{self.prefix}-metrics-{name}"
+
     def check_length(self, num_shard: int) -> None:
         longest = steps_path(self.socket(num_shard - 1))
         if len(os.fsencode(longest)) > MAX_SOCKET_PATH_BYTES:
@@ -76,6 +80,7 @@ class ServerPlace:
         with suppress(OSError):
             if stat.S_ISSOCK(os.lstat(self.engine_socket).st_mode):
                 os.unlink(self.engine_socket)
+        self.remove_metrics()
         with suppress(OSError):
             os.unlink(self.lock)
         self._remove_folders()
@@ -85,6 +90,15 @@ class ServerPlace:
         for path in filter(_is_a_shard_s, self._files()):
             with suppress(OSError):
                 os.unlink(path)
+
+    def remove_metrics(self) -> None:
+        """Removes the metrics of dead processes, as far as possible. Raises nothing."""
+        folder, name = os.path.split(self.prefix)
+        ours = re.compile(re.escape(name) + r"-metrics-(engine|front\d+)(\.partial)?")
+        with suppress(OSError):
+            for found in filter(ours.fullmatch, os.listdir(folder)):
+                with suppress(OSError):
+                    os.unlink(os.path.join(folder, found))
 
     def sweep(self) -> None:
         """Removes the folders of other ports whose launcher and janitor were both killed."""

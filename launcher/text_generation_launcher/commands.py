@@ -124,7 +124,11 @@ def front(
 ) -> Command:
     """The command of front `number`: a router whose engine is another process. Connections are shared out."""
     most_connections = math.ceil(plan.http.max_connections / plan.api_workers)
-    options = _options(engines=(f"unix://{place.engine_socket}",), **_of_router(plan, listen_fd, launcher_fd))
+    options = _options(
+        engines=(f"unix://{place.engine_socket}",),
+        metrics_file=place.metrics_file(f"front{number}"),
+        **_of_router(plan, listen_fd, launcher_fd),
+    )
     options += _router_flags(plan, replace(plan.http, port=port, max_connections=most_connections))
     argv, fds = (programs.router, *options), (listen_fd, launcher_fd)
     return Command("router", argv, _router_env(plan, environ), fds, log_fields={"worker": number})
@@ -138,6 +142,7 @@ def engine(
         address=f"unix://{place.engine_socket}",
         launcher_fd=launcher_fd,
         master_shard_uds_path=place.socket(0),
+        metrics_file=place.metrics_file("engine"),
         tokenizer_name=plan.model_id,
         json_output=True,
         testing=plan.process.testing,

@@ -40,7 +40,7 @@ class LauncherConfig:
     api_workers: int = flag(
         0,
         "Number of processes that serve HTTP on the port, beside a process for the engine; 0: one process does both.",
-        hidden=True,  # until /metrics of any of them tells of all
+        hidden=True,  # until its cost is measured
         min=0,
         max=64,
     )

@@ -79,6 +79,7 @@ class Supervisor:
             # A signal that the launcher was started to ignore (by nohup, or as a background job) stays ignored.
             if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
+        self._place.remove_metrics()  # a launcher that was killed together with its janitor may have left some
         serving = asyncio.create_task(self._serve())
         try:
             await _first_of(serving, self._stop_asked)

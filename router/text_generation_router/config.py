@@ -39,6 +39,9 @@ class RouterFlags:
         (), "Address of an engine process, unix:///PATH or HOST:PORT, may be repeated.", env=False, hidden=True
     )
     launcher_fd: int | None = flag(None, "An inherited socket to the launcher.", env=False, hidden=True, min=0)
+    metrics_file: str | None = flag(
+        None, "File with this process's metrics, beside those of the server's other processes.", env=False, hidden=True
+    )
     process: ProcessFlags = ProcessFlags()
     log_level: str = flag("info", "A level's name, or a filter such as info,NAME=debug.", hidden=True)
     inherited: InheritedFlags = InheritedFlags()
@@ -62,6 +65,7 @@ class RouterConfig:
     tracing: TracingFlags
     listen_fd: int | None  # a bound socket, inherited; replaces hostname and port
     launcher_fd: int | None  # an inherited socket to the launcher; None: no launcher
+    metrics_file: str | None  # file with this process's metrics; None: /metrics shows this process only
     engines: tuple[str, ...]  # addresses of engine processes; (): the engine is in this process
     master_shard_uds_path: str  # "" if the engine is in another process
     compute_type: str

@@ -16,6 +16,7 @@ from text_generation_common.flags.requests import RequestFlags, SchedulingFlags,
 from text_generation_common.logs import setup_logging
 from text_generation_common.typer_command import ReportingCommand, make_app, taking
 from text_generation_router.cli import fail, set_up_faults
+from text_generation_router.config import RouterFlags
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.serve_engine import EngineSettings, run
 
@@ -37,6 +38,7 @@ class EngineFlags:
     graceful_termination_timeout: float = borrowed(HttpFlags, "graceful_termination_timeout")
     master_shard_uds_path: str = flag(REQUIRED, "The first shard's socket.")
     launcher_fd: int | None = flag(None, "An inherited socket to the launcher.", env=False, hidden=True, min=0)
+    metrics_file: str | None = borrowed(RouterFlags, "metrics_file")
     process: ProcessFlags = ProcessFlags()
     log_level: str = flag("info", "A level's name, or a filter such as info,NAME=debug.", hidden=True)
     inherited: InheritedFlags = InheritedFlags()
@@ -59,6 +61,7 @@ def serve(values: dict[str, Any]) -> None:
         patience_s=flags.graceful_termination_timeout,
         master_shard_uds_path=flags.master_shard_uds_path,
         launcher_fd=flags.launcher_fd,
+        metrics_file=flags.metrics_file,
     )
     try:
         set_up_faults(flags.inherited.failpoints, flags.process.testing)

@@ -5,8 +5,9 @@ Every series exists from the start, at zero. Durations have TGI's buckets. Numbe
 buckets for each doubling, or TGI's 100 and 1,024 buckets, if an operator asks for these.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.metrics_core import Metric
@@ -64,6 +65,10 @@ MOST_REQUESTS = 1024  # the last bound of the sizes of batches
 RATIOS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
+class Collectable(Protocol):
+    def collect(self) -> Iterable[Metric]: ...
+
+
 class Metrics:
     """All metrics. A description is printed as a HELP line; an empty description prints none."""
 
@@ -75,6 +80,7 @@ class Metrics:
     def __init__(self, tgi_buckets: bool = False) -> None:
         """`tgi_buckets`: TGI's buckets also for numbers of tokens and requests, 1,324 instead of about 100."""
         self.registry = CollectorRegistry()
+        self.of_server: Collectable = self.registry  # what /metrics shows
         self._tgi_buckets = tgi_buckets
         self._add_request_metrics()
         self._add_batch_metrics()
@@ -252,9 +258,9 @@ class Metrics:
         return PlainStepHistogram(name, text, duration_buckets(), self.registry)
 
 
-def render(registry: CollectorRegistry) -> str:
+def render(source: Collectable) -> str:
     """The metrics page in the text exposition format, as TGI's exporter prints it."""
-    return "".join(line for family in registry.collect() for line in _family_lines(family))
+    return "".join(line for family in source.collect() for line in _family_lines(family))
 
 
 def _family_lines(family: Metric) -> Iterator[str]:

@@ -31,6 +31,7 @@ from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
 from text_generation_router.http.server import Server, StopOnSignal, uvicorn_config
+from text_generation_router.joint_metrics import joined_with_others
 from text_generation_router.metrics import Metrics
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
 from text_generation_router.sockets import inherited_socket
@@ -146,6 +147,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         limits = engine.snapshot().limits
         metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
         metrics.describe(lambda: facts_of(config, engine.snapshot()))
+        await stack.enter_async_context(joined_with_others(metrics, config.metrics_file))
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
         validator = Validator(tokenizer, grammars, lambda: request_limits(config, engine.snapshot()))
         permits = Permits(served.permits, lambda: engine.load().retry_after_s)

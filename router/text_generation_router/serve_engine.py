@@ -25,6 +25,7 @@ from text_generation_router.engine_service.identity import EngineIdentity, engin
 from text_generation_router.engine_service.server import EngineServer
 from text_generation_router.engines import line_to_launcher, shard_groups
 from text_generation_router.errors import ShardsError, StartError
+from text_generation_router.joint_metrics import joined_with_others
 from text_generation_router.metrics import Metrics
 from text_generation_router.serve import SWITCH_S
 from text_generation_router.text.model_files import find_model_files
@@ -50,6 +51,7 @@ class EngineSettings:
     patience_s: float  # seconds that requests get to end after the first signal
     master_shard_uds_path: str
     launcher_fd: int | None
+    metrics_file: str | None  # file with this process's metrics; None: it has none
 
 
 def run(settings: EngineSettings) -> None:
@@ -93,7 +95,8 @@ async def _serve(settings: EngineSettings) -> None:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         groups.listening()
         logger.info("Engine serves its fronts at %s", settings.address)
-        await _until_stopped(engine, server, stop, settings.patience_s)
+        async with joined_with_others(metrics, settings.metrics_file):
+            await _until_stopped(engine, server, stop, settings.patience_s)
         if engine.failed.done():
             raise ShardsError("the engine has failed and generates no more text; its log line has the cause")
     finally:

@@ -17,7 +17,7 @@ SPANS_PER_PIECE = 2048
 class ServiceRoutes:
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._metrics_page = SharedPage(lambda: render(services.metrics.registry))
+        self._metrics_page = SharedPage(lambda: render(services.metrics.of_server))
 
     async def health(self) -> Response:
         """200 with an empty body if the server takes requests, else 503."""
