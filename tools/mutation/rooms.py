@@ -16,7 +16,10 @@ ROUTER = "router/text_generation_router"
 COMMON = "common/text_generation_common"
 LAUNCHER = "launcher/text_generation_launcher"
 # Folders in which each file must belong to a room, one of the groups of files that are tested together.
-WHOLE = (f"{ROUTER}/scheduling", f"{ROUTER}/engine", f"{SERVER}/step", f"{SERVER}/sampling", LAUNCHER, COMMON)
+FRONTS = tuple(f"{ROUTER}/{room}" for room in ("wire", "replicas", "remote", "engine_service"))
+WHOLE = (
+    f"{ROUTER}/scheduling", f"{ROUTER}/engine", *FRONTS, f"{SERVER}/step", f"{SERVER}/sampling", LAUNCHER, COMMON,
+)  # fmt: skip
 
 ROOMS = (
     Room(
@@ -29,6 +32,12 @@ ROOMS = (
         (f"{ROUTER}/engine/*.py", f"{ROUTER}/api/generation_stream.py"),
         (f"{ROUTER}/engine/tests/test_*.py", f"{ROUTER}/api/tests/test_generation_*.py"),
     ),
+    Room(
+        "fronts and engines",
+        tuple(f"{room}/*.py" for room in FRONTS),
+        tuple(f"{room}/tests/test_*.py" for room in FRONTS),
+    ),
+    Room("certificates", (f"{COMMON}/cluster/*.py",), (f"{COMMON}/cluster/tests/test_*.py",)),
     Room(
         "worker",
         (

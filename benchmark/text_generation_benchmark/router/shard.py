@@ -7,6 +7,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from text_generation_server.config import ShardConfig
+from text_generation_server.errors import MatcherError
 from text_generation_server.runner import Capacity
 from text_generation_server.server import Servicer, listen
 from text_generation_server.step.results import Pending, StepOutput, completed
@@ -65,11 +67,14 @@ class TimedRunner:
 async def serve(model: Path, uds_path: str, step_s: float) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    grammars: Future[None] = Future()
+    grammars.set_exception(MatcherError("pretended shards follow no grammar"))
     runner = TimedRunner(step_s, [i for i in range(tokenizer.get_vocab_size()) if i not in special])
     facts = SimpleNamespace(vocab_size=tokenizer.get_vocab_size(), max_positions=MAX_TOTAL_TOKENS, eos_token_ids=())
     shard: Any = SimpleNamespace(
         runner=runner, tokenizer=tokenizer, model_config=facts, dtype=torch.float32, device=torch.device("cpu"),
-        kernels="none", block_queries=1, queries_per_token=1,
+        kernels="none", block_queries=1, queries_per_token=1, group=SimpleNamespace(rank=0),
+        grammars=SimpleNamespace(prepare=lambda: grammars),
     )  # fmt: skip
     worker = Worker(epoch=1)
     servicer = Servicer([f"unix://{uds_path}-0"], worker)
