@@ -1,4 +1,4 @@
-"""The command lines of the three programs: equal to their recorded form, each flag declared once, and the launcher
+"""The command lines of all programs: equal to their recorded form, each flag declared once, and the launcher
 passes on every flag.
 """
 
@@ -32,10 +32,14 @@ from text_generation_common.places import ServerPlace
 from text_generation_launcher import cli as launcher
 from text_generation_launcher.certs import CERTS, CertsFlags
 from text_generation_launcher.commands import Programs
+from text_generation_launcher.commands import engine as engine_command
+from text_generation_launcher.commands import front as front_command
 from text_generation_launcher.commands import router as router_command
 from text_generation_launcher.config import LauncherConfig, LaunchPlan
 from text_generation_router import cli as router
+from text_generation_router import engine_cli
 from text_generation_router.config import RouterFlags
+from text_generation_router.engine_cli import EngineFlags
 from text_generation_server import cli as server
 from text_generation_server.config import DownloadFlags, ServeFlags, ShardVariables
 
@@ -44,6 +48,7 @@ CONFIGS: dict[str, tuple[ProgramFlags, Any]] = {
     "launcher": (LAUNCHER, LauncherConfig),
     "launcher certs": (CERTS, CertsFlags),
     "router": (ROUTER, RouterFlags),
+    "engine": (ROUTER, EngineFlags),
     "server serve": (SHARD, ServeFlags),
     "server download-weights": (SHARD, DownloadFlags),
 }
@@ -51,6 +56,7 @@ APPS = {
     "launcher": launcher.command_line(lambda config: 0, {}),
     "launcher certs": launcher.certs_command_line(),
     "router": router.app,
+    "engine": engine_cli.app,
 }
 
 
@@ -123,7 +129,8 @@ def wrong_numbers() -> Iterator[tuple[str, str, str]]:
 @pytest.mark.parametrize(("name", "flag", "number"), list(wrong_numbers()))
 def test_every_program_refuses_numbers_out_of_range(name: str, flag: str, number: str) -> None:
     app, words = (APPS[name], []) if name in APPS else (server.app, name.split()[1:])
-    needed = {"router": ["--tokenizer-name", "m"], "launcher": []}.get(name, ["m"])
+    model = ["--tokenizer-name", "m"]
+    needed = {"router": model, "engine": [*model, "--address", "unix:///e"], "launcher": []}.get(name, ["m"])
     result = CliRunner().invoke(app, [*words, *needed, flag, number])
     assert result.exit_code == 2 and "Invalid value for" in result.output and flag in result.output
 
@@ -142,24 +149,32 @@ def test_changes_of_programs_name_flags_that_the_program_has():
         assert program.changes.keys() <= names
 
 
-def test_the_router_gets_every_value_of_the_launcher_that_it_has_a_flag_for(monkeypatch):
+PLACE = ServerPlace("/run/shard", None, "")
+PROGRAMS = Programs("server", "router", "engine")
+TOLD = {
+    "router": (RouterFlags, router.app, lambda plan: router_command(plan, PROGRAMS, {}, PLACE, 7, plan.http.port, 9)),
+    "front": (RouterFlags, router.app, lambda plan: front_command(plan, PROGRAMS, {}, PLACE, 0, 7, plan.http.port, 9)),
+    "engine": (EngineFlags, engine_cli.app, lambda plan: engine_command(plan, PROGRAMS, {}, PLACE, 9)),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_program_gets_every_value_of_the_launcher_that_it_has_a_flag_for(monkeypatch, name):
+    config_class, app, make_command = TOLD[name]
     shared = {flag.name: flag for flag in LAUNCHER.flags_of(LauncherConfig)}
-    shared = {flag.name: shared[flag.name] for flag in flags_of(RouterFlags) if flag.name in shared}
+    shared = {flag.name: shared[flag.name] for flag in flags_of(config_class) if flag.name in shared}
     for flag in flags_of(AbsentFlags):
-        del shared[flag.name]  # flags that the launcher refuses, or accepts without effect
+        shared.pop(flag.name, None)  # flags that the launcher refuses, or accepts without effect
     values = {name: other_value(flag) for name, flag in shared.items()}
     groups = {item.name: item.type() for item in fields(LaunchPlan) if is_dataclass(item.type)}
-    plan = LaunchPlan(model_id="m", num_shard=1, load_format=LoadFormat.auto, **groups)
-    plan = with_flags(plan, **values)
-
-    place = ServerPlace("/run/shard", None, "")
-    told = router_command(plan, Programs("server", "router"), {}, place, 7, values["port"], 9)
+    plan = LaunchPlan(model_id="m", num_shard=1, load_format=LoadFormat.auto, api_workers=1, **groups)
+    told = make_command(with_flags(plan, **values))
     for name in os.environ:
         monkeypatch.delenv(name)
     for name, value in told.env.items():
         monkeypatch.setenv(name, value)
-    context = typer.main.get_command(router.app).make_context("router", list(told.argv[1:]))
-    got = values_of(from_values(RouterFlags, context.params))
+    context = typer.main.get_command(app).make_context(name, list(told.argv[1:]))
+    got = values_of(from_values(config_class, context.params))
     assert {name: got[name] for name in values} == values
 
 

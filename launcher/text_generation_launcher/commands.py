@@ -148,6 +148,7 @@ def engine(
         testing=plan.process.testing,
         max_concurrent_requests=plan.requests.max_concurrent_requests,
         tgi_buckets=plan.http.tgi_buckets,
+        graceful_termination_timeout=plan.http.graceful_termination_timeout,
     )
     for group in (plan.files, plan.tokens, plan.scheduling, plan.compute):
         options += _flags(group)

@@ -25,7 +25,7 @@ from text_generation_router.serve_engine import EngineSettings, run
 class EngineFlags:
     """The engine's command line."""
 
-    tokenizer_name: str = flag(REQUIRED, "Local directory or hub id of the model.")
+    tokenizer_name: str = borrowed(RouterFlags, "tokenizer_name")
     address: str = flag(REQUIRED, "Where fronts connect: unix:///PATH or HOST:PORT.", env=False)
     files: FileFlags = FileFlags()
     weights_cache_override: str | None = borrowed(CacheFlags, "weights_cache_override")
@@ -36,17 +36,19 @@ class EngineFlags:
     shard: ShardFlags = ShardFlags()
     tgi_buckets: bool = borrowed(HttpFlags, "tgi_buckets")
     graceful_termination_timeout: float = borrowed(HttpFlags, "graceful_termination_timeout")
-    master_shard_uds_path: str = flag(REQUIRED, "The first shard's socket.")
-    launcher_fd: int | None = flag(None, "An inherited socket to the launcher.", env=False, hidden=True, min=0)
+    master_shard_uds_path: str | None = borrowed(RouterFlags, "master_shard_uds_path")
+    launcher_fd: int | None = borrowed(RouterFlags, "launcher_fd")
     metrics_file: str | None = borrowed(RouterFlags, "metrics_file")
     process: ProcessFlags = ProcessFlags()
-    log_level: str = flag("info", "A level's name, or a filter such as info,NAME=debug.", hidden=True)
+    log_level: str = borrowed(RouterFlags, "log_level")
     inherited: InheritedFlags = InheritedFlags()
 
 
 def serve(values: dict[str, Any]) -> None:
     flags = from_values(EngineFlags, values)
     setup_logging(flags.log_level, flags.process.json_output)
+    if flags.master_shard_uds_path is None:
+        fail("an engine has no port to find its shards by: give --master-shard-uds-path")
     settings = EngineSettings(
         model=flags.tokenizer_name,
         revision=flags.files.revision,

@@ -122,7 +122,7 @@ def serve_with_cache(use: Callable[[EngineWorld, BlockHasher], Awaitable[None]])
         log = CacheLog(hasher)
         world = EngineWorld(FakeShards, cache_observer=log.observer)
         async with served(world, cache=log):
-            await asyncio.wait_for(use(world, hasher), timeout=20)
+            await asyncio.wait_for(use(world, hasher), timeout=60)
 
     asyncio.run(run())
 

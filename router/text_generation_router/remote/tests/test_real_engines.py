@@ -84,7 +84,7 @@ def run(folder: Path, use: Callable[[Deployment], Awaitable[None]], count: int =
         deployment = Deployment(folder, count, **limits)
         try:
             await deployment.start()
-            await asyncio.wait_for(use(deployment), 20)
+            await asyncio.wait_for(use(deployment), 60)
             assert deployment.front.counts.broken_rules == 0
         finally:
             await deployment.stop()
@@ -187,7 +187,7 @@ def test_over_tcp_an_engine_is_used_only_if_its_certificate_is_of_the_deployment
             await server.close()
             await world.engine.close()
 
-    asyncio.run(asyncio.wait_for(use(), 20))
+    asyncio.run(asyncio.wait_for(use(), 60))
 
 
 def test_tcp_without_certificates_is_refused(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_front_that_leaves_frees_its_rows(tmp_path: Path) -> None:
         await deployment.front.close()
         assert listener.end is not None and listener.end.reason is EndReason.CLOSED
         scheduler = deployment.replicas[0].world.engine._scheduler
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not scheduler.is_idle:
                 await asyncio.sleep(0.01)
 

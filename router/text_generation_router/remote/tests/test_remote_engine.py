@@ -56,7 +56,7 @@ def run(folder: Path, use: Callable[[Asker], Awaitable[None]], engines: int = 1)
         before = asyncio.all_tasks()
         front = Asker(folder, engines)
         try:
-            await asyncio.wait_for(use(front), 20)
+            await asyncio.wait_for(use(front), 60)
         finally:
             await front.engine.close()
         await asyncio.sleep(0)
@@ -67,7 +67,7 @@ def run(folder: Path, use: Callable[[Asker], Awaitable[None]], engines: int = 1)
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not holds():
             await asyncio.sleep(0.002)
 
