@@ -97,8 +97,8 @@ class Security:
         return None if self._folder is None else self._folder.identity
 
     def check(self, endpoint: Endpoint) -> None:
-        """CredentialsError if `endpoint` needs certificates and there are none. `add_port` and `channel` check it too;
-        a start checks all its endpoints first, before a port opens."""
+        """CredentialsError if `endpoint` needs certificates and `tls_dir` is None. `add_port` and `channel` check it
+        too; a start checks all its endpoints first, before a port opens."""
         if isinstance(endpoint, TcpEndpoint) and self._folder is None and not self._insecure:
             raise CredentialsError(
                 f"{endpoint.target} needs certificates, because it is not a unix socket: give their folder, or ask for"

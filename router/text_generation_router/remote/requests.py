@@ -34,7 +34,7 @@ class RemoteGroup:
     is_answered: bool = False  # whether this engine has answered the Submit
     is_leaving: bool = False  # whether Withdraw was sent
     has_run: bool = False
-    digest: bytes | None = None  # digest of the engine that made the group's tokens; None: there are none
+    digest: bytes | None = None  # digest of the engine that made the group's tokens; None: no token was made
     suspicions: int = 0  # see `Blame`
     counts: int = 0
     has_moved: bool = False  # whether Withdraw was ever sent

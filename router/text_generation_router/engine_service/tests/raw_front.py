@@ -166,7 +166,7 @@ def serve(use: Callable[[EngineWorld], Awaitable[None]], *groups: Callable[[], F
             await asyncio.wait_for(use(world), timeout=60)
             if world.engine._ended:
                 return
-            await asyncio.wait_for(world.until_idle(), timeout=20)
+            await asyncio.wait_for(world.until_idle(), timeout=2)
             await asyncio.sleep(0.02)
             scheduler = world.engine._scheduler
             assert scheduler.memory.num_held == 0 and scheduler.books() is None, "all slots come back"

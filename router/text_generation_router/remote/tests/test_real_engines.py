@@ -207,7 +207,7 @@ def test_a_front_that_leaves_frees_its_rows(tmp_path: Path) -> None:
         await deployment.front.close()
         assert listener.end is not None and listener.end.reason is EndReason.CLOSED
         scheduler = deployment.replicas[0].world.engine._scheduler
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(5):
             while not scheduler.is_idle:
                 await asyncio.sleep(0.01)
 

@@ -15,7 +15,7 @@ _KNOWN = frozenset(("additionalProperties", "properties", "required", "type"))
 class ArgumentSchemas:
     listed: Mapping[str, Any]  # the schemas of arguments by their names
     required: frozenset[str]
-    others: Any  # the schema of arguments that are not listed; False: there are none
+    others: Any  # the schema of arguments that are not listed; False: no other argument is allowed
 
 
 def arguments_of(root: dict[str, Any]) -> ArgumentSchemas:
