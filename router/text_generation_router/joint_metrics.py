@@ -1,24 +1,24 @@
 """The metrics of several processes of one server on one page: each keeps its own values in a file beside the others'.
 
 A process that takes the place of a dead one goes on from its values, so counters never fall. Gauges of a process that
-writes no more are left out.
+writes no more are left out. The event loop works on one family at a time, and files are read and written in a thread.
 """
 
 import asyncio
-import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import orjson
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from text_generation_common.tasks import cancelled
 from text_generation_router.metrics import Metrics
 
 logger = logging.getLogger("text_generation_router")
@@ -75,20 +75,14 @@ class Values:
 Page = dict[str, Values]
 
 
-def page_of(families: Iterable[Metric]) -> Page:
-    return {family.name: Values.of(family) for family in families}
-
-
-def joined(pages: Iterable[Page]) -> Page:
+def joined(pages: Sequence[Page]) -> Iterator[Values]:
     """The sums of the pages, in the order in which the first of them lists its families. Changes none of them."""
-    total: Page = {}
-    for page in pages:
-        for name, values in page.items():
-            if name in total:
-                total[name].add(values)
-            else:
-                total[name] = Values(name, values.kind, values.text, dict(values.samples))
-    return total
+    for name in dict.fromkeys(chain.from_iterable(pages)):
+        first, *others = (page[name] for page in pages if name in page)
+        total = Values(name, first.kind, first.text, dict(first.samples))
+        for values in others:
+            total.add(values)
+        yield total
 
 
 def without_gauges(page: Page) -> Page:
@@ -103,29 +97,53 @@ class JointMetrics:
         self._registry = registry
         self._file = file
         self._before = without_gauges(read_page(file) or {})
+        self._writing = asyncio.Lock()  # so that no file gets older values than it has
 
-    def write(self) -> Page:
+    async def write(self) -> Page:
         """Writes this process's values, those of its predecessors included, and returns them."""
-        own = joined([page_of(self._registry.collect()), self._before])
+        async with self._writing:
+            own, written = {}, []
+            for values in self._own():
+                own[values.name] = values
+                written.append(_as_json(values))
+                await asyncio.sleep(0)
+            await asyncio.to_thread(self._save, written)
+        return own
+
+    def _own(self) -> Iterator[Values]:
+        before = dict(self._before)
+        for family in self._registry.collect():
+            values = Values.of(family)
+            if (old := before.pop(values.name, None)) is not None:
+                values.add(old)
+            yield values
+        yield from joined([before])
+
+    def _save(self, written: list[bytes]) -> None:
         partial = self._file.with_name(f"{self._file.name}.partial")
         try:
-            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
-                json.dump([_as_json(values) for values in own.values()], opened)
+            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+                opened.write(b"[%s]" % b",".join(written))
             partial.replace(self._file)
         except OSError as error:
             logger.warning("metrics cannot be written to %s: %s", self._file, error.strerror)
-        return own
 
-    async def keep_writing(self) -> None:
-        """Writes the values now and then, until the task is cancelled."""
-        while True:
-            self.write()
-            await asyncio.sleep(WRITE_S)
+    async def keep_writing(self, is_ending: asyncio.Event) -> None:
+        """Writes the values now and then, and a last time when `is_ending` is set."""
+        while not is_ending.is_set():
+            await self.write()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WRITE_S):
+                    await is_ending.wait()
+        await self.write()
 
-    def collect(self) -> Iterator[Metric]:
+    async def families(self) -> AsyncIterator[Metric]:
         """The families of all processes together."""
-        for values in joined([self.write(), *self._others()]).values():
+        own = await self.write()
+        others = await asyncio.to_thread(lambda: list(self._others()))
+        for values in joined([own, *others]):
             yield values.family
+            await asyncio.sleep(0)
 
     def _others(self) -> Iterator[Page]:
         prefix = self._file.name.rpartition("-")[0]
@@ -140,13 +158,13 @@ class JointMetrics:
 def read_page(file: Path) -> Page | None:
     """The values in a file; None if there is no such file, or it is not one of ours."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return {entry["name"]: _from_json(entry) for entry in json.loads(file.read_bytes())}
+        return {entry["name"]: _from_json(entry) for entry in orjson.loads(file.read_bytes())}
     return None
 
 
-def _as_json(values: Values) -> dict[str, Any]:
+def _as_json(values: Values) -> bytes:
     samples: Sequence[Any] = [(name, labels, value) for (name, labels), value in values.samples.items()]
-    return {"name": values.name, "kind": values.kind, "text": values.text, "samples": samples}
+    return orjson.dumps({"name": values.name, "kind": values.kind, "text": values.text, "samples": samples})
 
 
 def _from_json(entry: dict[str, Any]) -> Values:
@@ -171,9 +189,11 @@ async def joined_with_others(metrics: Metrics, file: str | None) -> AsyncIterato
         yield
         return
     metrics.of_server = joint = JointMetrics(metrics.registry, Path(file))
-    writing = asyncio.create_task(joint.keep_writing(), name="metrics")
+    is_ending = asyncio.Event()
+    # The task is not cancelled: a thread would go on to write, and might write older values than the last.
+    writing = asyncio.create_task(joint.keep_writing(is_ending), name="metrics")
     try:
         yield
     finally:
-        await cancelled(writing)
-        joint.write()
+        is_ending.set()
+        await writing

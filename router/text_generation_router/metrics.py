@@ -1,18 +1,16 @@
 """TGI's Prometheus metrics with the same names, labels and format, so that TGI's dashboards keep working.
 
-prometheus_client holds the values; `render` prints them, because its own printer renames counters to `*_total`.
-Every series exists from the start, at zero. Durations have TGI's buckets. Numbers of tokens and of requests have two
-buckets for each doubling, or TGI's 100 and 1,024 buckets, if an operator asks for these.
+prometheus_client holds the values; `metrics_page.py` prints them. Every series exists from the start, at 0. Durations
+have TGI's buckets. Numbers of tokens and of requests have two buckets for each doubling, or TGI's 100 and 1,024
+buckets, if an operator asks for these.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.metrics_core import Metric
-from prometheus_client.samples import Sample
 
+from text_generation_router.metrics_page import FamilySource, OwnFamilies
 from text_generation_router.step_instruments import (
     Facts,
     PlainStepCounter,
@@ -21,7 +19,6 @@ from text_generation_router.step_instruments import (
     StepHistogram,
 )
 
-CONTENT_TYPE = "text/plain; charset=utf-8"
 METHODS = ("prefill", "decode")
 
 
@@ -65,10 +62,6 @@ MOST_REQUESTS = 1024  # the last bound of the sizes of batches
 RATIOS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
-class Collectable(Protocol):
-    def collect(self) -> Iterable[Metric]: ...
-
-
 class Metrics:
     """All metrics. A description is printed as a HELP line; an empty description prints none."""
 
@@ -80,7 +73,7 @@ class Metrics:
     def __init__(self, tgi_buckets: bool = False) -> None:
         """`tgi_buckets`: TGI's buckets also for numbers of tokens and requests, 1,324 instead of about 100."""
         self.registry = CollectorRegistry()
-        self.of_server: Collectable = self.registry  # what /metrics shows
+        self.of_server: FamilySource = OwnFamilies(self.registry)  # what /metrics shows
         self._tgi_buckets = tgi_buckets
         self._add_request_metrics()
         self._add_batch_metrics()
@@ -256,40 +249,3 @@ class Metrics:
 
     def _plain_step_duration(self, name: str, text: str) -> PlainStepHistogram:
         return PlainStepHistogram(name, text, duration_buckets(), self.registry)
-
-
-def render(source: Collectable) -> str:
-    """The metrics page in the text exposition format, as TGI's exporter prints it."""
-    return "".join(line for family in source.collect() for line in _family_lines(family))
-
-
-def _family_lines(family: Metric) -> Iterator[str]:
-    # TGI's counters have no suffix. The names of a process's metrics are the same for all Prometheus clients.
-    is_standard = family.type == "counter" and family.name.startswith("process_")
-    name = f"{family.name}_total" if is_standard else family.name
-    if family.documentation:
-        yield f"# HELP {name} {family.documentation}\n"
-    yield f"# TYPE {name} {family.type}\n"
-    for sample in family.samples:
-        if sample.name.endswith("_created"):
-            continue
-        of_sample = name if family.type == "counter" else sample.name
-        yield f"{of_sample}{_labels(sample)} {_number(sample.value)}\n"
-    yield "\n"
-
-
-def _labels(sample: Sample) -> str:
-    pairs = (f'{key}="{_bound(value) if key == "le" else _escaped(value)}"' for key, value in sample.labels.items())
-    return "{" + ",".join(pairs) + "}" if sample.labels else ""
-
-
-def _bound(text: str) -> str:
-    return text if text == "+Inf" else _number(float(text))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() else repr(value)

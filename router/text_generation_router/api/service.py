@@ -8,7 +8,7 @@ from text_generation_router.api.services import Services
 from text_generation_router.errors import UnhealthyError, UnknownModelError
 from text_generation_router.http.encoding import json_response
 from text_generation_router.http.shared_page import SharedPage
-from text_generation_router.metrics import CONTENT_TYPE, render
+from text_generation_router.metrics_page import CONTENT_TYPE, render_in_turns
 
 # Token spans encoded in one piece. Other threads can take the interpreter lock between two pieces.
 SPANS_PER_PIECE = 2048
@@ -17,7 +17,7 @@ SPANS_PER_PIECE = 2048
 class ServiceRoutes:
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._metrics_page = SharedPage(lambda: render(services.metrics.of_server))
+        self._metrics_page = SharedPage(lambda: render_in_turns(services.metrics.of_server))
 
     async def health(self) -> Response:
         """200 with an empty body if the server takes requests, else 503."""

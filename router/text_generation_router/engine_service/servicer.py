@@ -20,7 +20,8 @@ from text_generation_router.engine_service.news import NewsDesk
 from text_generation_router.engine_service.outbox import Outbox
 from text_generation_router.engine_service.work import FrontWork
 from text_generation_router.errors import FrontLostError
-from text_generation_router.metrics import Metrics, render
+from text_generation_router.metrics import Metrics
+from text_generation_router.metrics_page import OwnFamilies, render_in_turns
 from text_generation_router.replicas.cache_news import CacheLog
 from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.facts import facts_of
@@ -152,7 +153,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         return pb.HealthResponse(is_healthy=await self._engine.is_healthy())
 
     async def Metrics(self, request: pb.MetricsRequest, context: StreamContext) -> pb.MetricsResponse:
-        return pb.MetricsResponse(text=render(self._metrics.registry).encode())
+        page = await render_in_turns(OwnFamilies(self._metrics.registry))
+        return pb.MetricsResponse(text=page.encode())
 
 
 async def _next(context: StreamContext) -> pb.FrontMessage | None:

@@ -1,18 +1,18 @@
 """A page that is expensive to make, made once for all requests that wait for it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-# Shortest time between two pages, in seconds: a page of metrics takes up to 10 ms of the event loop.
+# Shortest time between two pages, in seconds: a page of metrics takes up to 10 ms of a processor.
 GAP_S = 0.05
 
 
 class SharedPage:
-    """Makes the page by calling `make` on the event loop. A request never gets a page that is older than the
+    """Makes the page by calling `make`. A request never gets a page that is older than the
     request.
     """
 
-    def __init__(self, make: Callable[[], str], gap_s: float = GAP_S) -> None:
+    def __init__(self, make: Callable[[], Awaitable[str]], gap_s: float = GAP_S) -> None:
         self._make = make
         self._gap_s = gap_s
         self._made_s = -gap_s  # event loop time when the newest page was made
@@ -29,4 +29,4 @@ class SharedPage:
         await asyncio.sleep(self._made_s + self._gap_s - clock())
         self._next = None  # requests that come from now on get a later page
         self._made_s = clock()
-        return self._make()
+        return await self._make()

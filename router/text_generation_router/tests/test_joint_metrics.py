@@ -1,13 +1,15 @@
 """The metrics of several processes on one page."""
 
+import asyncio
 import os
 import stat
 import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from text_generation_router.joint_metrics import STALE_S, JointMetrics
-from text_generation_router.metrics import Metrics, render
+from text_generation_router.joint_metrics import STALE_S, JointMetrics, joined_with_others, read_page
+from text_generation_router.metrics import Metrics
+from text_generation_router.metrics_page import OwnFamilies, render_in_turns
 
 
 class Worker:
@@ -34,11 +36,15 @@ class Worker:
         os.utime(self.file, (long_ago, long_ago))
 
 
+def render(source) -> str:
+    return asyncio.run(render_in_turns(source))
+
+
 def test_any_process_shows_the_sums_of_all(tmp_path):
     first, second = Worker(tmp_path, "front0"), Worker(tmp_path, "engine")
     first.work(3, 1)
     second.work(4, 2)
-    first.joint.write()
+    asyncio.run(first.joint.write())
     page = render(second.joint)
     assert 'tgi_requests{err="none"} 7\n' in page
     assert "tgi_running 3\n" in page
@@ -52,7 +58,7 @@ def test_counters_of_a_dead_process_stay_and_its_gauges_go(tmp_path):
     dead, living = Worker(tmp_path, "front0"), Worker(tmp_path, "front1")
     dead.work(3, 5)
     living.work(1, 1)
-    dead.joint.write()
+    asyncio.run(dead.joint.write())
     dead.grow_old()
     page = render(living.joint)
     assert 'tgi_requests{err="none"} 4\n' in page and "tgi_running 1\n" in page
@@ -61,7 +67,7 @@ def test_counters_of_a_dead_process_stay_and_its_gauges_go(tmp_path):
 def test_the_next_process_of_a_name_goes_on_from_the_counts_of_the_last(tmp_path):
     dead = Worker(tmp_path, "front0")
     dead.work(3, 5)
-    dead.joint.write()
+    asyncio.run(dead.joint.write())
     later = Worker(tmp_path, "front0")
     later.work(2, 1)
     page = render(later.joint)
@@ -84,4 +90,35 @@ def test_a_server_s_own_page_is_the_same_through_a_file(tmp_path):
     metrics.set_limits(10, 20)
     metrics.request_success.inc()
     metrics.time_between_tokens.observe(0.5)
-    assert render(JointMetrics(metrics.registry, tmp_path / "shard-metrics-front0")) == render(metrics.registry)
+    assert render(JointMetrics(metrics.registry, tmp_path / "shard-metrics-front0")) == render(
+        OwnFamilies(metrics.registry)
+    )
+
+
+def test_other_tasks_run_between_the_families_that_are_written_and_shown(tmp_path):
+    worker = Worker(tmp_path, "front0")
+
+    async def turns_while(work) -> int:
+        turns, task = 0, asyncio.ensure_future(work)
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    families = 4
+    assert asyncio.run(turns_while(worker.joint.write())) > families
+    assert asyncio.run(turns_while(render_in_turns(worker.joint))) > 2 * families
+
+
+def test_the_last_values_are_written_at_the_end(tmp_path):
+    metrics, file = Metrics(), tmp_path / "shard-metrics-front0"
+
+    async def run() -> None:
+        async with joined_with_others(metrics, str(file)):
+            while not file.exists():
+                await asyncio.sleep(0)
+            metrics.request_success.inc()
+
+    asyncio.run(run())
+    page = read_page(file)
+    assert page is not None and sum(page["tgi_request_success"].samples.values()) == 1

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from text_generation_router.metrics import Metrics, duration_buckets, half_doublings, render
+from text_generation_router.metrics import Metrics, duration_buckets, half_doublings
+from text_generation_router.metrics_page import render
 
 GOLDEN = Path(__file__).with_name("metrics.golden")
 

@@ -23,7 +23,7 @@ from text_generation_router.engine.tests.fakes import (
     top_id,
 )
 from text_generation_router.errors import Refusal, RefusedError, StepFailedError, WarmupRefusedError
-from text_generation_router.metrics import render
+from text_generation_router.metrics_page import render
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.scheduling.step import ForwardStep, Step
 
@@ -324,7 +324,7 @@ def test_a_sink_that_raises_an_error_fails_its_own_request_only(
             assert await raising.failure() == "Server error: ZeroDivisionError"
         assert await all_ids(others) == [expected_tokens(prompt(i), 8) for i in range(3)]
         assert "ZeroDivisionError" in caplog.text and not world.engine.failed.done()
-        assert [id_of(record) for record in caplog.records if "sink" in record.message] == ["mine-1"]
+        assert [id_of(record) for record in caplog.records if "the sink of" in record.message] == ["mine-1"]
 
     serve(use)
 

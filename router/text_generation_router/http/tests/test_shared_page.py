@@ -8,7 +8,11 @@ from text_generation_router.http.shared_page import SharedPage
 
 def counted_page(gap_s: float) -> SharedPage:
     numbers = count(1)
-    return SharedPage(lambda: str(next(numbers)), gap_s)
+
+    async def make() -> str:
+        return str(next(numbers))
+
+    return SharedPage(make, gap_s)
 
 
 def test_requests_that_wait_together_get_one_page_and_later_ones_a_later_page() -> None:
@@ -45,7 +49,7 @@ def test_a_cancelled_request_does_not_cancel_the_page_of_others() -> None:
 def test_a_page_that_cannot_be_made_fails_its_readers_only() -> None:
     pages = iter([None, "page"])
 
-    def make() -> str:
+    async def make() -> str:
         if (page := next(pages)) is None:
             raise ValueError("no page")
         return page
