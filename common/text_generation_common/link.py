@@ -5,6 +5,11 @@ or will now be killed) and `ping`. Messages from router to launcher: `listening`
 now on answers pings), `pong` (the event loop's answer to a ping), `confirmed` (a step of this epoch succeeded; sent
 once in each epoch), `blamed` (a request was ended because it killed the shards of this epoch) and `restart` (the router
 asks for new shards). The connection closes when either process ends. Standard library only.
+
+An engine in a process of its own has the same line; its `listening` says at which address it serves. The line of a
+front has no messages about shards. The launcher sends it `engines` (the replicas, and where their engines are) and
+`scaled` (the answer to `scale`: a reason if it is refused), the front sends `scale` (how many replicas are wanted) and
+`demand`.
 """
 
 import asyncio
@@ -13,6 +18,9 @@ import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
+
+from text_generation_common.deployment import Demand, Deployment
 
 LINE_LIMIT = 2**16
 
@@ -26,6 +34,10 @@ class LinkEvent(StrEnum):
     RESTART = "restart"
     PING = "ping"
     PONG = "pong"
+    ENGINES = "engines"
+    SCALE = "scale"
+    SCALED = "scaled"
+    DEMAND = "demand"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,29 @@ class LinkMessage:
     event: LinkEvent
     epoch: int = 0
     reason: str = ""
+    address: str = ""  # where an engine listens, with `listening`
+    replicas: int = 0  # number of replicas that are wanted, with `scale`
+    deployment: Deployment | None = None  # with `engines`
+    demand: Demand | None = None  # with `demand`
+
+    def line(self) -> bytes:
+        written = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps(written).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> "LinkMessage":
+        """ValueError, KeyError or TypeError if the line is not a message."""
+        fields: dict[str, Any] = json.loads(line)
+        deployment, demand = fields.get("deployment"), fields.get("demand")
+        return cls(
+            LinkEvent(fields["event"]),
+            int(fields["epoch"]),
+            str(fields["reason"]),
+            str(fields.get("address", "")),
+            int(fields.get("replicas", 0)),
+            None if deployment is None else Deployment.from_json(deployment),
+            None if demand is None else Demand(**demand),
+        )
 
 
 class Link:
@@ -58,7 +93,7 @@ class Link:
         full.
         """
         with suppress(OSError):
-            self._sending.send(json.dumps(asdict(message)).encode() + b"\n", socket.MSG_DONTWAIT)
+            self._sending.send(message.line(), socket.MSG_DONTWAIT)
 
     async def receive(self) -> LinkMessage | None:
         """Waits for the next message. Returns None when the other process has ended."""
@@ -68,8 +103,7 @@ class Link:
             return None
         if not line.endswith(b"\n"):
             return None
-        fields = json.loads(line)
-        return LinkMessage(LinkEvent(fields["event"]), int(fields["epoch"]), str(fields["reason"]))
+        return LinkMessage.from_line(line)
 
     def close(self) -> None:
         self._sending.close()

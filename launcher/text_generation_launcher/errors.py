@@ -8,6 +8,7 @@ CommandError
 ├── DownloadError
 ├── ShardCannotStart
 ├── ShardFailed
+├── ScaleRefused
 ├── WebserverCannotStart
 └── WebserverFailed
 """
@@ -29,6 +30,10 @@ class ShardCannotStart(CommandError):
 
 class ShardFailed(CommandError):
     """Shards died or hung too often without one successful step in between."""
+
+
+class ScaleRefused(CommandError):
+    """There cannot be as many replicas as were asked for."""
 
 
 class WebserverCannotStart(CommandError):

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from text_generation_common.deployment import Deployment
 from text_generation_common.link import Link, LinkEvent, LinkMessage
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import WebserverCannotStart, WebserverFailed
@@ -39,19 +40,23 @@ class KeptProcess:
         on_end: Callable[[], None],
         restarts: Restarts,
         waits_for_shards: bool = True,
+        on_listening: Callable[[str], None] = lambda address: None,
     ) -> None:
         """`start` starts the process, with its end of the line. `title`: its name at the start of log lines.
-        `waits_for_shards`: whether its first start is told when the first shards are ready."""
+        `waits_for_shards`: whether its first start is told when the first shards are ready. `on_listening` is called
+        whenever a process serves requests, with an engine's address."""
         self._start = start
         self.title = title
         self._on_message = on_message
         self._on_end = on_end
         self._restarts = restarts
         self._waits_for_shards = waits_for_shards
+        self._on_listening = on_listening
         self._stopping = asyncio.Event()
         self._child: Child | None = None
         self._link: Link | None = None
         self._ready: LinkMessage | None = None  # the `ready` message of the living shards, kept for later processes
+        self._engines: LinkMessage | None = None  # the newest `engines` message, kept for later processes
         self._has_had_shards = False
         self._has_hung = False  # the present process was killed because it hung
         self.has_listened = False
@@ -68,13 +73,22 @@ class KeptProcess:
             logger.info("Starting %s", self.title)
             self._has_had_shards = True
         self._ready = message if message.event is LinkEvent.READY else None
+        self.send(message)
+
+    def tell_engines(self, deployment: Deployment) -> None:
+        """Sends the replicas to the process, a front, and to later ones."""
+        self._engines = LinkMessage(LinkEvent.ENGINES, deployment=deployment)
+        self.send(self._engines)
+
+    def send(self, message: LinkMessage) -> None:
+        """Sends a message to the process, if there is one."""
         if self._link is not None:
             self._link.send(message)
 
     def stop(self) -> None:
         """Asks the process to end, which it does when its requests are done; then `run` returns."""
         self._stopping.set()
-        self._send(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     async def run(self) -> None:
         """Keeps a process running until `stop`. Raises a CommandError when another start would not help."""
@@ -104,9 +118,9 @@ class KeptProcess:
             with theirs:
                 self._child = child = await self._start(theirs.fileno())
             if self._stopping.is_set():
-                self._send(signal.SIGTERM)  # `stop` was called before the process existed.
-            if self._ready is not None:
-                link.send(self._ready)
+                self._signal(signal.SIGTERM)  # `stop` was called before the process existed.
+            for message in filter(None, (self._ready, self._engines)):
+                link.send(message)
             await self._follow(link, child)
         finally:
             link.close()
@@ -137,6 +151,7 @@ class KeptProcess:
                     self.has_listened = True
                     self._restarts.came_up()
                     pulse.begin()
+                    self._on_listening(message.address)
                 elif message.event is LinkEvent.PONG:
                     pulse.answered()
                 else:
@@ -166,7 +181,7 @@ class KeptProcess:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), wait_s)
 
-    def _send(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals) -> None:
         if self._child is not None:
             self._child.send(number)
 

@@ -1,0 +1,189 @@
+"""The replicas of one server: as many as are wanted, each kept alive on its own."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from text_generation_common.deployment import Deployment, ReplicaNote, ReplicaState
+from text_generation_common.errors import CommandError
+from text_generation_common.tasks import cancelled
+from text_generation_launcher.errors import ScaleRefused
+from text_generation_launcher.replica import MakeReplica, Replica
+from text_generation_launcher.scaling import ends_server, plan_changes
+
+logger = logging.getLogger("text_generation_launcher")
+
+# Most replicas of one server.
+MOST_REPLICAS = 1024
+# Seconds until the first new start of a replica that could not be kept alive; the wait doubles up to the longest. A
+# replica that was ready for LONG_RUN_S seconds begins with the first wait again.
+FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
+LONG_RUN_S = 600.0
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A replica of the set, from its first start until it leaves."""
+
+    number: int
+    replica: Replica
+    task: "asyncio.Task[None] | None" = None
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: str = ""  # why the replica waits for its next start; "": it runs
+    retry_s: float = FIRST_RETRY_S
+    ready_since_s: float | None = None  # when its present run was ready for the first time
+
+    @property
+    def state(self) -> ReplicaState:
+        if self.leaving.is_set():
+            return ReplicaState.DRAINING
+        if self.failure:
+            return ReplicaState.FAILED
+        return ReplicaState.READY if self.replica.is_ready else ReplicaState.STARTING
+
+    @property
+    def note(self) -> ReplicaNote:
+        endpoint = None if self.failure else self.replica.endpoint
+        return ReplicaNote(self.replica.name, self.state, endpoint, self.failure)
+
+
+class ReplicaSet:
+    """`run` is to be started as a task, once."""
+
+    def __init__(
+        self,
+        make: MakeReplica,
+        wanted: int,
+        most: int = MOST_REPLICAS,
+        on_change: Callable[[Deployment], None] = lambda deployment: None,
+        few: str = "",
+        retry_s: float = FIRST_RETRY_S,
+    ) -> None:
+        """`most`: number of replicas for which there is room; `few` says why there are not more. `on_change` is called
+        with every change of the deployment."""
+        self._make = make
+        self._wanted = wanted
+        self._most = most
+        self._few = few
+        self._on_change = on_change
+        self._retry_s = retry_s
+        self._members: dict[int, Member] = {}
+        self._changed = asyncio.Event()
+        self._is_stopping = False
+        self._told: Deployment | None = None
+        self.has_served = False  # whether any replica was ready
+
+    @property
+    def deployment(self) -> Deployment:
+        """The replicas, and how many are wanted."""
+        return Deployment(self._wanted, tuple(member.note for member in self._members.values()))
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return self.deployment.endpoints
+
+    def scale(self, wanted: int) -> None:
+        """From now on there are to be `wanted` replicas. ScaleRefused if there cannot be."""
+        if wanted < 1:
+            raise ScaleRefused(f"{wanted} replicas cannot serve", "ask for 1 or more, or stop the server")
+        if wanted > self._most:
+            raise ScaleRefused(f"{wanted} replicas are more than {self._most}{self._few}", "ask for fewer")
+        if self._is_stopping:
+            raise ScaleRefused("the server is stopping", "start it again with another --replicas")
+        logger.info("Scaling from %d to %d replicas", self._wanted, wanted)
+        self._wanted = wanted
+        self._note_change()
+
+    def stop(self) -> None:
+        """Lets all replicas drain; then `run` returns."""
+        self._is_stopping = True
+        self._note_change()
+
+    async def run(self) -> None:
+        """Keeps the replicas alive until `stop`. Raises a CommandError when no replica can be kept alive."""
+        try:
+            while not (self._is_stopping and not self._members):
+                self._reconcile()
+                self._tell()
+                self._changed.clear()
+                await self._until_changed()
+        finally:
+            await cancelled(*(member.task for member in self._members.values() if member.task is not None))
+
+    async def _until_changed(self) -> None:
+        changed = asyncio.create_task(self._changed.wait())
+        tasks = {member.task: member for member in self._members.values() if member.task is not None}
+        try:
+            await asyncio.wait([changed, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancelled(changed)
+        for task, member in tasks.items():
+            if task.done():
+                task.result()
+                del self._members[member.number]
+                logger.info("%s has left", member.replica.name)
+
+    def _reconcile(self) -> None:
+        wanted = 0 if self._is_stopping else self._wanted
+        changes = plan_changes({number: each.state for number, each in self._members.items()}, wanted, self._most)
+        for number in changes.start:
+            self._start(number)
+        for number in changes.drain:
+            member = self._members[number]
+            if not self._is_stopping:
+                logger.info("%s drains", member.replica.name)
+            member.leaving.set()
+            member.replica.stop()
+
+    def _start(self, number: int) -> None:
+        member = Member(number, self._make(number, self._note_change), retry_s=self._retry_s)
+        self._members[number] = member
+        member.task = asyncio.create_task(self._keep(member), name=member.replica.name)
+
+    async def _keep(self, member: Member) -> None:
+        """Keeps one replica running until it leaves. Raises the error that ends the server."""
+        while True:
+            try:
+                return await member.replica.run()
+            except CommandError as error:
+                if member.leaving.is_set():
+                    logger.error("%s did not leave in order: %s", member.replica.name, error.reason)
+                    return
+                await self._fail(member, error)
+            if member.leaving.is_set():
+                return
+            member.replica = self._make(member.number, self._note_change)
+            member.failure = ""
+            self._note_change()
+
+    async def _fail(self, member: Member, error: CommandError) -> None:
+        """Waits until the next start is due, or the replica is to leave. Raises `error` if it ends the server."""
+        others = [each.state for each in self._members.values() if each is not member]
+        if ends_server(others, self.has_served):
+            raise error
+        if member.ready_since_s is not None and time.monotonic() - member.ready_since_s >= LONG_RUN_S:
+            member.retry_s = self._retry_s
+        member.ready_since_s = None
+        wait_s, member.retry_s = member.retry_s, min(2 * member.retry_s, LONGEST_RETRY_S)
+        member.failure = error.reason
+        name = member.replica.name
+        logger.error("%s failed, the others serve: %s; starting it again in %.0fs", name, error.reason, wait_s)
+        self._tell()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(member.leaving.wait(), wait_s)
+
+    def _note_change(self) -> None:
+        for member in self._members.values():
+            if member.state is ReplicaState.READY:
+                self.has_served = True
+                member.ready_since_s = member.ready_since_s or time.monotonic()
+        self._changed.set()
+
+    def _tell(self) -> None:
+        """Tells the deployment, if it has changed."""
+        if (found := self.deployment) != self._told:
+            self._told = found
+            self._on_change(found)
