@@ -131,7 +131,9 @@ def front(
     )
     options += _router_flags(plan, replace(plan.http, port=port, max_connections=most_connections))
     argv, fds = (programs.router, *options), (listen_fd, launcher_fd)
-    return Command("router", argv, _router_env(plan, environ), fds, log_fields={"worker": number})
+    # A front logs by itself why it cannot reach an engine, and gRPC need not write it once more.
+    env = {"GRPC_VERBOSITY": "NONE"} | _router_env(plan, environ)
+    return Command("router", argv, env, fds, log_fields={"worker": number})
 
 
 def engine(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from text_generation_launcher.commands import Command
-from text_generation_launcher.relay import relay
+from text_generation_launcher.relay import Relay
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -49,7 +49,7 @@ class Child:
         # A pipe of our own: whether asyncio's `wait` also waits for the end of asyncio's pipe differs between versions
         # of Python.
         read_end, write_end = os.pipe()
-        output = LineReader(lambda line: relay(line, command.name, command.log_fields, takes))
+        output = LineReader(Relay(command.name, command.log_fields, takes).line)
         # Nothing may be awaited after the spawn: cancelling the start would leave a child that is never stopped.
         try:
             await loop.connect_read_pipe(lambda: output, os.fdopen(read_end, "rb", buffering=0))

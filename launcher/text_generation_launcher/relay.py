@@ -8,20 +8,34 @@ from datetime import datetime
 from typing import Any
 
 from text_generation_common.logs import LEVELS
+from text_generation_launcher.refused_connections import RefusedConnections
 
 
-def relay(
-    line: str,
-    source: str,
-    fields: Mapping[str, object],
-    takes: Callable[[logging.LogRecord], bool] = lambda record: False,
-) -> None:
-    """Logs one line of the child `source`. A line that is not a JSON log line is passed on whole, at INFO. A record
-    that `takes` accepts is shown in another way."""
-    record = record_of(line, source, fields)
-    logger = logging.getLogger(record.name)
-    if logger.isEnabledFor(record.levelno) and not takes(record):
-        logger.handle(record)
+class Relay:
+    """Logs the lines of the child `source`. A line that is not a JSON log line is passed on whole, at INFO; gRPC's own
+    lines about connections that it refused are told as warnings. A record that `takes` accepts is shown in another
+    way."""
+
+    def __init__(
+        self,
+        source: str,
+        fields: Mapping[str, object],
+        takes: Callable[[logging.LogRecord], bool] = lambda record: False,
+    ) -> None:
+        self._source = source
+        self._fields = fields
+        self._takes = takes
+        self._refused = RefusedConnections()
+
+    def line(self, line: str) -> None:
+        if (told := self._refused.take(line, time.monotonic())) is not None:
+            if told:
+                logging.getLogger(self._source).warning("%s", told, extra={"fields": dict(self._fields)})
+            return
+        record = record_of(line, self._source, self._fields)
+        logger = logging.getLogger(record.name)
+        if logger.isEnabledFor(record.levelno) and not self._takes(record):
+            logger.handle(record)
 
 
 def record_of(line: str, source: str, fields: Mapping[str, object]) -> logging.LogRecord:

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from text_generation_common.logs import JsonFormatter, TextFormatter
-from text_generation_launcher.relay import record_of
+from text_generation_launcher.refused_connections import MOST_REASONS, RefusedConnections
+from text_generation_launcher.relay import Relay, record_of
 
 LINE = {
     "timestamp": "2026-01-02T03:04:05.678901Z",
@@ -60,3 +61,39 @@ def test_our_own_exceptions_are_written_with_their_traceback():
         record = logging.LogRecord("name", logging.ERROR, "file", 1, "it broke", (), sys.exc_info())
     assert "ValueError: no" in json.loads(JsonFormatter().format(record))["exception"]
     assert "ValueError: no" in TextFormatter().format(record)
+
+
+REFUSED = (
+    "I1124 01:43:44.903124   12803 ssl_transport_security.cc:2563] Handshake failed with error SSL_ERROR_SSL: "
+    "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: certificate has expired"
+)
+
+
+def test_a_connection_that_grpc_refuses_is_one_clear_warning_of_its_child(caplog):
+    caplog.set_level("INFO")
+    relay = Relay("engine", {"replica": 2})
+    for _ in range(1000):
+        relay.line(REFUSED)
+    relay.line("I1124 01:43:44.903124   12803 other.cc:1] something else")
+    refused, other = caplog.records
+    assert (refused.name, refused.levelname, refused.fields) == ("engine", "WARNING", {"replica": 2})
+    assert (
+        refused.getMessage() == "A connection was refused: the peer's certificate is refused: certificate has expired"
+    )
+    assert other.getMessage().startswith("I1124") and other.levelname == "INFO"
+
+
+def test_refused_connections_are_counted_by_their_reason_while_they_are_not_logged():
+    refused = RefusedConnections()
+    lines = [refused.take(REFUSED, at_s) for at_s in (5, 5, 6, 64, 65, 66)]
+    assert [bool(line) for line in lines] == [True, False, False, False, True, False]
+    assert lines[4] == f"{lines[0]} (3 more since the last line)"
+    assert refused.take(REFUSED.replace("has expired", "is not yet valid"), 66)
+    assert refused.take("a line", 66) is None
+
+
+def test_reasons_without_end_take_no_memory_without_end():
+    refused = RefusedConnections()
+    for number in range(10 * MOST_REASONS):
+        assert refused.take(f"E1124 01:43:44.1 1 a.cc:1] No match found for server name: h{number}", 0)
+    assert len(refused._told) == MOST_REASONS

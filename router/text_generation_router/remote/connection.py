@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 
-from text_generation_common.cluster.endpoints import Endpoint
+from text_generation_common.cluster.endpoints import Endpoint, UnixEndpoint
+from text_generation_common.cluster.handshakes import problem as problem_of
 from text_generation_common.cluster.identity import Role
 from text_generation_common.cluster.security import Security
 from text_generation_common.errors import CredentialsError
@@ -37,6 +38,10 @@ QUIET_S = 1.0
 WATCH_S, STOPPED_S = 0.25, 1.0
 # Seconds until the first try to connect again; the wait doubles up to the last.
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0
+# Most reasons that are logged for one engine that cannot be reached.
+MOST_TOLD = 8
+# gRPC's words for a connection that the other side has closed.
+CUT = ("Socket closed", "recvmsg:Connection reset by peer")
 
 
 class SilentError(Exception):
@@ -67,13 +72,26 @@ class EngineConnection:
         self._stub: Any = None  # set while the engine is connected
         self._heard_s = 0.0  # time of the loop at which the engine last sent a message
         self._pause_s = FIRST_PAUSE_S
+        self._told: set[str] = set()  # the problems since the engine was connected last, which were logged
 
     async def run(self) -> None:
         while True:
-            problem = await self._try()
-            logger.debug("engine %s: %s", self._endpoint.target, problem)
+            self._tell(await self._try())
             await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
             self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+
+    def _tell(self, problem: str) -> None:
+        """Logs why an engine at a TCP port is not connected: once for each reason, until it is connected. The launcher
+        tells what engines at unix sockets do."""
+        problem = problem_of(problem)
+        if isinstance(self._endpoint, UnixEndpoint) or problem in self._told or len(self._told) >= MOST_TOLD:
+            logger.debug("engine %s: %s", self._endpoint.target, problem)
+            return
+        self._told.add(problem)
+        if self._security.identity is not None and problem in CUT:
+            # A client learns of the refusal of its certificate by the end of the connection, and by nothing else.
+            problem += ". If it refuses this front's certificate, its log tells why"
+        logger.warning("engine %s cannot be reached: %s", self._endpoint.target, problem)
 
     async def _try(self) -> str:
         """Connects, and returns when the connection is lost, with the reason."""
@@ -111,6 +129,7 @@ class EngineConnection:
         """From Welcome to the loss of the engine."""
         self._heard_s = asyncio.get_running_loop().time()
         self._stub, by_itself, problem = stub, False, "closed"
+        self._told.clear()
         logger.info("engine %s is connected, term %d", self._endpoint.target, engine.facts.term)
         self._books.joined(self.number, engine)
         self._on_change()

@@ -163,7 +163,9 @@ def certificates(folder: Path, authority: Authority, role: Role) -> Path:
     return folder
 
 
-def test_over_tcp_an_engine_is_used_only_if_its_certificate_is_of_the_deployment(tmp_path: Path) -> None:
+def test_over_tcp_an_engine_is_used_only_if_its_certificate_is_of_the_deployment(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def use() -> None:
         authorities = {"good": Authority.made("tgi"), "foreign": Authority.made("tgi")}
         worlds = {name: World() for name in authorities}
@@ -180,7 +182,10 @@ def test_over_tcp_an_engine_is_used_only_if_its_certificate_is_of_the_deployment
         listener = Listener()
         front.submit_all([GenerationRequest((1, 2), 9)], [listener], 100)
         assert await listener.all_ids() == expected_tokens([1, 2], 9)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)  # several tries to connect, and one line
+        told = [line.getMessage() for line in caplog.records if "cannot be reached" in line.getMessage()]
+        [foreign] = [line for line in told if endpoints[1].target in line]
+        assert "cannot be reached: the peer's certificate is refused: unable to get local issuer" in foreign
         assert len(front._fleet.engines) == 1 and not worlds["foreign"].forward_steps
         await front.close()
         for server, world in zip(servers, worlds.values(), strict=True):
