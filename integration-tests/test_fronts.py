@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import httpx
 import processes
 import pytest
+import reach
 from scale import SHORT
 from server_process import ServerProcess, wait_until
 from streams import StreamAnswer, StreamClients, compare, run_streams
@@ -19,6 +20,13 @@ FRONTS = 2
 def server() -> Iterator[ServerProcess]:
     with SHORT.server(1, "--api-workers", str(FRONTS)) as server:
         yield server
+
+
+def test_fronts_and_engine_are_reached_by_the_api_port_and_sockets_of_their_owner_only(server) -> None:
+    assert reach.addresses(server.pid) == {("127.0.0.1", server.port)}
+    assert reach.open_to_others(server.pid) == []
+    paths = reach.unix_sockets(processes.family(server.pid))
+    assert len(paths) == 3, "a shard's two sockets, and the engine's"
 
 
 def test_a_killed_engine_is_replaced_and_no_stream_notices(server, one_shard: list[StreamAnswer]) -> None:

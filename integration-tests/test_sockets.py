@@ -1,6 +1,8 @@
 """The addresses and sockets on which the server's processes listen, and the permissions of the shards' sockets."""
 
+import contextlib
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -8,13 +10,14 @@ import tempfile
 from pathlib import Path
 
 import processes
+import reach
 from calls import DEMO_MODEL
 from scale import SHORT
 from server_process import ServerProcess
 
 
 def test_one_shard_listens_on_the_api_port_only(server: ServerProcess) -> None:
-    assert processes.listening(processes.family(server.pid)) == {("127.0.0.1", server.port)}
+    assert reach.addresses(server.pid) == {("127.0.0.1", server.port)}
 
 
 def test_two_shards_listen_on_the_loopback_only() -> None:
@@ -25,11 +28,28 @@ def test_two_shards_listen_on_the_loopback_only() -> None:
         assert processes.listening(others) == {api}
         assert {address for address, _ in processes.listening(shards.values())} <= {"127.0.0.1"}
         assert api not in processes.listening(shards.values())
+        assert reach.open_to_others(server.pid) == []
         assert_private(server, 2)
 
 
-def test_the_shards_sockets_are_for_their_owner_alone(server: ServerProcess) -> None:
+def test_sockets_are_for_their_owner_alone(server: ServerProcess) -> None:
     assert_private(server, 1)
+    assert reach.open_to_others(server.pid) == []
+
+
+def test_sockets_that_others_can_reach_are_found(tmp_path: Path) -> None:
+    """The function above finds what it is to find: a socket open to all in an open folder, and an abstract one."""
+    paths = [tmp_path / name for name in ("own", "open", "private/open")]
+    paths[2].parent.mkdir(mode=0o700)
+    tmp_path.chmod(0o755)
+    with contextlib.ExitStack() as stack:
+        for address, mode in (*zip(map(str, paths), (0o600, 0o666, 0o666), strict=True), ("\0tgi-test", None)):
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(address)
+            listener.listen()
+            if mode is not None:
+                os.chmod(address, mode)
+        assert reach.open_to_others(os.getpid()) == [str(paths[1]), "@tgi-test"]
 
 
 def test_a_server_has_a_folder_of_its_port_where_others_find_its_shards() -> None:
