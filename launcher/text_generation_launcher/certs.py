@@ -1,7 +1,7 @@
 """`text-generation-launcher certs`: the folder with a deployment's CA, certificates and keys.
 
-    DIR/ca.crt  DIR/ca.key                    the CA
-    DIR/ROLE/HOST/{ca.crt,tls.crt,tls.key}    what a process of ROLE on HOST is given
+    DIR/ca.crt  DIR/ca.key  DIR/cluster.key               the CA; the key of the block hashes
+    DIR/ROLE/HOST/{ca.crt,tls.crt,tls.key,cluster.key}    what a process of ROLE on HOST is given
 
 Folders have mode 700, files 600. The package cryptography is imported when the command runs.
 """
@@ -15,7 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from text_generation_common.cluster import block_key
 from text_generation_common.cluster.extra import require_cryptography
+from text_generation_common.cluster.files import read_file
 from text_generation_common.cluster.identity import Identity, Role, host_name
 from text_generation_common.errors import CredentialsError, WrongUsage
 from text_generation_common.flags.declaration import REQUIRED, flag
@@ -73,7 +75,7 @@ def make(root: Path, flags: CertsFlags, echo: Echo) -> int:
     if not root.exists() and not hosts:
         raise CredentialsError(f"{root} does not exist: give the folder of a deployment, or HOST")
     with _claimed(root):
-        authority = _authority(root, flags.deployment, echo)
+        authority, key = _authority(root, flags.deployment, echo), _block_key(root)
         wanted = [(role, host, _place(root, role, host)) for role in Role for host in hosts]
         if not hosts:
             wanted = [(role, _host_in(place), place) for role, place in _places(root)]
@@ -81,6 +83,8 @@ def make(root: Path, flags: CertsFlags, echo: Echo) -> int:
             is_kept = place.is_taken and not flags.renew
             if not is_kept:
                 _issue(authority, Identity(authority.deployment, role), host, flags.days, place.folder)
+            if block_key.read_key(place.folder) != key:
+                _write(place.folder / block_key.FILE, f"{key}\n".encode())
             _line(echo, "kept" if is_kept else "made", place)
     echo(f"Give each machine {root}/ROLE/HOST of its own, and keep {root / CA_KEY} off them.")
     return 0
@@ -143,7 +147,6 @@ def _claimed(root: Path) -> Iterator[None]:
 
 def _authority(root: Path, deployment: str | None, echo: Echo) -> "Authority":
     """The CA in `root`, or a new one."""
-    from text_generation_common.cluster.certificates import read_file
     from text_generation_common.cluster.issuing import Authority
 
     try:
@@ -165,6 +168,15 @@ def _authority(root: Path, deployment: str | None, echo: Echo) -> "Authority":
             f"{root / CA} expired at {authority.expires.isoformat()}: make a new CA in another folder"
         )
     return authority
+
+
+def _block_key(root: Path) -> str:
+    """The deployment's key of the block hashes, which is made if there is none. It is never replaced: processes that
+    have the old key and processes that have the new one would not know each other's hashes."""
+    if (key := block_key.read_key(root)) is None:
+        key = block_key.new_key()
+        _write(root / block_key.FILE, f"{key}\n".encode())
+    return key
 
 
 def _issue(authority: "Authority", identity: Identity, host: str, days: int, folder: Path) -> None:
@@ -199,6 +211,7 @@ def _line(echo: Echo, done: str, place: Place) -> bool:
     try:
         expires = read_certificates(place.folder).expires
         left = expires - datetime.now(UTC)
+        block_key.read_key(place.folder)
         state, is_good = f"expires {expires:%Y-%m-%d}, in {left.days} days", left > SOON
     except CredentialsError as error:
         state = f"cannot be used: {error.reason}"

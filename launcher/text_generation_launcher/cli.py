@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from text_generation_common import faults, places, report
+from text_generation_common.cluster import block_key
 from text_generation_common.errors import CommandError, WrongUsage
 from text_generation_common.flags.declaration import from_values, values_of
 from text_generation_common.flags.environment import from_environment
@@ -116,6 +117,8 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
         if config.model.model_id == DEMO_MODEL:
             logger.info("Serving the demo model that ships with the package; choose another with --model-id")
         allow_open_files(plan.num_shard)
+        if plan.api_workers:
+            environ = block_key.with_key(environ, tls_dir=None, is_insecure=False)
         programs = commands.find_programs(program_directories, environ.get("PATH"))
         with claim(plan, config.shard_uds_path, inherited.runtime_dir) as (listener, place, janitor):
             port = listener.getsockname()[1]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from text_generation_common.cluster import block_key
 from text_generation_common.flags.declaration import env_name, flag_name, flags_of, values_of
 from text_generation_common.flags.http import HttpFlags
 from text_generation_common.flags.kinds import LoadFormat
@@ -228,7 +229,7 @@ def _options(**values: object) -> list[str]:
 
 
 def _server_env(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    inherited = _inherited(plan, environ, "LOG_LEVEL", "API_KEY")
+    inherited = _inherited(plan, environ, "LOG_LEVEL", "API_KEY", block_key.VARIABLE)
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # progress bars redraw a line, which makes no sense in a log
     return inherited | quiet | _token(environ) | _variables(values_of(plan.cache))
 

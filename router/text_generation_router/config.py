@@ -13,6 +13,7 @@ from text_generation_common.flags.model import CacheFlags, FileFlags, NameFlags
 from text_generation_common.flags.process import AbsentFlags, InheritedFlags, ProcessFlags, TracingFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
 from text_generation_router.http.peer import Network
+from text_generation_router.replicas.policies import PlacementPolicy
 
 IMAGE_BYTES = 1_073_741_824
 
@@ -38,6 +39,11 @@ class RouterFlags:
     engines: tuple[str, ...] = flag(
         (), "Address of an engine process, unix:///PATH or HOST:PORT, may be repeated.", env=False, hidden=True
     )
+    placement: PlacementPolicy = flag(
+        PlacementPolicy.SCORE, "How an engine is chosen for a request, of several.", env=False, hidden=True
+    )
+    # The launcher gives it in the environment only, because every user of the machine can read command lines.
+    block_hash_key: str = flag("", "Key of what engines tell of their caches.", hidden=True, secret=True)
     launcher_fd: int | None = flag(None, "An inherited socket to the launcher.", env=False, hidden=True, min=0)
     metrics_file: str | None = flag(
         None, "File with this process's metrics, beside those of the server's other processes.", env=False, hidden=True
@@ -67,6 +73,8 @@ class RouterConfig:
     launcher_fd: int | None  # an inherited socket to the launcher; None: no launcher
     metrics_file: str | None  # file with this process's metrics; None: /metrics shows this process only
     engines: tuple[str, ...]  # addresses of engine processes; (): the engine is in this process
+    placement: PlacementPolicy
+    block_hash_key: bytes | None = field(repr=False)  # key of the deployment; None: engines do not tell their caches
     master_shard_uds_path: str  # "" if the engine is in another process
     compute_type: str
     api_key_digests: tuple[bytes, ...] = field(repr=False)  # if empty, no request needs a key

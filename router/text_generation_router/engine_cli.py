@@ -18,6 +18,7 @@ from text_generation_common.typer_command import ReportingCommand, make_app, tak
 from text_generation_router.cli import fail, set_up_faults
 from text_generation_router.config import RouterFlags
 from text_generation_router.errors import ShardsError, StartError
+from text_generation_router.resolve import block_hash_key_of
 from text_generation_router.serve_engine import EngineSettings, run
 
 
@@ -37,6 +38,7 @@ class EngineFlags:
     tgi_buckets: bool = borrowed(HttpFlags, "tgi_buckets")
     graceful_termination_timeout: float = borrowed(HttpFlags, "graceful_termination_timeout")
     master_shard_uds_path: str | None = borrowed(RouterFlags, "master_shard_uds_path")
+    block_hash_key: str = borrowed(RouterFlags, "block_hash_key")
     launcher_fd: int | None = borrowed(RouterFlags, "launcher_fd")
     metrics_file: str | None = borrowed(RouterFlags, "metrics_file")
     process: ProcessFlags = ProcessFlags()
@@ -49,6 +51,10 @@ def serve(values: dict[str, Any]) -> None:
     setup_logging(flags.log_level, flags.process.json_output)
     if flags.master_shard_uds_path is None:
         fail("an engine has no port to find its shards by: give --master-shard-uds-path")
+    try:
+        block_hash_key = block_hash_key_of(flags.block_hash_key)
+    except StartError as error:
+        fail(str(error))
     settings = EngineSettings(
         model=flags.tokenizer_name,
         revision=flags.files.revision,
@@ -62,6 +68,7 @@ def serve(values: dict[str, Any]) -> None:
         tgi_buckets=flags.tgi_buckets,
         patience_s=flags.graceful_termination_timeout,
         master_shard_uds_path=flags.master_shard_uds_path,
+        block_hash_key=block_hash_key,
         launcher_fd=flags.launcher_fd,
         metrics_file=flags.metrics_file,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -18,7 +19,9 @@ from text_generation_router.engine.protocol import EngineRun
 from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
 from text_generation_router.errors import StartError
 from text_generation_router.metrics import Metrics
+from text_generation_router.remote.best_score import placement_of
 from text_generation_router.remote.engine import RemoteEngine
+from text_generation_router.remote.placement import MOST_ENGINES
 from text_generation_router.sockets import inherited_socket
 
 logger = logging.getLogger("text_generation_router")
@@ -61,7 +64,8 @@ def _remote(config: RouterConfig, link: Link | None) -> ServedEngine:
             security.check(endpoint)
     except CommandError as error:
         raise StartError(error.reason) from None
-    engine = RemoteEngine(endpoints, security)
+    placement = placement_of(config.placement, config.block_hash_key, random.randrange(MOST_ENGINES))
+    engine = RemoteEngine(endpoints, security, placement)
     line = FrontLine(link, engine.failed)
 
     async def close() -> None:

@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from text_generation_common import places
+from text_generation_common.cluster.block_key import parse_key
 from text_generation_common.errors import CommandError
 from text_generation_common.flags import checks, tracing
 from text_generation_common.flags.declaration import values_of
@@ -26,6 +27,7 @@ def resolve(flags: RouterFlags) -> RouterConfig:
         "served_model_name": served_name(flags.names.served_model_name, flags.tokenizer_name),
         "master_shard_uds_path": find_shard(flags),
         "trusted_proxies": networks_of(flags.access.trusted_proxy),
+        "block_hash_key": block_hash_key_of(flags.block_hash_key),
         "api_key_digests": digests_of(flags.access.api_key, flags.access.api_key_file),
     }
     check(flags, has_keys=bool(derived["api_key_digests"]))
@@ -66,6 +68,13 @@ def check_tokens(tokens: TokenFlags) -> None:
         )
     if total is not None and total > batch:
         raise StartError(f"`max_total_tokens` must be <= `max_batch_total_tokens`. Given: {total} and {batch}")
+
+
+def block_hash_key_of(text: str) -> bytes | None:
+    try:
+        return parse_key(text)
+    except ValueError as error:
+        raise StartError(str(error)) from None
 
 
 def find_shard(flags: RouterFlags) -> str:

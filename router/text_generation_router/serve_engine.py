@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import uvloop
@@ -27,6 +27,8 @@ from text_generation_router.engines import line_to_launcher, shard_groups
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.joint_metrics import joined_with_others
 from text_generation_router.metrics import Metrics
+from text_generation_router.replicas.block_hashes import BlockHasher
+from text_generation_router.replicas.cache_news import CacheLog
 from text_generation_router.serve import SWITCH_S
 from text_generation_router.text.model_files import find_model_files
 
@@ -50,6 +52,8 @@ class EngineSettings:
     tgi_buckets: bool
     patience_s: float  # seconds that requests get to end after the first signal
     master_shard_uds_path: str
+    # Key of what fronts are told of the cache; None: they are not told.
+    block_hash_key: bytes | None = field(repr=False)
     launcher_fd: int | None
     metrics_file: str | None  # file with this process's metrics; None: it has none
 
@@ -86,7 +90,9 @@ async def _serve(settings: EngineSettings) -> None:
             engine_digest, folder, engine.snapshot().model, settings.compute, settings.shard
         )
         identity = EngineIdentity(uuid.uuid4().hex, _term(), digest)
-        server = EngineServer(engine, identity, metrics, settings.max_concurrent_requests, security)
+        key = settings.block_hash_key
+        cache = CacheLog(BlockHasher(key)) if key is not None else None
+        server = EngineServer(engine, identity, metrics, settings.max_concurrent_requests, security, cache)
         try:
             await server.listen(endpoint)
         except CommandError as error:

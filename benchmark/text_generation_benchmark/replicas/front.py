@@ -63,7 +63,7 @@ class SimulatedFront:
         return engine
 
     def send(self, engine: int, ids: Ids, hashes: list[int], now_s: float) -> None:
-        cached = int(self.index.matched(hashes)[engine]) * BLOCK_TOKENS if hashes else 0
+        cached = self.index.matched_by(engine, hashes) * BLOCK_TOKENS
         self.num_sent += 1
         self.choice.send(engine, self.num_sent, len(ids) - cached)
         if hashes:
@@ -84,7 +84,8 @@ class SimulatedFront:
         self.times.news_s += thread_time() - started
 
     def tick(self, now_s: float) -> None:
-        self.index.forget_expected(now_s)
+        for engine in self.choice.open:
+            self.index.forget_expected(engine, now_s)
 
     def join(self, engine: int, snapshot: list[CacheNews]) -> None:
         self.index.join(engine, self._max_blocks)

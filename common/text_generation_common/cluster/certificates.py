@@ -5,8 +5,6 @@ the names that cert-manager gives in Kubernetes. Needs the package cryptography 
 """
 
 import logging
-import os
-import stat
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from text_generation_common.cluster.files import MAKE, read_file
 from text_generation_common.cluster.identity import Identity, Role
 from text_generation_common.errors import CredentialsError
 
@@ -26,7 +25,6 @@ CA, CERTIFICATE, KEY = FILES = ("ca.crt", "tls.crt", "tls.key")
 SOON = timedelta(days=14)
 # Roles that other roles connect to.
 SERVING = frozenset({Role.ENGINE})
-_MAKE = "make it with `text-generation-launcher certs`"
 _RENEW = "make it again with `text-generation-launcher certs DIR --renew`"
 
 
@@ -48,7 +46,7 @@ def read_certificates(folder: Path, role: Role | None = None, now: datetime | No
         return _checked(folder, role, now or datetime.now(UTC))
     except (ValueError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
         reason = " ".join(str(error).split())
-        raise CredentialsError(f"a certificate in {folder} cannot be read ({reason}): {_MAKE}") from None
+        raise CredentialsError(f"a certificate in {folder} cannot be read ({reason}): {MAKE}") from None
 
 
 def _checked(folder: Path, role: Role | None, now: datetime) -> Certificates:
@@ -73,7 +71,7 @@ def host_of(folder: Path) -> str:
     names = _names(_certificates(read_file(path, is_key=False), path)[0])
     addresses, hosts = names.get_values_for_type(x509.IPAddress), names.get_values_for_type(x509.DNSName)
     if not addresses and not hosts:
-        raise CredentialsError(f"{path} has no host: {_MAKE}")
+        raise CredentialsError(f"{path} has no host: {MAKE}")
     return str(addresses[0]) if addresses else hosts[0]
 
 
@@ -143,33 +141,11 @@ def _stamp(folder: Path) -> tuple[tuple[int, int, int] | None, ...]:
     return tuple(of(folder / name) for name in FILES)
 
 
-def read_file(path: Path, is_key: bool) -> bytes:
-    """The file's bytes. CredentialsError if it cannot be read, or if other users can read the key in it."""
-    try:
-        with path.open("rb") as file:
-            if is_key:
-                _check_private(path, os.fstat(file.fileno()))
-            return file.read()
-    except FileNotFoundError:
-        raise CredentialsError(f"{path} does not exist: {_MAKE}") from None
-    except OSError as error:
-        raise CredentialsError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _check_private(path: Path, found: os.stat_result) -> None:
-    """A key is this user's with mode 600, or root's with mode 640, as Kubernetes mounts secrets for a group."""
-    if found.st_uid not in (0, os.geteuid()):
-        raise CredentialsError(f"{path} belongs to another user (uid {found.st_uid}): make it yours, with mode 600")
-    allowed = 0o740 if found.st_uid == 0 else 0o700
-    if (mode := stat.S_IMODE(found.st_mode)) & ~allowed:
-        raise CredentialsError(f"{path} is open to other users (mode {mode:o}): run chmod 600 {path}")
-
-
 def _certificates(pem: bytes, path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
-        raise CredentialsError(f"{path} has no certificate in PEM form: {_MAKE}") from None
+        raise CredentialsError(f"{path} has no certificate in PEM form: {MAKE}") from None
 
 
 def _check_dates(certificates: Sequence[x509.Certificate], path: Path, now: datetime) -> None:
@@ -202,13 +178,13 @@ def _check_usage(certificate: x509.Certificate, identity: Identity, path: Path) 
     """The other side of a connection would refuse the certificate too, but without a reason that it tells."""
     names = _names(certificate).get_values_for_type(x509.DNSName)
     if identity.role in SERVING and not any(name.endswith(identity.server_suffix) for name in names):
-        raise CredentialsError(f"{path} has no DNS name HOST{identity.server_suffix}, which fronts ask for: {_MAKE}")
+        raise CredentialsError(f"{path} has no DNS name HOST{identity.server_suffix}, which fronts ask for: {MAKE}")
     try:
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except (x509.ExtensionNotFound, ValueError):
         return
     if not {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH} <= set(usage):
-        raise CredentialsError(f"{path} is not for clients and servers (extended key usage): {_MAKE}")
+        raise CredentialsError(f"{path} is not for clients and servers (extended key usage): {MAKE}")
 
 
 def _check_issuer(
@@ -221,7 +197,7 @@ def _check_issuer(
                 return
         if number + 1 < len(own) and not _has_issued(own[number + 1], each):
             break
-    raise CredentialsError(f"{folder / CERTIFICATE} was not issued by a CA in {folder / CA}: {_MAKE}")
+    raise CredentialsError(f"{folder / CERTIFICATE} was not issued by a CA in {folder / CA}: {MAKE}")
 
 
 def _has_issued(ca: x509.Certificate, certificate: x509.Certificate) -> bool:
@@ -238,6 +214,6 @@ def _check_key(pem: bytes, certificate: x509.Certificate, folder: Path) -> None:
     except TypeError:
         raise CredentialsError(f"{folder / KEY} has a password: give a key without one") from None
     except (ValueError, UnsupportedAlgorithm):
-        raise CredentialsError(f"{folder / KEY} is not a private key in PEM form: {_MAKE}") from None
+        raise CredentialsError(f"{folder / KEY} is not a private key in PEM form: {MAKE}") from None
     if key.public_key() != certificate.public_key():
         raise CredentialsError(f"{folder / KEY} does not fit {folder / CERTIFICATE}: {_RENEW}")

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from text_generation_common.cluster import extra
+from text_generation_common.cluster.block_key import read_key
 from text_generation_common.cluster.certificates import read_certificates
 from text_generation_common.cluster.identity import Role
 from text_generation_common.cluster.issuing import Authority
@@ -73,7 +74,9 @@ def test_renewing_replaces_what_is_named_or_everything(root):
     assert (read_certificates(root / "front/10.0.0.3").expires - datetime.now(UTC)).days == 19
     certs(root, "--renew")
     third = contents(root)
-    assert {name for name in second if second[name] == third[name]} == {name for name in first if "ca." in name}
+    assert {name for name in second if second[name] == third[name]} == {
+        name for name in first if "ca." in name or "cluster.key" in name
+    }
     assert read_certificates(root / "engine/_.svc", Role.ENGINE)
 
 
@@ -193,3 +196,15 @@ def test_help_has_every_flag_and_says_where_the_files_are():
     told = " ".join(certs("--help").split())
     for word in ("--days", "--deployment", "--renew", "--check", "DIR/ROLE/HOST", "DIR/ca.key", "1<=x<=3650"):
         assert word in told
+
+
+def test_all_folders_of_a_deployment_have_one_key_of_the_block_hashes_and_it_is_never_replaced(root):
+    certs(root, "10.0.0.3")
+    key = read_key(root)
+    assert key is not None
+    (root / "front/10.0.0.3/cluster.key").unlink()
+    certs(root, "10.0.0.3", "10.0.0.4", "--renew")
+    folders = [root, *(root / role / host for role in Role for host in ("10.0.0.3", "10.0.0.4"))]
+    assert {read_key(folder) for folder in folders} == {key}
+    (root / "front/10.0.0.3/cluster.key").write_text("nothing")
+    assert "front/10.0.0.3" in (told := certs(root, "--check", status=1)) and "is not a key" in told

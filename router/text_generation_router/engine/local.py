@@ -65,14 +65,12 @@ class LocalEngine:
         shard_groups: ShardGroups,
         config: EngineConfig,
         metrics: Metrics,
-        cache_observer: CacheObserver | None = None,
     ) -> None:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         work = asyncio.Event()
         self._audit = Audit(metrics)
         self._scheduler = Scheduler(
             Limits(0, config.max_concurrent_requests, config.tokens.prefill_budget, config.scheduling),
-            cache_observer=cache_observer,
         )
         counts = StepMetrics(metrics, self._scheduler)
         self._overload = Overload(self._scheduler, config.scheduling.max_queued_tokens)
@@ -188,6 +186,10 @@ class LocalEngine:
     def account(self, share: Share) -> Tenant | None:
         """What was served to a tenant; None: nothing that is remembered."""
         return self._scheduler.queue.account(share)
+
+    def observe_cache(self, observer: CacheObserver | None) -> None:
+        """From now on `observer` is told which tokens are cached; None: no one is, so steps pay nothing for it."""
+        self._scheduler.observe_cache(observer)
 
     def watch(self, watcher: EpochWatcher) -> None:
         self._epochs.watchers.append(watcher)

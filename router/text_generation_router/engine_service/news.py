@@ -22,6 +22,8 @@ EVERY_S, PAUSE_S = 0.25, 0.02
 ACTIVE_S = 60.0
 # Messages about the cache that may wait for one front. A front that reads more slowly has to begin again.
 MOST_CACHE_NEWS = 256
+# Seconds for which the cache is observed after the last front that wants to know: fronts call again after a break.
+OBSERVED_S = 30.0
 # Most bytes of what one Load tells of tenants.
 SERVED_BYTES = 2**20
 
@@ -32,7 +34,7 @@ class NewsReader:
     def __init__(self, front_id: str, snapshot: list[CacheNews] | None) -> None:
         """`snapshot`: what is cached; None: no news of the cache are told."""
         self.front_id = front_id
-        self._wants_cache = snapshot is not None
+        self.wants_cache = snapshot is not None
         self._cache: deque[CacheNews] = deque(snapshot or ())
         self._load: pb.Load | None = None
         self._sequence = 0
@@ -41,7 +43,7 @@ class NewsReader:
 
     def tell(self, load: pb.Load, cache: list[CacheNews]) -> None:
         self._load = load
-        if self._wants_cache:
+        if self.wants_cache:
             self._cache.extend(cache)
         self._changed.set()
 
@@ -77,21 +79,32 @@ class NewsReader:
 
 
 class NewsDesk:
-    """Makes the news for all News calls."""
+    """Makes the news for all News calls. The engine's cache is observed only while a front wants to know of it."""
 
     def __init__(self, engine: LocalEngine, fronts: ConnectedFronts, cache: CacheLog | None) -> None:
         self._engine = engine
         self._fronts = fronts
         self._cache = cache
+        self._is_observing = False
+        self._wanted_s = 0.0  # when a front last wanted news of the cache
         self._readers: set[NewsReader] = set()
         self._recent: dict[Share, float] = {}  # when each tenant was last seen with a request
         self._due = asyncio.Event()
 
     def open(self, front_id: str, wants_cache: bool) -> NewsReader:
-        reader = NewsReader(front_id, self._cache.snapshot() if wants_cache and self._cache is not None else None)
+        reader = NewsReader(front_id, self._observed(self._cache) if wants_cache and self._cache is not None else None)
         self._readers.add(reader)
         self.hurry()
         return reader
+
+    def _observed(self, cache: CacheLog) -> list[CacheNews]:
+        """All that is cached. The engine tells `cache` of changes from now on."""
+        if not self._is_observing:
+            self._is_observing = True
+            self._engine.observe_cache(cache.observer)
+            cache.take()  # the snapshot has it all
+        self._wanted_s = time.monotonic()
+        return cache.snapshot()
 
     def forget(self, reader: NewsReader) -> None:
         self._readers.discard(reader)
@@ -121,7 +134,7 @@ class NewsDesk:
             await asyncio.sleep(PAUSE_S)
 
     def _tell(self) -> None:
-        cache = self._cache.take() if self._cache is not None else []
+        cache = self._changes()
         if not self._readers:
             return
         load, leases = load_to_pb(self._engine.load()), self._fronts.leases()
@@ -131,6 +144,18 @@ class NewsDesk:
             own.CopyFrom(load)
             own.permits = leases.get(reader.front_id, 0)
             reader.tell(own, cache)
+
+    def _changes(self) -> list[CacheNews]:
+        if self._cache is None or not self._is_observing:
+            return []
+        now = time.monotonic()
+        if any(reader.wants_cache for reader in self._readers):
+            self._wanted_s = now
+        elif now - self._wanted_s > OBSERVED_S:
+            self._is_observing = False
+            self._engine.observe_cache(None)
+            self._cache.end()
+        return self._cache.take()
 
     def _served(self, now: float) -> list[pb.Served]:
         served, size = [], 0

@@ -37,8 +37,8 @@ class EngineServer:
         security: Security,
         cache: CacheLog | None = None,
     ) -> None:
-        """`security`: that of an engine. `cache`: the log whose observer the engine has; None: fronts are told nothing
-        of the prefix cache."""
+        """`security`: that of an engine. `cache`: takes the changes of the prefix cache for fronts that want to know;
+        None: fronts are told nothing of it."""
         self._engine = engine
         self._security = security
         self._servicer = EngineServicer(engine, identity, metrics, max_concurrent_requests, cache)

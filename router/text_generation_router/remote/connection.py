@@ -19,7 +19,7 @@ from text_generation_proto import engine_pb2_grpc as pb_grpc
 from text_generation_router.remote import reading
 from text_generation_router.remote.attempts import Attempts
 from text_generation_router.remote.books import FrontBooks
-from text_generation_router.remote.fleet import EngineView
+from text_generation_router.remote.fleet import EngineView, Fleet
 from text_generation_router.remote.values import RemoteCounts
 from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.version import VERSION
@@ -57,6 +57,7 @@ class EngineConnection:
         endpoint: Endpoint,
         security: Security,
         front_id: str,
+        fleet: Fleet,
         books: FrontBooks,
         counts: RemoteCounts,
         on_change: Callable[[], None],
@@ -66,6 +67,7 @@ class EngineConnection:
         self._endpoint = endpoint
         self._security = security
         self._front_id = front_id
+        self._fleet = fleet
         self._books = books
         self._counts = counts
         self._on_change = on_change
@@ -122,8 +124,8 @@ class EngineConnection:
             if news is not None:
                 news.cancel()
 
-    def _news(self, stub: Any) -> Any:
-        return stub.News(pb.NewsRequest(version=VERSION, front_id=self._front_id))
+    def _news(self, stub: Any, wants_cache: bool = False) -> Any:
+        return stub.News(pb.NewsRequest(version=VERSION, front_id=self._front_id, wants_cache=wants_cache))
 
     async def _serve(self, stub: Any, work: Any, news: Any, engine: EngineView, has_orders: asyncio.Event) -> str:
         """From Welcome to the loss of the engine."""
@@ -186,20 +188,33 @@ class EngineConnection:
                 await _send(work, reading.message_of(order))
 
     async def _listen(self, stub: Any, news: Any) -> None:
-        """Reads news. A News call that ends is made again: only a loss of Work is a loss of the engine."""
-        loop = asyncio.get_running_loop()
+        """Reads news. A News call that ends is made again: only a loss of Work is a loss of the engine. It is made
+        again too if news of the cache are missing, or are wanted from now on, or not any more."""
+        wants_cache = False
         while True:
             try:
-                message = await _message(news)
+                while wants_cache == self._fleet.wants_cache and self._take_news(await _message(news)):
+                    pass
             except grpc.aio.AioRpcError:
-                news.cancel()
                 await asyncio.sleep(WATCH_S)
-                news = self._news(stub)
-                continue
-            self._heard_s = loop.time()
-            self._pause_s = FIRST_PAUSE_S
-            if message.WhichOneof("message") == "load":
+            finally:
+                news.cancel()
+            wants_cache = self._fleet.wants_cache
+            news = self._news(stub, wants_cache)
+
+    def _take_news(self, message: pb.NewsMessage) -> bool:
+        """False: news of the cache are missing before these."""
+        self._heard_s = asyncio.get_running_loop().time()
+        self._pause_s = FIRST_PAUSE_S
+        self._counts.news_bytes += message.ByteSize()
+        match message.WhichOneof("message"):
+            case "load":
                 self._books.told(self.number, reading.told_load_of(message.load))
+            case "cache":
+                is_next = self._fleet.cached(self.number, message.cache.sequence, reading.cache_news_of(message.cache))
+                self._counts.news_gaps += not is_next
+                return is_next
+        return True
 
     async def _watch(self, attempts: Attempts) -> None:
         """Raises SilentError or WireError when the engine is silent for too long."""

@@ -9,6 +9,7 @@ from text_generation_router.remote.attempts import Attempts
 from text_generation_router.remote.placement import Placement
 from text_generation_router.remote.requests import RemoteGroup
 from text_generation_router.remote.values import EngineFacts, ToldLoad
+from text_generation_router.replicas.cache_news import CacheNews
 from text_generation_router.replicas.moves import QueuedRequest, plan_moves
 from text_generation_router.replicas.service import ServiceBook
 from text_generation_router.replicas.suspects import Suspects, meeting_engine
@@ -57,6 +58,7 @@ class Fleet:
     def join(self, engine: int, view: EngineView, now: float) -> None:
         self.permits = view.told.permits + (self.permits if self.engines else 0)
         self.engines[engine] = view
+        self._placement.joined(engine, view.facts.snapshot.limits.max_batch_total_tokens, view.attempts.__len__)
         self.tell(engine, view.told, now)
 
     def tell(self, engine: int, told: ToldLoad, now: float) -> bool:
@@ -67,8 +69,17 @@ class Fleet:
         view.is_full = False
         view.told, view.is_closing = told, view.is_closing and told.load.is_draining
         self._service.tell(engine, view.facts.term, told.served, now)
-        self._placement.told(engine, told, view.attempts.newest_answered)
+        self._placement.told(engine, told, view.attempts.newest_answered, now)
         return was_ready != view.is_ready
+
+    @property
+    def wants_cache(self) -> bool:
+        """Whether engines are to tell of their caches."""
+        return self._placement.wants_cache
+
+    def cached(self, engine: int, sequence: int, news: CacheNews) -> bool:
+        """Takes news of an engine's cache. False: some are missing before these."""
+        return self._placement.cached(engine, sequence, news)
 
     def lose(self, engine: int, *, by_itself: bool) -> tuple[list[RemoteGroup], list[int]]:
         """Returns the groups that were there, and the numbers of those that are given up as the cause. `by_itself`: not

@@ -18,9 +18,10 @@ from text_generation_router.remote.values import (
     ToldLoad,
     Withdraw,
 )
+from text_generation_router.replicas.cache_news import MAX_HASHES, CacheNews
 from text_generation_router.replicas.choice import EngineLoad
 from text_generation_router.scheduling.share import Share
-from text_generation_router.wire.arrays import INT32, unpacked
+from text_generation_router.wire.arrays import INT32, UINT64, unpacked
 from text_generation_router.wire.checks import check_ids
 from text_generation_router.wire.endings import ended_of, refused_of
 from text_generation_router.wire.errors import WireError
@@ -72,6 +73,15 @@ def told_load_of(load: pb.Load) -> ToldLoad:
     )
     served = {Share(each.owner, each.tenant): each.tokens for each in load.served if isfinite(each.tokens)}
     return ToldLoad(known, load.permits, served)
+
+
+def cache_news_of(cache: pb.Cache) -> CacheNews:
+    added, removed = (unpacked(name, getattr(cache, name), UINT64).tolist() for name in ("added", "removed"))
+    if len(added) + len(removed) > MAX_HASHES:
+        raise WireError(
+            f"news of a cache have {len(added) + len(removed)} hashes, and at most {MAX_HASHES} are allowed"
+        )
+    return CacheNews(added, removed, cache.is_snapshot)
 
 
 def take(message: pb.EngineMessage, engine: EngineView, books: FrontBooks) -> None:

@@ -73,4 +73,6 @@ class RemoteCounts:
     moves: int = 0  # requests that were withdrawn from an engine and submitted to another one
     late: int = 0  # messages about requests that had ended or moved
     dropped_tokens: int = 0  # tokens that were there before, or came for such requests
+    news_bytes: int = 0  # bytes of messages about loads and caches
+    news_gaps: int = 0  # times that an engine had to tell all of its cache again, because news were missing
     broken_rules: int = field(default=0)  # times that an engine was cut off because it broke a rule of the protocol

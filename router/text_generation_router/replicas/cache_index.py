@@ -1,10 +1,11 @@
 """A front's knowledge of what is cached where: for each block, the engines that have it.
 
 Engines have small numbers, and a set of engines is an int with a bit for each. An engine never caches a block without
-the blocks before it, so a search halves the prompt instead of looking up every block.
+the blocks before it, so the engines that have the first n blocks are those of the n-th one.
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,10 @@ import numpy.typing as npt
 from text_generation_router.replicas.cache_news import CacheNews
 
 Counts = npt.NDArray[np.int64]
+
+# Most blocks of a prompt that are looked up to compare engines. So the search takes the same time for prompts of any
+# length, and an engine's part of a prompt is known to about 1.6 %.
+MOST_LOOKS = 64
 
 
 @dataclass(slots=True)
@@ -38,12 +43,13 @@ class CacheIndex:
         self.num_ignored = 0  # number of blocks that were told beyond an engine's `max_blocks`
         self._engines: dict[int, int] = {}  # for each block, the set of engines that have it
         self._known: dict[int, KnownCache] = {}
-        self._bytes = -(-num_engines // 8)
+        self._width = 0  # engines that joined have numbers below this
 
     def join(self, engine: int, max_blocks: int) -> None:
         """Knows an engine from now on. At most `max_blocks` of its blocks are remembered."""
         assert 0 <= engine < self.num_engines
         self.leave(engine)
+        self._width = max(self._width, engine + 1)
         self._known[engine] = KnownCache(1 << engine, max_blocks)
 
     def leave(self, engine: int) -> None:
@@ -51,21 +57,22 @@ class CacheIndex:
         if (known := self._known.pop(engine, None)) is not None:
             self._clear(known)
 
+    def __len__(self) -> int:
+        """Number of different blocks that are known."""
+        return len(self._engines)
+
     def num_blocks(self, engine: int) -> int:
         return self._known[engine].num_blocks
 
-    def listen(self, engine: int) -> None:
-        """A new call for the engine's news begins. What was known stays until its first message."""
-        self._known[engine].sequence = 0
-
     def take(self, engine: int, sequence: int, news: CacheNews) -> bool:
-        """Takes message `sequence` of a call; the first one has number 1. False: messages are missing before this one,
-        so the call has to be opened again, for the engine to tell all that is cached."""
+        """Takes message `sequence` of a call; the first one has number 1, and what was known stays until then. False:
+        messages are missing before this one, so the call has to be made again, for the engine to tell all that is
+        cached."""
         known = self._known[engine]
-        if sequence != known.sequence + 1 or (sequence == 1 and not news.is_snapshot):
-            return False
-        if sequence == 1:
+        if sequence == 1 and news.is_snapshot:
             self._clear(known)
+        elif sequence != known.sequence + 1 or sequence == 1:
+            return False
         known.sequence = sequence
         self._remove(known, news.removed)
         self._add(known, news.added)
@@ -80,42 +87,47 @@ class CacheIndex:
                 known.expected[block] = until_s
         self._add_bits(known, hashes)
 
-    def forget_expected(self, now_s: float) -> None:
-        """Forgets the expected blocks of which no engine has told in time."""
-        for known in self._known.values():
-            late = [block for block, until_s in known.expected.items() if until_s <= now_s]
-            self._remove(known, late)
+    def forget_expected(self, engine: int, now_s: float) -> None:
+        """Forgets the expected blocks of which the engine has not told in time."""
+        known = self._known[engine]
+        if known.expected:
+            self._remove(known, [block for block, until_s in known.expected.items() if until_s <= now_s])
 
     def matched(self, hashes: Sequence[int]) -> Counts:
-        """For each engine, how many of the first blocks of a prompt it has."""
-        groups = self._groups(hashes)
-        if not groups:
-            return np.zeros(self.num_engines, dtype=np.int64)
-        flags = b"".join([engines.to_bytes(self._bytes, "little") for engines, _ in groups])
-        flags_GB = np.frombuffer(flags, dtype=np.uint8).reshape(len(groups), self._bytes)
-        is_in_GE = np.unpackbits(flags_GB, axis=1, count=self.num_engines, bitorder="little")
-        counts_G = np.array([count for _, count in groups], dtype=np.int64)
-        matched_E: Counts = counts_G @ is_in_GE
+        """For each engine, how many of the first blocks of a prompt it has. Of a prompt with more than MOST_LOOKS
+        blocks, every nth one is looked for, and the number is rounded down to a multiple of n, or is all blocks."""
+        sets, counts = self._running_sets(hashes)
+        if not sets:
+            return np.zeros(self._width, dtype=np.int64)
+        size = -(-self._width // 8)
+        flags = b"".join([engines.to_bytes(size, "little") for engines in sets])
+        flags_SB = np.frombuffer(flags, dtype=np.uint8).reshape(len(sets), size)
+        is_in_SE = np.unpackbits(flags_SB, axis=1, count=self._width, bitorder="little")
+        counts_S = np.array(counts, dtype=np.float32)  # exact: they are small
+        matched_E: Counts = (counts_S @ is_in_SE.astype(np.float32)).astype(np.int64)
         return matched_E
 
-    def _groups(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
-        """Disjoint sets of engines, and how many of the first blocks each of their engines has."""
-        find = self._engines.get
-        # Parts of the prompt in which the number of engines falls: first block, engines that have it, the block after
-        # the part, and engines that have that one.
-        parts = [(0, find(hashes[0], 0), len(hashes), 0)] if hashes else []
-        groups = []
-        while parts:
-            first, having, end, having_end = parts.pop()
-            if having == having_end:
-                continue
-            if end - first == 1:
-                groups.append((having & ~having_end, end))
-                continue
-            middle = (first + end) // 2
-            having_middle = find(hashes[middle], 0) & having | having_end
-            parts += ((first, having, middle, having_middle), (middle, having_middle, end, having_end))
-        return groups
+    def _running_sets(self, hashes: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The engines that have the first blocks, fewer and fewer of them; and for each of these sets, by how many
+        blocks its engines have more than those of the set before at least have."""
+        find, having, before = self._engines.get, -1, 0
+        sets, counts = list[int](), list[int]()
+        for end in _looks(len(hashes)):
+            now = find(hashes[end - 1], 0) & having
+            if not now:
+                break
+            if now == having:
+                counts[-1] += end - before
+            else:
+                sets.append(now)
+                counts.append(end - before)
+            having, before = now, end
+        return sets, counts
+
+    def matched_by(self, engine: int, hashes: Sequence[int]) -> int:
+        """How many of the first blocks of a prompt one engine has."""
+        find, bit = self._engines.get, 1 << engine
+        return bisect_left(hashes, 1, key=lambda block: not find(block, 0) & bit)
 
     def _add(self, known: KnownCache, hashes: Sequence[int]) -> None:
         if known.expected:
@@ -161,3 +173,11 @@ class CacheIndex:
     def _clear(self, known: KnownCache) -> None:
         self._remove_bits(known.bit, known.hashes)
         known.hashes, known.num_blocks, known.expected = array("Q"), 0, {}
+
+
+def _looks(blocks: int) -> Sequence[int]:
+    """Numbers of first blocks that are looked for, the last of them all blocks."""
+    if blocks <= MOST_LOOKS:
+        return range(1, blocks + 1)
+    step = -(-blocks // MOST_LOOKS)
+    return [*range(step, blocks, step), blocks]

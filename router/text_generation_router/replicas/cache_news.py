@@ -23,7 +23,9 @@ class CacheNews:
 class CacheLog:
     """The changes that are not told yet. A block that was added and removed since is not told at all.
 
-    A front that begins to listen gets `snapshot`, and then each `take`. A change told twice changes nothing: so the
+    Its observer is given to a prefix cache before the first `snapshot`, and taken away before
+    `end`. In between, a front that begins to
+    listen gets `snapshot`, and then each `take`. A change told twice changes nothing: so the
     snapshot may contain changes that the next `take` returns.
     """
 
@@ -34,6 +36,11 @@ class CacheLog:
     @property
     def observer(self) -> CacheObserver:
         return self._blocks
+
+    def end(self) -> None:
+        """Forgets all: the observer is told nothing more, until it is given to a cache again."""
+        self._blocks.begin()
+        self._changes.clear()
 
     def take(self) -> list[CacheNews]:
         """The changes since the last call, at most MAX_HASHES in each of the news."""

@@ -7,7 +7,7 @@ all engines that may be chosen.
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,12 +62,13 @@ class EngineChoice:
         self._loads_E = np.zeros(num_engines)
         self._sent: list[deque[tuple[int, int]]] = [deque() for _ in range(num_engines)]  # index and load
         self._open: Numbers = np.empty(0, dtype=np.intp)  # engines that may be chosen
+        self._open_list: list[int] = []  # the same
         self._turn = turn % num_engines
 
     @property
     def open(self) -> list[int]:
         """The engines that may be chosen: ready and not draining."""
-        return [int(engine) for engine in self._open]
+        return self._open_list
 
     def load(self, engine: int) -> float:
         return float(self._loads_E[engine])
@@ -100,13 +101,13 @@ class EngineChoice:
         self._sent[engine].clear()
         self._find_open()
 
-    def choose(self, matched: Counts, blocks: int, without: Collection[int] = ()) -> int | None:
+    def choose(self, matched: Counts, blocks: int, among: Sequence[int] | None = None) -> int | None:
         """The engine with the best score for a prompt of `blocks` whole blocks; of equal scores the least loaded one,
-        of equal loads the next in turn. `matched`: cached blocks of each engine. None: there is no engine to choose.
-        """
+        of equal loads the next in turn. `matched`: cached blocks of each engine. `among`: the engines that may be
+        chosen, rising, if not all that are open. None: there is no engine to choose."""
         open_E = self._open
-        if without:
-            open_E = open_E[~np.isin(open_E, list(without))]
+        if among is not None and among != self._open_list:
+            open_E = np.intersect1d(open_E, np.array(among, dtype=np.intp))
         if not len(open_E):
             return None
         loads_E = self._loads_E[open_E]
@@ -126,3 +127,4 @@ class EngineChoice:
     def _find_open(self) -> None:
         is_open = [told is not None and told.is_open for told in self._told]
         self._open = np.flatnonzero(is_open)
+        self._open_list = self._open.tolist()

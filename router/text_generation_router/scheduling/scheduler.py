@@ -97,6 +97,11 @@ class Scheduler:
         self.memory = Memory(limits.capacity, limits.policy.prefix_caching, self._cache_observer)
         self.joining = Joining(limits, self.memory, self.queue, self._admission, self._budget)
 
+    def observe_cache(self, observer: CacheObserver | None) -> None:
+        """From now on `observer` is told which tokens are cached, in this epoch and in later ones. None: no one is."""
+        self._cache_observer = observer
+        self.memory.cache.observe(observer)
+
     def begin_epoch(
         self, capacity: int, end_tokens: frozenset[int] = NO_TOKENS, query_blocks: QueryBlocks = SINGLE_QUERIES
     ) -> list[Running]:

@@ -17,7 +17,6 @@ from text_generation_router.engine.protocol import Ended, EngineRun, ModelInfo, 
 from text_generation_router.engine.shards import ShardView, StepAnswer, WarmupAnswer
 from text_generation_router.errors import ShardsError, StepAbortedError
 from text_generation_router.metrics import Metrics
-from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Past
 from text_generation_router.scheduling.share import Share
@@ -232,9 +231,7 @@ class Listener:
 class World:
     """An engine and its shard groups, one after the other; by default a single group that never fails."""
 
-    def __init__(
-        self, *groups: Callable[[], FakeShards], cache_observer: CacheObserver | None = None, **limits: int
-    ) -> None:
+    def __init__(self, *groups: Callable[[], FakeShards], **limits: int) -> None:
         self.groups = FakeShardGroups(*(groups or (FakeShards,)))
         self.metrics = Metrics()
         config = EngineConfig(
@@ -244,7 +241,7 @@ class World:
             ),
             max_concurrent_requests=limits.get("max_rows", 16),
         )
-        self.engine = LocalEngine(self.groups, config, self.metrics, cache_observer)  # type: ignore[arg-type]
+        self.engine = LocalEngine(self.groups, config, self.metrics)  # type: ignore[arg-type]
         self.client: EngineRun = self.engine  # what the tests' sinks are given to
 
     def ask(

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.tests.fakes import FakeShards, dies_at, prompt
 from text_generation_router.engine_service import news
@@ -119,9 +121,8 @@ def test_service_of_the_active_tenants_is_told_and_only_grows(monkeypatch: Any) 
 def serve_with_cache(use: Callable[[EngineWorld, BlockHasher], Awaitable[None]]) -> None:
     async def run() -> None:
         hasher = BlockHasher(b"k" * 16)
-        log = CacheLog(hasher)
-        world = EngineWorld(FakeShards, cache_observer=log.observer)
-        async with served(world, cache=log):
+        world = EngineWorld(FakeShards)
+        async with served(world, cache=CacheLog(hasher)):
             await asyncio.wait_for(use(world, hasher), timeout=60)
 
     asyncio.run(run())
@@ -148,6 +149,35 @@ def test_the_cache_is_told_as_a_whole_and_then_as_it_changes() -> None:
                 await late.until(lambda: late.cached == early.cached)
             await uninterested.read()
             assert not uninterested.caches
+
+    serve_with_cache(use)
+
+
+def test_the_cache_is_observed_only_while_a_front_wants_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(world: EngineWorld, hasher: BlockHasher) -> None:
+        def is_observed() -> bool:
+            return world.engine._scheduler.memory.cache._observer is not None
+
+        front = await world.front()
+        await front.send(submit([1], [1] * 130, 1))
+        await front.until_ended(1)
+        async with reading(world) as uninterested:
+            await uninterested.read()
+            assert not is_observed()
+            async with reading(world, wants_cache=True) as reader:
+                await reader.until(lambda: len(reader.cached) == 2)
+                assert is_observed()
+                cache = world.server._servicer.news._cache
+            for _ in range(3):
+                await uninterested.read()
+            assert is_observed(), "the front may call again"
+            monkeypatch.setattr(news, "OBSERVED_S", 0.0)
+            while is_observed():
+                await uninterested.read()
+            assert cache is not None and not cache._blocks._of, "nodes of the cache are not kept"
+            monkeypatch.setattr(news, "OBSERVED_S", 30.0)
+            async with reading(world, wants_cache=True) as reader:
+                await reader.until(lambda: len(reader.cached) == 2)
 
     serve_with_cache(use)
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from text_generation_common.cluster.endpoints import TcpEndpoint, UnixEndpoint
@@ -12,20 +13,25 @@ from text_generation_common.cluster.identity import Identity, Role
 from text_generation_common.cluster.issuing import Authority
 from text_generation_common.cluster.security import Security
 from text_generation_common.errors import CredentialsError
-from text_generation_router.engine.tests.fakes import Listener, World, expected_tokens, prompt
+from text_generation_router.engine.tests.fakes import FakeShards, Listener, World, expected_tokens, prompt
 from text_generation_router.engine_service.identity import EngineIdentity
 from text_generation_router.engine_service.server import EngineServer
+from text_generation_router.remote.best_score import BestScore
 from text_generation_router.remote.engine import RemoteEngine
+from text_generation_router.remote.placement import Placement
+from text_generation_router.replicas.block_hashes import BLOCK_TOKENS, BlockHasher
+from text_generation_router.replicas.cache_news import CacheLog
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 
 LOGGER = logging.getLogger("test")
+KEY = bytes(range(32))
 
 
 class Replica:
     """One engine process's parts."""
 
-    def __init__(self, path: Path, term: int, **limits: int) -> None:
-        self.world = World(**limits)
+    def __init__(self, path: Path, term: int, shards: Callable[[], FakeShards] = FakeShards, **limits: int) -> None:
+        self.world = World(shards, **limits)
         self.endpoint = UnixEndpoint(str(path))
         self.term = term
 
@@ -33,7 +39,8 @@ class Replica:
         await self.world.engine.start()
         security = Security(Role.ENGINE, None, insecure=False, logger=LOGGER)
         identity = EngineIdentity(f"{self.endpoint.path} {self.term}", self.term, b"digest")
-        self.server = EngineServer(self.world.engine, identity, self.world.metrics, 16, security)
+        cache = CacheLog(BlockHasher(KEY))
+        self.server = EngineServer(self.world.engine, identity, self.world.metrics, 16, security, cache)
         await self.server.listen(self.endpoint)
 
     async def stop(self) -> None:
@@ -51,11 +58,11 @@ class Replica:
 
 
 class Deployment:
-    def __init__(self, folder: Path, count: int, **limits: int) -> None:
+    def __init__(self, folder: Path, count: int, placement: Placement | None = None, **limits: int) -> None:
         self.answers: list[asyncio.Future[None]] = []
         self.replicas = [Replica(folder / str(number), 1, **limits) for number in range(count)]
         client = Security(Role.FRONT, None, insecure=False, logger=LOGGER)
-        self.front = RemoteEngine([replica.endpoint for replica in self.replicas], client)
+        self.front = RemoteEngine([replica.endpoint for replica in self.replicas], client, placement)
 
     async def start(self) -> None:
         for replica in self.replicas:
@@ -79,9 +86,15 @@ class Deployment:
         return listener
 
 
-def run(folder: Path, use: Callable[[Deployment], Awaitable[None]], count: int = 2, **limits: int) -> None:
+def run(
+    folder: Path,
+    use: Callable[[Deployment], Awaitable[None]],
+    count: int = 2,
+    placement: Placement | None = None,
+    **limits: int,
+) -> None:
     async def deployed() -> None:
-        deployment = Deployment(folder, count, **limits)
+        deployment = Deployment(folder, count, placement, **limits)
         try:
             await deployment.start()
             await asyncio.wait_for(use(deployment), 60)
@@ -217,3 +230,78 @@ def test_a_front_that_leaves_frees_its_rows(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
 
     run(tmp_path, use, 1)
+
+
+def test_a_chat_s_next_turn_goes_where_its_last_one_was_computed_from_any_front(tmp_path: Path) -> None:
+    """Chats of 3 and more blocks on 3 engines, whose turns come from 2 fronts that know of each other nothing."""
+    turns = {number: [number + 1] * 200 for number in range(6)}
+
+    async def use() -> None:
+        replicas = [Replica(tmp_path / str(number), 1, lambda: FakeShards(capacity=20_000)) for number in range(3)]
+        for replica in replicas:
+            await replica.start()
+        placements = [BestScore(KEY, turn) for turn in range(2)]
+        endpoints = [replica.endpoint for replica in replicas]
+        fronts = [
+            RemoteEngine(endpoints, Security(Role.FRONT, None, insecure=False, logger=LOGGER), placement)
+            for placement in placements
+        ]
+        try:
+            for front in fronts:
+                await front.start()
+            for front in (0, 1, 0):
+                await until_known(replicas, placements)
+                before = {number: engine_of(replicas, ids) for number, ids in turns.items()}
+                for number, ids in list(turns.items()):
+                    listener = Listener()
+                    fronts[front].submit_all([GenerationRequest(tuple(ids), 70)], [listener], 10**9)
+                    assert await listener.all_ids() == expected_tokens(ids, 70)
+                    assert listener.given[0].first is not None
+                    cached = listener.given[0].first.cached_tokens
+                    assert cached >= (len(ids) - 70 if before[number] is not None else 0)
+                    turns[number] = [*ids, *listener.ids, 9]
+                    assert before[number] in (None, engine_of(replicas, turns[number][:-2]))
+            assert len({engine_of(replicas, ids) for ids in turns.values()}) == 3, "idle engines are used in turn"
+            assert all(front.counts.news_gaps == 0 for front in fronts)
+            assert [cache_is_observed(replica) for replica in replicas] == [True] * 3
+        finally:
+            for front in fronts:
+                await front.close()
+            for replica in replicas:
+                await replica.stop()
+
+    asyncio.run(asyncio.wait_for(use(), 60))
+
+
+def engine_of(replicas: list[Replica], ids: list[int]) -> int | None:
+    """The engine that has most of a text in its cache; None: no engine has a whole block of it."""
+    found = np.array(ids, dtype=np.int32)
+    matched = [replica.world.engine._scheduler.memory.cache.match((), found) for replica in replicas]
+    return matched.index(max(matched)) if max(matched) >= BLOCK_TOKENS else None
+
+
+def cache_is_observed(replica: Replica) -> bool:
+    return replica.world.engine._scheduler.memory.cache._observer is not None
+
+
+async def until_known(replicas: list[Replica], placements: list[BestScore]) -> None:
+    """Until each front knows what each engine has cached."""
+    async with asyncio.timeout(30):
+        while not all(map(cache_is_observed, replicas)):
+            await asyncio.sleep(0.01)
+        cached = [set(replica.server._servicer.news._cache._blocks.hashes()) for replica in replicas]  # type: ignore[union-attr]
+        while not all(cached == [known_blocks(placement, engine) for engine in range(3)] for placement in placements):
+            await asyncio.sleep(0.01)
+
+
+def known_blocks(placement: BestScore, engine: int) -> set[int]:
+    return {block for block, engines in placement.index._engines.items() if engines >> engine & 1}
+
+
+def test_an_engine_alone_is_never_asked_for_news_of_its_cache(tmp_path: Path) -> None:
+    async def use(deployment: Deployment) -> None:
+        listener = deployment.ask(0, 200)
+        assert await listener.all_ids() == expected_tokens(prompt(0), 200)
+        assert not cache_is_observed(deployment.replicas[0])
+
+    run(tmp_path, use, 1, placement=BestScore(KEY))

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from text_generation_router.replicas import cache_news
 from text_generation_router.replicas.block_hashes import BLOCK_TOKENS, BlockHasher, HistoryHashes, Ids
-from text_generation_router.replicas.cache_index import CacheIndex
+from text_generation_router.replicas.cache_index import MOST_LOOKS, CacheIndex
 from text_generation_router.replicas.cache_news import CacheLog, CacheNews
 from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
 from text_generation_router.scheduling.memory.radix_tree import Node
@@ -62,7 +62,6 @@ class FrontAndEngine(RuleBasedStateMachine):
 
     def ask(self, engine: int) -> None:
         """The front of the engine opens a call for news."""
-        self.index.listen(engine)
         self.sequence[engine] = 0
         assert all(self.give(engine, news) for news in self.log.snapshot())
 
@@ -123,6 +122,16 @@ class FrontAndEngine(RuleBasedStateMachine):
         self.pool = TokenSlots(3000)
         self.cache, self.held = PrefixCache(self.pool, self.log.observer), []
 
+    @rule()
+    def stop_observing_and_begin_again(self) -> None:
+        self.cache.observe(None)
+        self.log.end()
+        assert not self.log.take() and self.log.snapshot() == [CacheNews([], [], is_snapshot=True)]
+        self.cache.observe(self.log.observer)
+        self.log.take()
+        for engine in (0, 2):
+            self.ask(engine)
+
     @rule(is_lost=st.booleans())
     def tell(self, is_lost: bool) -> None:
         for news in self.log.take():
@@ -168,6 +177,24 @@ def test_an_index_counts_the_first_blocks_of_each_engine(lengths: list[int], ext
     assert index.matched(prompt).tolist() == [0, *lengths[1:]]
 
 
+@given(
+    lengths=st.lists(st.integers(0, 1200), min_size=1, max_size=40),
+    blocks=st.integers(MOST_LOOKS + 1, 1200),
+    data=st.data(),
+)
+def test_of_a_long_prompt_an_engine_s_part_is_rounded_down_and_that_of_one_engine_is_exact(
+    lengths: list[int], blocks: int, data: st.DataObject
+) -> None:
+    index, prompt, step = CacheIndex(len(lengths)), list(range(1000, 1000 + blocks)), -(-blocks // MOST_LOOKS)
+    for engine, length in enumerate(lengths):
+        index.join(engine, 2000)
+        know(index, engine, prompt[:length])
+    for engine, matched in enumerate(index.matched(prompt).tolist()):
+        having = min(lengths[engine], blocks)
+        assert matched == (having if having == blocks else having // step * step)
+        assert index.matched_by(engine, prompt) == having
+
+
 def test_an_index_that_engines_have_left_is_empty() -> None:
     index = CacheIndex(2)
     for engine in (0, 1):
@@ -192,8 +219,7 @@ def test_a_snapshot_in_parts_takes_the_place_of_what_was_known(monkeypatch: pyte
     assert not index.take(0, 1, CacheNews([], [])), "a snapshot comes first"
     assert index.take(0, 1, first) and index.take(0, 2, second)
     assert not index.take(0, 4, CacheNews([], [])), "a message is missing"
-    index.listen(0)
-    assert not index.take(0, 3, last)
+    assert index.matched(hashes_of(text)).tolist() == [4], "what was known stays until all is told again"
     assert all(index.take(0, 1 + i, news) for i, news in enumerate((first, second, last)))
     assert index.take(0, 4, CacheNews([], [])) and not index.take(0, 4, CacheNews([], []))
     assert index.matched(hashes_of(text)).tolist() == [5] and index.num_blocks(0) == 5
@@ -262,7 +288,7 @@ def test_a_block_that_is_expected_counts_until_its_time_is_over_or_the_engine_te
     assert index.matched([1, 2, 3, 4]).tolist() == [4]
     assert index.take(0, 2, CacheNews([2], []))
     index.expect(0, [1, 2, 3], until_s=20.0)
-    index.forget_expected(10.0)
+    index.forget_expected(0, 10.0)
     assert index.matched([1, 2, 3, 4]).tolist() == [3]
-    index.forget_expected(20.0)
+    index.forget_expected(0, 20.0)
     assert index.matched([1, 2, 3, 4]).tolist() == [2] and index.num_blocks(0) == 2

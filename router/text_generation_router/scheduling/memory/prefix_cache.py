@@ -24,15 +24,22 @@ class PrefixCache:
         self.num_evictable = 0  # number of tokens that no request holds
         self.version = 0  # changes whenever a sequence may match more or less than before
         self._pool = pool
-        self._observer = observer
-        if observer is not None:
-            observer.begin()
         self._tree = RadixTree()
+        self._observer: CacheObserver | None = None
+        self.observe(observer)
         self._now = 0  # counter that orders the uses of nodes
         # Heap of leaves that no request holds, by last use. Entries whose leaf has changed since are skipped.
         self._leaves: list[tuple[int, int, Node]] = []
         self._pushed = 0
         self._num_nodes = 0
+
+    def observe(self, observer: CacheObserver | None) -> None:
+        """From now on `observer`, and no other one, is told of each change. It is told first of all that is cached."""
+        self._observer = observer
+        if observer is not None:
+            observer.begin()
+            for node in self._tree.nodes():
+                observer.added(node, len(node))
 
     def match(self, namespace: Hashable, ids: Ids) -> int:
         """Number of first tokens of `ids` that are cached."""

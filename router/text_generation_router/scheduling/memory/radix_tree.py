@@ -69,6 +69,14 @@ class RadixTree:
     def root(self, namespace: Hashable) -> Node:
         return self._roots.setdefault(namespace, Node(None, NOTHING, NOTHING, namespace))
 
+    def nodes(self) -> Iterator[Node]:
+        """All nodes that a search may find, without roots; each after the nodes above it."""
+        below = list(self._roots.values())
+        for node in below:
+            below.extend(node.children.values())
+            if node.parent is not None:
+                yield node
+
     def find(self, namespace: Hashable, ids: Ids) -> Found | None:
         """The longest match of `ids`. None: the namespace has no tree."""
         root = self._roots.get(namespace)
