@@ -8,9 +8,10 @@ import typer
 from text_generation_benchmark.output import fail, show_table
 from text_generation_benchmark.replicas.chats import ChatLoad, steady_arrivals
 from text_generation_benchmark.replicas.deployment import FleetPlan
-from text_generation_benchmark.replicas.fleet import GPUS_PER_REPLICA, TARGETS, day
+from text_generation_benchmark.replicas.fleet import GPUS_PER_REPLICA, TARGETS, day, small_day
 from text_generation_benchmark.replicas.front import Policy
 from text_generation_benchmark.replicas.report import as_markdown, costs_as_text, run
+from text_generation_benchmark.replicas.scaling import ScalingPlan, run_scaled, scaling_table
 from text_generation_benchmark.simulation.devices import MODELS
 from text_generation_benchmark.simulation.metrics import Targets
 from text_generation_router.scheduling.limits import Limits
@@ -73,3 +74,27 @@ def fleet(
     )
     costs = "\n\n".join(costs_as_text(summary) for plan, summary in runs if plan.policy is Policy.SCORE)
     show_table(f"{about}\n\n{as_markdown(runs)}\n\n{costs}".rstrip(), write, "replicas day")
+
+
+def autoscaling(
+    most: Annotated[int, Flag(min=2, help="Greatest number of replicas.")] = 6,
+    always: Annotated[list[int] | None, Flag(min=1, help="A fixed number to compare with; repeatable.")] = None,
+    start_seconds: Annotated[list[float] | None, Flag(min=0, help="Start of a replica; repeatable.")] = None,
+    rate: Annotated[float, Flag(min=0.001, help="Requests per second, on average over the day.")] = 1.2,
+    day_seconds: Annotated[float, Flag(min=24, help="Seconds that stand for the day.")] = 14_400,
+    seed: Annotated[int, Flag(min=0, help="Seed of the load.")] = 0,
+    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
+) -> None:
+    """Simulates a day in which the number of replicas follows the load, beside fixed numbers."""
+    fixed = [ScalingPlan(count, count, 0.0) for count in always or (3, 4)]
+    scaled = [ScalingPlan(1, most, seconds) for seconds in start_seconds or (60.0, 300.0)]
+    runs = []
+    for scaling in fixed + scaled:
+        plan = small_day(scaling.most, day_seconds, rate, seed)
+        runs.append((scaling, run_scaled(plan, scaling, TARGETS)))
+    about = (
+        f"{plan.load}. Replicas of {plan.model.name} ({plan.model.source}), 2 fronts that choose by the score. A day of"
+        f" {day_seconds / 3600:g} hours with {rate:g} requests per second on average. Good: first token within"
+        f" {TARGETS.first_token_s:g} s, no gap above {TARGETS.gap_s:g} s."
+    )
+    show_table(f"{about}\n\n{scaling_table(runs)}", write, "replicas autoscaling")

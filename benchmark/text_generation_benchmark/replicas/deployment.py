@@ -1,7 +1,7 @@
 """Fronts, engines and a load in simulated time: arrivals, news every 250 ms, moves, and the loss of engines."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from text_generation_benchmark.replicas.chats import ChatLoad, Chats, ChatTurn
@@ -96,6 +96,7 @@ class Replica:
     """An engine, its cache's news and its books: of one life."""
 
     def __init__(self, plan: FleetPlan) -> None:
+        self.is_draining = False
         self.log = CacheLog(HASHER)
         self.books = EngineBooks()
         self.engine = SteppedEngine(plan.model.cost, plan.limits, self.books, cache_observer=self.log.observer)
@@ -106,13 +107,20 @@ class Replica:
         running, waiting = scheduler.active.running, len(scheduler.queue)
         computing = sum(request.num_uncomputed for request in running.values())
         wait_s = scheduler.steps_until_start() * self.books.step_s if waiting else 0.0
-        return EngineLoad(len(running), waiting, scheduler.queue.num_tokens, computing, wait_s)
+        load = EngineLoad(len(running), waiting, scheduler.queue.num_tokens, computing, wait_s)
+        return replace(load, is_draining=True) if self.is_draining else load
 
 
 class Deployment:
-    """One simulation. `run` may be called once."""
+    """One simulation. `run` may be called once. `first_engines`: how many engines there are from the start, all by
+    default. `on_tick` is called every TICK_S, and may start, drain and stop engines."""
 
-    def __init__(self, plan: FleetPlan) -> None:
+    def __init__(
+        self,
+        plan: FleetPlan,
+        first_engines: int | None = None,
+        on_tick: Callable[[float], None] | None = None,
+    ) -> None:
         self.plan = plan
         max_blocks = 2 * plan.limits.capacity // BLOCK_TOKENS
         self.fronts = [
@@ -135,8 +143,9 @@ class Deployment:
             key=lambda event: event[:2],
             reverse=True,
         )
-        for engine in range(plan.num_engines):
-            self._start(engine)
+        self._on_tick = on_tick
+        for engine in range(plan.num_engines if first_engines is None else first_engines):
+            self.start(engine)
 
     def run(self) -> None:
         next_tick_s = TICK_S
@@ -182,6 +191,8 @@ class Deployment:
     def _tick(self, now_s: float) -> None:
         self._happen(now_s)
         self._collect(now_s)
+        if self._on_tick is not None:
+            self._on_tick(now_s)
         for engine, replica in enumerate(self.replicas):
             if replica is None:
                 continue
@@ -243,12 +254,21 @@ class Deployment:
         front.send(move.target, text.array, [], now_s)
         self._give(index, sent, arrival.request.input_ids, now_s)
 
-    # Engines that are lost and come back.
+    # Engines that come, that leave, and that are lost.
 
-    def _start(self, engine: int) -> None:
+    def start(self, engine: int) -> None:
         replica = self.replicas[engine] = Replica(self.plan)
         for front in self.fronts:
             front.join(engine, replica.log.snapshot())
+
+    def stop(self, engine: int) -> None:
+        """Ends an engine that has no requests."""
+        replica = self.replicas[engine]
+        assert replica is not None and not any(sent.engine == engine for sent in self.sent.values())
+        self._count(replica)
+        self.replicas[engine] = None
+        for front in self.fronts:
+            front.lose(engine)
 
     def _happen(self, now_s: float) -> None:
         while self._events and self._events[-1][0] <= now_s:
@@ -260,7 +280,7 @@ class Deployment:
                     for front in self.fronts:
                         front.lose(engine)
                 else:
-                    self._start(engine)
+                    self.start(engine)
             if what == 1:
                 self._resume(loss, now_s)
 

@@ -1,5 +1,7 @@
 """A day of 1,000 GPUs: 125 replicas of a large model, peaks in the morning and the evening, and a rack that is lost."""
 
+from dataclasses import replace
+
 from text_generation_benchmark.replicas.chats import ChatLoad, day_arrivals
 from text_generation_benchmark.replicas.deployment import FleetPlan, ReplicaLoss
 from text_generation_benchmark.replicas.front import Policy
@@ -24,6 +26,16 @@ LOAD = ChatLoad(
 TARGETS = Targets(10.0, 2.0)
 SLOTS, ROWS, CHUNK = 200_000, 128, 4096  # slots: half of what is left beside the weights, which saves memory here
 SLOWDOWN = 30.0  # fewer and larger chunks of prompts than by default, for shorter simulations
+
+
+# A tenth of the chats and system prompts, for a handful of replicas.
+SMALL_LOAD = replace(LOAD, num_systems=20, num_chats=400)
+
+
+def small_day(replicas: int, day_s: float, rate: float, seed: int) -> FleetPlan:
+    """A day with peaks and without losses, on at most `replicas` replicas of the same model."""
+    plan = day(Policy.SCORE, 2, replicas, day_s, rate, seed)
+    return replace(plan, load=SMALL_LOAD, losses=())
 
 
 def day(policy: Policy, num_fronts: int, replicas: int, day_s: float, rate: float, seed: int) -> FleetPlan:

@@ -10,7 +10,9 @@ from text_generation_benchmark.cli import app
 from text_generation_benchmark.replicas.chats import ChatLoad, Chats, day_arrivals, steady_arrivals
 from text_generation_benchmark.replicas.deployment import Deployment, FleetPlan, ReplicaLoss
 from text_generation_benchmark.replicas.front import HASHER, NAMESPACE, Policy
+from text_generation_benchmark.replicas.scaling import ReplicaScaler, ScalingPlan
 from text_generation_benchmark.simulation.devices import MODELS
+from text_generation_common.autoscaling import ScalingPace
 from text_generation_router.replicas.block_hashes import BLOCK_TOKENS, HistoryHashes
 from text_generation_router.scheduling.limits import Limits
 
@@ -98,3 +100,20 @@ def test_the_commands_print_a_table() -> None:
     assert result.exit_code == 0 and "| score  | 1      |" in result.output
     result = CliRunner().invoke(app, ["fleet", *small, "--engines", "3", "--day-seconds", "24"])
     assert result.exit_code == 0 and "to choose an engine" in result.output
+
+
+def test_replicas_that_follow_the_load_come_go_and_lose_no_request() -> None:
+    arrivals_s = np.concatenate([steady_arrivals(40, 9, 0), 9 + steady_arrivals(2, 20, 1)])
+    pace = ScalingPace(up_s=1.0, down_s=3.0, smooth_s=2.0)
+    plan = replace(PLAN, arrivals_s=arrivals_s, num_engines=3)
+    scaler = ReplicaScaler(plan, ScalingPlan(1, 3, 1.0, pace))
+    scaler.deployment.run()
+    assert len(scaler.deployment.done) == len(arrivals_s)
+    assert scaler.most == 3 and min(scaler.changes) == -1
+    assert 29 < scaler.replica_s < 3 * 35
+
+
+def test_the_command_compares_fixed_numbers_with_one_that_follows_the_load() -> None:
+    small = ["--most", "2", "--always", "1", "--start-seconds", "5", "--rate", "0.5", "--day-seconds", "60"]
+    result = CliRunner().invoke(app, ["autoscaling", *small])
+    assert result.exit_code == 0 and "| 1 always" in result.output and "| 1 to 2, start 5 s |" in result.output
