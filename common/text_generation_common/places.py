@@ -153,6 +153,19 @@ def of_port(port: int, runtime_dir: str) -> ServerPlace:
     return _in(_roots(runtime_dir)[0] / str(port))
 
 
+def machine_folder(name: str, runtime_dir: str) -> Path:
+    """A private folder for what outlives a launcher on this machine. It is made if it is missing. `runtime_dir`: as in
+    `of_port`. AddressInUse when other users may write to it."""
+    folder = _roots(runtime_dir)[0] / name
+    while True:
+        try:
+            for path in (folder.parent, folder):
+                _make_private(path, "remove it")
+        except FileNotFoundError:  # An ending launcher has just removed the parent folder.
+            continue
+        return folder
+
+
 def find_master_socket(port: int, runtime_dir: str) -> str:
     """Path of the socket of rank 0 of the server that this user runs on `port`. The server may have been started with
     another XDG_RUNTIME_DIR. AddressInUse when other users may write to the folder."""

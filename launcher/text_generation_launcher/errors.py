@@ -9,6 +9,7 @@ CommandError
 ├── ShardCannotStart
 ├── ShardFailed
 ├── ScaleRefused
+├── RayFailed
 ├── WebserverCannotStart
 └── WebserverFailed
 """
@@ -34,6 +35,10 @@ class ShardFailed(CommandError):
 
 class ScaleRefused(CommandError):
     """There cannot be as many replicas as were asked for."""
+
+
+class RayFailed(CommandError):
+    """Ray cannot be reached, or a replica did not serve on any machine of the cluster."""
 
 
 class WebserverCannotStart(CommandError):

@@ -77,6 +77,7 @@ ROOMS = (
             f"{SERVER}/weights/tests/test_weights_f*.py", f"{LAUNCHER}/tests/test_bad_starts.py",
         ),
     ),
+    Room("replicas on Ray", (f"{LAUNCHER}/ray/*.py",), (f"{LAUNCHER}/ray/tests/test_*.py",)),
     Room(
         "launcher",
         (f"{LAUNCHER}/*.py", f"{COMMON}/[!s]*.py", f"{COMMON}/shard_counts.py", f"{COMMON}/flags/*.py"),

@@ -1,0 +1,7 @@
+"""Replicas on the machines of a Ray cluster: `text-generation-launcher --ray`.
+
+Three processes take part. The launcher keeps a *driver* (`driver.py`), the only process of ours that asks Ray for
+anything; it may die or hang with Ray's head, and nothing ends with it. On each replica's machine Ray runs an *actor*
+(`hosts.py`), which starts our ordinary launcher with `--engine-only` as a process of its own, or takes over the one
+that an actor before it has left (`machine.py`). Between the three go strings of JSON (`values.py`), and nothing else.
+"""

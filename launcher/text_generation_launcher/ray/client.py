@@ -1,0 +1,159 @@
+"""The launcher's side of Ray: keeps the driver process, and tells it which replicas are wanted.
+
+The driver's end changes nothing: what it last said of the engines stands until the next driver knows better.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from text_generation_common.tasks import cancelled
+from text_generation_launcher.errors import RayFailed
+from text_generation_launcher.process import Child
+from text_generation_launcher.ray.values import EngineOrder, RayPhase, RayStatus, Report, Wanted
+
+logger = logging.getLogger("text_generation_launcher")
+
+# Seconds before the driver is started again: the first time, and at most.
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+# Seconds without a report after which Ray counts as silent, and after which a driver is killed and replaced.
+SILENT_S, HUNG_S = 10.0, 90.0
+CHECK_S = 1.0
+LINE_LIMIT = 2**22
+RAY_HINT = (
+    "start Ray on this machine (`ray start --head`, or `ray start --address=HEAD:6379`), or give its --ray ADDRESS"
+)
+
+
+@dataclass(slots=True)
+class KnownReplica:
+    """What the launcher knows of a replica, and the function that is told. `status` is None before the first report."""
+
+    tell: Callable[[RayStatus | None], None]
+    is_wanted: bool = True
+    status: RayStatus | None = None
+
+
+class RayClient:
+    """Keeps one driver process alive. `run` is to be started as a task. `start` starts the process, with its end of the
+    line; `order` is what every replica runs."""
+
+    def __init__(self, start: Callable[[int], Awaitable[Child]], order: EngineOrder) -> None:
+        self._start = start
+        self._order = order
+        self._replicas: dict[str, KnownReplica] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._child: Child | None = None
+        self._heard_s = time.monotonic()
+        self._has_reported = False
+        self._was_silent = False
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since Ray has last answered: what is known of the replicas is as old."""
+        return time.monotonic() - self._heard_s
+
+    def want(self, number: int, tell: Callable[[RayStatus | None], None]) -> None:
+        """From now on replica `number` is wanted. `tell` is called at each change of it, with None once it is gone."""
+        self._replicas[self._name(number)] = KnownReplica(tell)
+        self._send()
+
+    def drop(self, number: int) -> None:
+        """From now on the replica is not wanted: it drains, and then is gone. Until then `tell` is called."""
+        self._replicas[self._name(number)].is_wanted = False
+        self._send()
+
+    def forget(self, number: int) -> None:
+        """Drops the replica, and calls `tell` no more."""
+        if self._replicas.pop(self._name(number), None) is not None:
+            self._send()
+
+    async def run(self) -> NoReturn:
+        """Never returns. Raises RayFailed if the first driver cannot reach Ray."""
+        wait_s = FIRST_WAIT_S
+        watching = asyncio.create_task(self._watch_silence())
+        try:
+            while True:
+                began_s = time.monotonic()
+                child = await self._run_one()
+                if not self._has_reported:
+                    lines = child.last_lines.splitlines()
+                    raise RayFailed(lines[-1] if lines else f"the driver of Ray {child.how_it_ended}", RAY_HINT)
+                if time.monotonic() - began_s >= LONGEST_WAIT_S:
+                    wait_s = FIRST_WAIT_S
+                logger.warning(
+                    "The driver of Ray %s; the engines go on. Next driver in %.0fs", child.how_it_ended, wait_s
+                )
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        finally:
+            await cancelled(watching)
+
+    async def _run_one(self) -> Child:
+        """Runs one driver to its end."""
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
+        try:
+            with theirs:
+                self._child = child = await self._start(theirs.fileno())
+            self._writer = writer
+            self._send()
+            while line := await reader.readline():
+                self._take(Report.of(line.decode()))
+            await asyncio.wait([child.exited])
+            return child
+        finally:
+            self._writer = self._child = None
+            writer.close()
+
+    def _name(self, number: int) -> str:
+        """The name in Ray. It contains the order, so no engine of another order is taken for one of this."""
+        return f"{self._order.digest}-{number}"
+
+    def _send(self) -> None:
+        if self._writer is not None:
+            wanted = {name: known for name, known in self._replicas.items() if known.is_wanted}
+            addresses = {name: known.status.address if known.status else "" for name, known in wanted.items()}
+            self._writer.write(Wanted(self._order, addresses).text().encode() + b"\n")
+
+    def _take(self, report: Report) -> None:
+        if self._was_silent:
+            logger.info("Ray answers again")
+        self._heard_s, self._has_reported, self._was_silent = time.monotonic(), True, False
+        found = {status.name: status for status in report.replicas}
+        for name, known in list(self._replicas.items()):
+            status = found.get(name)
+            if status is None and not known.is_wanted:
+                del self._replicas[name]
+                known.tell(None)
+            elif status is not None and status != known.status:
+                _log_change(known.status, status)
+                known.status = status
+                known.tell(status)
+
+    async def _watch_silence(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            if self.silent_s >= SILENT_S and self._has_reported and not self._was_silent:
+                self._was_silent = True
+                logger.warning("Ray has not answered for %.0fs; the engines that serve go on", self.silent_s)
+            if self.silent_s >= HUNG_S and self._child is not None:
+                logger.error("The driver of Ray hangs: killing it")
+                self._heard_s = time.monotonic()
+                self._child.send(signal.SIGKILL)
+
+
+def _log_change(before: RayStatus | None, now: RayStatus) -> None:
+    if before is not None and before.phase is now.phase and before.why == now.why and before.address == now.address:
+        return
+    if now.phase is RayPhase.PENDING:
+        logger.warning("%s is pending: no machine of the Ray cluster has room", now.name)
+    elif now.phase is RayPhase.SERVING:
+        logger.info("%s serves on %s", now.name, now.address)
+    elif now.why:
+        logger.warning("%s is %s: %s", now.name, now.phase, now.why)

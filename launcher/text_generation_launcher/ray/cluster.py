@@ -1,0 +1,157 @@
+"""The driver's questions to Ray: the only file beside the actors' that imports Ray.
+
+Each replica has a placement group of one bundle, which is what Ray's autoscaler scales on, and in it a detached actor:
+both outlive the driver, and are found again by their names.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import ray
+from ray.util import get_placement_group, list_named_actors, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from text_generation_launcher.ray.hosts import ReplicaHost
+from text_generation_launcher.ray.keeping import ActorCall, ActorLost, ActorUnsure, Answer
+from text_generation_launcher.ray.values import EngineOrder, EngineState
+
+# Calls that one actor answers beside each other: a few watches of drivers that are gone, a start, an end.
+MOST_CALLS = 100
+# The least share of a core that can be asked for: a bundle must ask for something.
+LEAST_CPUS = 0.01
+
+
+class ClusterLost(Exception):
+    """Ray cannot be reached, or does not answer. The text is one line."""
+
+
+class RayReplicas:
+    """The replicas of one deployment in a Ray cluster: those in `namespace`."""
+
+    def __init__(self, address: str, namespace: str) -> None:
+        """Connects to the cluster at `address`, or with "auto" to the one of which this machine is a part."""
+        self._namespace = namespace
+        self._handles: dict[str, ray.actor.ActorHandle] = {}
+        self._open: dict[ActorCall, ray.ObjectRef] = {}
+        self._numbers = itertools.count()
+        with _telling_loss():
+            ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+
+    def has_gpus(self) -> bool:
+        with _telling_loss():
+            return bool(ray.cluster_resources().get("GPU", 0.0) > 0)
+
+    def start(self, name: str, order: EngineOrder) -> ActorCall:
+        with _telling_loss():
+            group = self._group(name)
+            if group is None:
+                bundle = {"CPU": _cpus(order)} | ({"GPU": float(order.gpus)} if order.gpus else {})
+                group = placement_group([bundle], name=self._group_name(name), lifetime="detached")
+            actor = ray.remote(ReplicaHost).options(
+                name=name,
+                get_if_exists=True,
+                lifetime="detached",
+                num_cpus=_cpus(order),
+                num_gpus=order.gpus,
+                max_restarts=0,
+                max_concurrency=MOST_CALLS,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+            )
+            handle = self._handles[name] = actor.remote(self._namespace, name)
+            return self._opened(name, handle.start.remote(order.text()))
+
+    def watch(self, name: str, known: EngineState, seconds: float) -> ActorCall:
+        handle = self._handle(name)
+        return self._opened(name, None if handle is None else handle.watch.remote(known.text(), seconds))
+
+    def end(self, name: str) -> None:
+        handle = self._handle(name)
+        if handle is not None:
+            handle.end.remote()
+
+    def remove(self, name: str) -> None:
+        handle = self._handle(name)
+        self._handles.pop(name, None)
+        with _telling_loss():
+            if handle is not None:
+                ray.kill(handle)
+            group = self._group(name)
+            if group is not None:
+                remove_placement_group(group)
+
+    def has_room(self, name: str) -> bool:
+        with _telling_loss():
+            group = self._group(name)
+            return group is not None and placement_group_table(group).get("state") == "CREATED"
+
+    def names(self) -> list[str]:
+        with _telling_loss():
+            return [str(name) for name in list_named_actors()]
+
+    def answers(self, calls: Sequence[ActorCall], seconds: float) -> dict[ActorCall, Answer]:
+        found: dict[ActorCall, Answer] = {
+            call: ActorLost("it has no actor") for call in calls if call not in self._open
+        }
+        waiting = {self._open[call]: call for call in calls if call in self._open}
+        if waiting:
+            done, _ = ray.wait(list(waiting), timeout=0.0 if found else seconds)
+            found |= {waiting[ref]: self._answer(waiting[ref], ref) for ref in done}
+        return found
+
+    def _answer(self, call: ActorCall, ref: ray.ObjectRef) -> Answer:
+        del self._open[call]
+        try:
+            return EngineState.of(ray.get(ref))
+        except ray.exceptions.ActorUnavailableError:
+            return ActorUnsure()
+        except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
+            self._handles.pop(call.name, None)
+            return ActorLost(_line(error))
+        except ray.exceptions.RayTaskError as error:
+            # A fault in our actor. Another one may do better, and the log has the reason.
+            ray.kill(self._handles.pop(call.name))
+            return ActorLost(_line(error))
+
+    def _opened(self, name: str, ref: "ray.ObjectRef | None") -> ActorCall:
+        call = ActorCall(name, next(self._numbers))
+        if ref is not None:
+            self._open[call] = ref
+        return call
+
+    def _handle(self, name: str) -> "ray.actor.ActorHandle | None":
+        if name not in self._handles:
+            with _telling_loss():
+                try:
+                    self._handles[name] = ray.get_actor(name)
+                except ValueError:  # there is none
+                    return None
+        return self._handles[name]
+
+    def _group(self, name: str) -> PlacementGroup | None:
+        try:
+            return get_placement_group(self._group_name(name))
+        except ValueError:  # there is none
+            return None
+
+    def _group_name(self, name: str) -> str:
+        return f"{self._namespace}/{name}"
+
+
+def _cpus(order: EngineOrder) -> float:
+    return max(order.cpus, LEAST_CPUS)
+
+
+@contextmanager
+def _telling_loss() -> Iterator[None]:
+    try:
+        yield
+    except (ConnectionError, TimeoutError, ray.exceptions.RaySystemError, ray.exceptions.RpcError) as error:
+        raise ClusterLost(_line(error)) from error
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error that says something, or the kind of the error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

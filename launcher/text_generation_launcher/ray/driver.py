@@ -1,0 +1,100 @@
+"""The process that asks Ray for replicas: `python -m text_generation_launcher.ray.driver FD ADDRESS NAMESPACE`.
+
+It reads the launcher's wishes, and writes reports. All that it knows can be found again in the cluster, so its end,
+with which Ray answers the loss of its head, ends nothing else.
+"""
+
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from text_generation_launcher.ray.keeping import Answer, ReplicaCluster, ReplicaKeeper
+from text_generation_launcher.ray.values import Report, Wanted
+
+# Seconds that answers of actors are waited for in each turn, and between two reports that say the same.
+TURN_S, REPORT_S = 0.25, 1.0
+NO_CLUSTER = 3  # exit status: Ray cannot be reached
+
+
+class Driver:
+    """Does what is wanted, one turn after another. `tell` sends a report."""
+
+    def __init__(
+        self, cluster: ReplicaCluster, tell: Callable[[Report], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster = cluster
+        self._tell = tell
+        self._clock = clock
+        self._keepers: dict[str, ReplicaKeeper] = {}
+        self._told = Report(())
+        self._told_s = float("-inf")
+
+    def want(self, wanted: Wanted) -> None:
+        """Takes a new wish. Replicas that another driver of this namespace has left, and that are not wanted, are
+        drained."""
+        others = set(self._keepers) | set(self._cluster.names())
+        for name, address in wanted.replicas.items():
+            if name not in self._keepers:
+                self._keepers[name] = ReplicaKeeper(name, wanted.order, self._cluster, address)
+        for name in others - set(wanted.replicas):
+            if name not in self._keepers:
+                self._keepers[name] = ReplicaKeeper(name, wanted.order, self._cluster)
+            self._keepers[name].drain()
+
+    def turn(self) -> None:
+        for keeper in list(self._keepers.values()):
+            keeper.turn(self._clock())
+        calls = {keeper.call: keeper for keeper in self._keepers.values() if keeper.call is not None}
+        for call, answer in self._cluster.answers(list(calls), TURN_S).items():
+            self._answer(calls[call], answer)
+        self._keepers = {name: keeper for name, keeper in self._keepers.items() if not keeper.is_gone}
+        report = Report(tuple(keeper.status for keeper in self._keepers.values()))
+        if report != self._told or self._clock() - self._told_s >= REPORT_S:
+            self._told, self._told_s = report, self._clock()
+            self._tell(report)
+
+    def _answer(self, keeper: ReplicaKeeper, answer: Answer) -> None:
+        before = keeper.address
+        keeper.answered(answer, self._clock())
+        if keeper.address != before:
+            for other in self._keepers.values():
+                # Two replicas that had lost their actors may each come upon the other's engine.
+                if other is not keeper and other.address == keeper.address and other.has_lost_actor:
+                    other.hand_over(before)
+
+
+def main(arguments: Sequence[str]) -> int:
+    fd, address, namespace = arguments
+    line = socket.socket(fileno=int(fd))
+    wishes: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(line, wishes.put), daemon=True).start()
+    # Imported here, so that the launcher's death is noticed while Ray is being loaded and connected.
+    from text_generation_launcher.ray.cluster import ClusterLost, RayReplicas
+
+    try:
+        driver = Driver(RayReplicas(address, namespace), lambda report: line.sendall(report.text().encode() + b"\n"))
+        is_wanted = False
+        while True:
+            while not wishes.empty() or not is_wanted:
+                driver.want(wishes.get())
+                is_wanted = True
+            driver.turn()
+    except ClusterLost as error:
+        print(f"Ray cannot be reached: {error}", flush=True)
+        return NO_CLUSTER
+
+
+def _read(line: socket.socket, take: Callable[[Wanted], None]) -> None:
+    """Ends the process when the launcher has closed the line or has ended. The actors live on."""
+    with line.makefile("rb") as lines:
+        for text in lines:
+            take(Wanted.of(text.decode()))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

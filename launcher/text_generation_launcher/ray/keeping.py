@@ -1,0 +1,189 @@
+"""Keeps one replica on some machine of the cluster: decides what to ask Ray for next. No input or output of its own,
+and the clock is an argument.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from text_generation_launcher.ray.values import EngineOrder, EnginePhase, EngineState, RayPhase, RayStatus
+
+# Seconds before a lost replica is started again: the first time, and at most.
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+# Seconds for which a replica serves before earlier losses are forgotten.
+LONG_RUN_S = 60.0
+# Seconds after which an actor answers that nothing has changed.
+WATCH_S = 5.0
+# Seconds before a question is asked again whose answer the network has lost.
+UNSURE_S = 1.0
+# Seconds between two looks whether a replica has found a machine.
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ActorLost:
+    """The actor is dead, or cannot be made. Its engine may live."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActorUnsure:
+    """The call was lost. The actor may live."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorCall:
+    """A question to a replica's actor that is not answered yet."""
+
+    name: str
+    number: int
+
+
+Answer = EngineState | ActorLost | ActorUnsure
+
+
+class ReplicaCluster(Protocol):
+    """What the driver asks of Ray. Each method may raise ClusterLost, after which the driver starts anew."""
+
+    def start(self, name: str, order: EngineOrder) -> ActorCall:
+        """Asks for room and an actor for the replica, unless it has them, and tells the actor to start."""
+
+    def watch(self, name: str, known: EngineState, seconds: float) -> ActorCall: ...
+
+    def end(self, name: str) -> None:
+        """Tells the actor to end its engine."""
+
+    def remove(self, name: str) -> None:
+        """Takes away the replica's actor and its room, as far as they exist."""
+
+    def has_room(self, name: str) -> bool:
+        """Whether Ray has found a machine for the replica."""
+
+    def names(self) -> list[str]:
+        """Names of the replicas that have an actor."""
+
+    def answers(self, calls: Sequence[ActorCall], seconds: float) -> dict[ActorCall, Answer]:
+        """Answers to `calls` that have come, after some seconds at the latest."""
+
+
+class ReplicaKeeper:
+    """Keeps one replica until it is drained. Whatever happens to its actor, the address in its status is that of the
+    engine that serves, as far as is known: a new engine's address takes its place when the new engine serves."""
+
+    def __init__(self, name: str, order: EngineOrder, cluster: ReplicaCluster, address: str = "") -> None:
+        self.name = name
+        self.call: ActorCall | None = None
+        self.is_gone = False
+        self._order = order
+        self._cluster = cluster
+        self._address = address
+        self._state: EngineState | None = None  # None: the actor has not answered yet, or there is none
+        self._is_draining = False
+        self._has_room = False
+        self._looked_s = float("-inf")
+        self._next_s = float("-inf")
+        self._wait_s = FIRST_WAIT_S
+        self._failures = 0
+        self._serves_since_s: float | None = None
+        self._why = ""
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def has_lost_actor(self) -> bool:
+        return self._state is None
+
+    def hand_over(self, address: str) -> None:
+        """The engine that this replica has lost serves another replica now, whose own engine has `address`."""
+        self._address = address
+
+    @property
+    def status(self) -> RayStatus:
+        node = self._state.node if self._state is not None else ""
+        return RayStatus(self.name, self._phase, self._address, node, self._why, self._failures)
+
+    def drain(self) -> None:
+        """Has the engine end when its requests are done, and then the replica is gone."""
+        if self._is_draining:
+            return
+        self._is_draining = True
+        self._next_s = float("-inf")
+        if self._state is not None:
+            self._cluster.end(self.name)
+        elif self.call is not None and not self._has_room:
+            self._end()  # No engine was started.
+
+    def turn(self, now_s: float) -> None:
+        """Asks the next question, if it is time and no question is open."""
+        if self.call is None and now_s >= self._next_s:
+            if self._state is None or self._state.phase is EnginePhase.BLOCKED:
+                self._begin()
+            else:
+                self.call = self._cluster.watch(self.name, self._state, WATCH_S)
+        if self._state is None and now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._has_room = self._cluster.has_room(self.name)
+
+    def answered(self, answer: Answer, now_s: float) -> None:
+        self.call = None
+        if isinstance(answer, ActorUnsure):
+            self._next_s = now_s + UNSURE_S
+        elif isinstance(answer, ActorLost):
+            self._lose(answer.reason, now_s)
+        elif answer.phase is EnginePhase.ENDED:
+            if self._state is not None and self._state.address == self._address:
+                self._address = ""
+            if not self._is_draining:
+                self._cluster.remove(self.name)  # with its room, so that Ray may choose another machine
+            self._lose(f"its engine has ended: {answer.why}", now_s)
+        else:
+            self._state = answer
+            self._why = answer.why
+            if answer.phase is EnginePhase.SERVING:
+                self._serve(answer.address, now_s)
+            if self._is_draining:
+                self._cluster.end(self.name)
+                if answer.phase is EnginePhase.BLOCKED:
+                    self._end()
+
+    def _begin(self) -> None:
+        if self._is_draining:  # An earlier driver may have made an actor for it.
+            self.call = self._cluster.watch(self.name, EngineState(EnginePhase.STARTING), 0.0)
+        else:
+            self.call = self._cluster.start(self.name, self._order)
+
+    def _serve(self, address: str, now_s: float) -> None:
+        self._address = address
+        self._failures = 0
+        if self._serves_since_s is None:
+            self._serves_since_s = now_s
+        if now_s - self._serves_since_s >= LONG_RUN_S:
+            self._wait_s = FIRST_WAIT_S
+
+    def _lose(self, reason: str, now_s: float) -> None:
+        self._state = None
+        self._has_room = False
+        self._why = reason
+        self._failures += self._serves_since_s is None
+        self._serves_since_s = None
+        self._next_s = now_s + self._wait_s
+        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+        if self._is_draining:
+            self._end()
+
+    def _end(self) -> None:
+        """An engine that has lost its actor ends by itself when its fronts have left it."""
+        self._cluster.remove(self.name)
+        self._address = ""
+        self.is_gone = True
+
+    @property
+    def _phase(self) -> RayPhase:
+        if self._is_draining:
+            return RayPhase.DRAINING
+        if self._state is None:
+            return RayPhase.PENDING if self.call is not None and not self._has_room else RayPhase.STARTING
+        return RayPhase.SERVING if self._state.phase is EnginePhase.SERVING else RayPhase.STARTING
