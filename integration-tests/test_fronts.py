@@ -1,5 +1,6 @@
-"""One engine and two fronts on one port: each may be killed, and the others' streams go on."""
+"""One engine and two fronts on one port: each may be killed or replaced, and the others' streams go on."""
 
+import asyncio
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from server_process import ServerProcess, wait_until
 from streams import StreamAnswer, StreamClients, compare, run_streams
 
 FRONTS = 2
+RESTART_LIMIT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,74 @@ def test_a_killed_front_costs_its_own_connections_only(server, one_shard: list[S
     assert ended, "the living front had no stream"
     wait_until(lambda: len(processes.routers(server.pid)) == FRONTS, 30, "another front is started")
     assert before[1] in processes.routers(server.pid)
+
+
+class Asking:
+    """Clients that ask one short request after the other, with one kept connection each, or a new connection for each
+    request. Any failure is raised."""
+
+    def __init__(self, url: str) -> None:
+        self.num_answered = 0
+        self._url = url
+        self._is_over = False
+
+    def end(self) -> None:
+        self._is_over = True
+
+    async def kept(self) -> None:
+        async with httpx.AsyncClient(base_url=self._url, timeout=RESTART_LIMIT_S) as client:
+            while not self._is_over:
+                await self._ask(client)
+
+    async def new(self) -> None:
+        while not self._is_over:
+            async with httpx.AsyncClient(base_url=self._url, timeout=RESTART_LIMIT_S) as client:
+                await self._ask(client)
+
+    async def _ask(self, client: httpx.AsyncClient) -> None:
+        body = {"inputs": "A fox", "parameters": {"max_new_tokens": 2}}
+        for answer in (await client.get("/health"), await client.post("/generate", json=body)):
+            assert answer.status_code == 200, answer.text
+            self.num_answered += 1
+
+
+def test_a_restart_of_all_fronts_under_load_fails_no_request(server, one_shard: list[StreamAnswer]) -> None:
+    before = processes.routers(server.pid)
+    asking = Asking(server.url)
+
+    def num_leaving() -> int:
+        return len(set(processes.routers(server.pid)) & set(before))
+
+    async def restart(clients: StreamClients) -> None:
+        async with asyncio.timeout(RESTART_LIMIT_S), asyncio.TaskGroup() as tasks:
+            for ask in (asking.kept, asking.kept, asking.kept, asking.new):
+                tasks.create_task(ask())
+            await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 4)
+            os.kill(server.pid, signal.SIGUSR2)
+            while "Restarted 2 webservers" not in server.log():
+                await asyncio.sleep(0.1)
+            answered = asking.num_answered
+            while asking.num_answered < answered + 20:
+                await asyncio.sleep(0.05)
+            asking.end()
+
+    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, restart)
+    assert str(compare(one_shard, answers)) == str(compare(one_shard, one_shard))
+    wait_until(lambda: not num_leaving(), 30, "the old fronts end")
+    assert len(processes.routers(server.pid)) == FRONTS
+
+
+def test_a_front_that_is_ended_by_others_is_replaced_and_no_stream_notices(server, one_shard) -> None:
+    before = processes.routers(server.pid)
+
+    async def terminate(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 4)
+        before[0].terminate()
+
+    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, terminate)
+    assert str(compare(one_shard, answers)) == str(compare(one_shard, one_shard))
+    wait_until(lambda: before[0] not in processes.routers(server.pid), 30, "the front has left")
+    wait_until(lambda: len(processes.routers(server.pid)) == FRONTS, 30, "another front is there")
 
 
 def test_metrics_of_any_front_tell_of_all_and_never_fall(server) -> None:

@@ -10,6 +10,9 @@ An engine in a process of its own has the same line; its `listening` says at whi
 front has no messages about shards. The launcher sends it `engines` (the replicas, and where their engines are) and
 `scaled` (the answer to `scale`: a reason if it is refused), the front sends `scale` (how many replicas are wanted) and
 `demand`.
+
+A front, one of several routers on a port, says `draining` when it was asked to end, and waits for the answer: `leave`
+(other fronts take new connections) or `ending` (the whole server ends, which may also come later).
 """
 
 import asyncio
@@ -38,6 +41,9 @@ class LinkEvent(StrEnum):
     SCALE = "scale"
     SCALED = "scaled"
     DEMAND = "demand"
+    DRAINING = "draining"
+    LEAVE = "leave"
+    ENDING = "ending"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,12 @@ class KeptProcess:
         restarts: Restarts,
         waits_for_shards: bool = True,
         on_listening: Callable[[str], None] = lambda address: None,
+        on_draining: Callable[[], None] = lambda: None,
     ) -> None:
         """`start` starts the process, with its end of the line. `title`: its name at the start of log lines.
         `waits_for_shards`: whether its first start is told when the first shards are ready. `on_listening` is called
-        whenever a process serves requests, with an engine's address."""
+        whenever a process serves requests, with an engine's address. `on_draining` is called when the process ends
+        because others than the launcher have asked for it; it is not started again."""
         self._start = start
         self.title = title
         self._on_message = on_message
@@ -52,7 +54,9 @@ class KeptProcess:
         self._restarts = restarts
         self._waits_for_shards = waits_for_shards
         self._on_listening = on_listening
+        self._on_draining = on_draining
         self._stopping = asyncio.Event()
+        self._server_ends = False
         self._child: Child | None = None
         self._link: Link | None = None
         self._ready: LinkMessage | None = None  # the `ready` message of the living shards, kept for later processes
@@ -60,6 +64,7 @@ class KeptProcess:
         self._has_had_shards = False
         self._has_hung = False  # the present process was killed because it hung
         self.has_listened = False
+        self.listening = asyncio.Event()  # set while the present process serves requests
 
     @property
     def name(self) -> str:
@@ -86,9 +91,22 @@ class KeptProcess:
             self._link.send(message)
 
     def stop(self) -> None:
-        """Asks the process to end, which it does when its requests are done; then `run` returns."""
+        """Asks the process to end with the whole server, which it does when its requests are done; then `run`
+        returns."""
+        self._server_ends = True
+        if not self._stopping.is_set():
+            self.leave()
+        else:
+            self.send(LinkMessage(LinkEvent.ENDING))
+
+    def leave(self) -> None:
+        """As `stop`, for a process whose place another one takes."""
         self._stopping.set()
         self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends a process that was asked to end, and has not."""
+        self._signal(signal.SIGKILL)
 
     async def run(self) -> None:
         """Keeps a process running until `stop`. Raises a CommandError when another start would not help."""
@@ -125,6 +143,7 @@ class KeptProcess:
         finally:
             link.close()
             self._link = self._child = None
+            self.listening.clear()
         if self._stopping.is_set() and (self._has_hung or child.exited.result() not in ASKED_ENDS):
             if not child.error:
                 self._log_end(child)
@@ -149,11 +168,14 @@ class KeptProcess:
             while (message := await link.receive()) is not None:
                 if message.event is LinkEvent.LISTENING:
                     self.has_listened = True
+                    self.listening.set()
                     self._restarts.came_up()
                     pulse.begin()
                     self._on_listening(message.address)
                 elif message.event is LinkEvent.PONG:
                     pulse.answered()
+                elif message.event is LinkEvent.DRAINING:
+                    self._drains(link)
                 else:
                     if message.event is LinkEvent.CONFIRMED:
                         self._restarts.succeeded()
@@ -161,6 +183,12 @@ class KeptProcess:
         except (ValueError, KeyError, TypeError) as error:
             logger.error("The %s sent a line that is not a message (%s): killing it", self.name, error)
             child.send(signal.SIGKILL)
+
+    def _drains(self, link: Link) -> None:
+        link.send(LinkMessage(LinkEvent.ENDING if self._server_ends else LinkEvent.LEAVE))
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._on_draining()
 
     async def _kill_when_it_hangs(self, pulse: Pulse, child: Child) -> None:
         reason = await until_it_hangs(pulse, child.pid)

@@ -5,14 +5,20 @@ only.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
-from functools import partial
 
 from text_generation_common.link import LinkMessage
 from text_generation_common.tasks import cancelled
+from text_generation_launcher.fronts import Fronts
 from text_generation_launcher.kept_process import KeptProcess
 from text_generation_launcher.restarts import Restarts
 from text_generation_launcher.spawner import Spawner
+
+logger = logging.getLogger("text_generation_launcher")
+
+# Seconds that a draining router gets in addition to its own timeout: it may need twice 5 s for its last answers.
+DRAIN_MARGIN_S = 12.0
 
 
 class ServingProcesses:
@@ -23,21 +29,22 @@ class ServingProcesses:
     def __init__(
         self, spawner: Spawner, on_message: Callable[[LinkMessage], None], on_owner_end: Callable[[], None]
     ) -> None:
-        self._fronts: list[KeptProcess]
+        self._serving: KeptProcess | Fronts
         self._engine: KeptProcess | None = None
         if workers := spawner.plan.api_workers:
             self._owner = self._engine = KeptProcess(
                 spawner.start_engine, "Engine", on_message, on_owner_end, Restarts()
             )
-            self._fronts = [_front(spawner, number) for number in range(workers)]
+            patience_s = spawner.plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
+            self._serving = Fronts(spawner.start_front, workers, patience_s)
         else:
             self._owner = KeptProcess(spawner.start_router, "Webserver", on_message, on_owner_end, Restarts())
-            self._fronts = [self._owner]
+            self._serving = self._owner
 
     @property
     def has_listened(self) -> bool:
         """Whether requests were served."""
-        return any(front.has_listened for front in self._fronts)
+        return self._serving.has_listened
 
     def notify(self, message: LinkMessage) -> None:
         """Tells the owner that shards are ready or lost."""
@@ -45,35 +52,26 @@ class ServingProcesses:
 
     def stop(self) -> None:
         """Asks the fronts to end, which they do when their requests are done; then the engine; then `run` returns."""
-        for front in self._fronts:
-            front.stop()
+        self._serving.stop()
+
+    def restart_fronts(self) -> None:
+        """Replaces the fronts one after another, without the loss of a request."""
+        if isinstance(self._serving, Fronts):
+            self._serving.restart()
+        else:
+            logger.warning("The webserver is not restarted: only --api-workers has others that serve meanwhile")
 
     async def run(self) -> None:
         """Keeps the processes running until `stop`. Raises a CommandError when another start would not help."""
-        fronts = {asyncio.create_task(front.run()) for front in self._fronts}
+        serving = asyncio.create_task(self._serving.run())
         engine = {asyncio.create_task(self._engine.run())} if self._engine is not None else set()
         try:
-            while running := {task for task in fronts if not task.done()}:
-                done, _ = await asyncio.wait(running | engine, return_when=asyncio.FIRST_COMPLETED)
+            while not serving.done():
+                done, _ = await asyncio.wait({serving} | engine, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
             if self._engine is not None:
                 self._engine.stop()
                 await asyncio.gather(*engine)
         finally:
-            await cancelled(*fronts, *engine)
-
-
-def _front(spawner: Spawner, number: int) -> KeptProcess:
-    return KeptProcess(
-        partial(spawner.start_front, number),
-        f"Webserver {number}",
-        _ignore,
-        lambda: None,
-        Restarts(),
-        waits_for_shards=False,
-    )
-
-
-def _ignore(message: LinkMessage) -> None:
-    """Fronts have no messages about shards."""
+            await cancelled(serving, *engine)

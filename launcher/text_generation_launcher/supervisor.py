@@ -24,7 +24,7 @@ from text_generation_launcher.process import SEE_LOG, Child, log_last_lines
 from text_generation_launcher.progress import make_display
 from text_generation_launcher.resolve import with_prefill_budget
 from text_generation_launcher.restarts import MOST_DEATHS, Restarts
-from text_generation_launcher.serving import ServingProcesses
+from text_generation_launcher.serving import DRAIN_MARGIN_S, ServingProcesses
 from text_generation_launcher.spawner import Spawner
 
 if TYPE_CHECKING:
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("text_generation_launcher")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# The signal for a restart of all fronts. SIGHUP comes when a terminal is closed; to many programs SIGUSR1 is the order
+# to open their log files again.
+RESTART_SIGNAL = signal.SIGUSR2
 # Seconds between SIGTERM and SIGKILL for each kind of child, in the order in which children are stopped. A router gets
 # additional time before that in which it drains.
 STOP_S: Mapping[str, float] = {"download": 10.0, "router": 5.0, "engine": 5.0, "shard": 5.0}
-# Seconds that a draining router gets in addition to its own timeout: it may need twice 5 s for its last answers.
-DRAIN_MARGIN_S = 12.0
 # The same for all children at once before the server has served: no request is lost.
 STOP_UNREADY_S = 0.7
 INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C, as shells have it
@@ -79,6 +80,7 @@ class Supervisor:
             # A signal that the launcher was started to ignore (by nohup, or as a background job) stays ignored.
             if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(RESTART_SIGNAL, self._serving.restart_fronts)
         self._place.remove_metrics()  # a launcher that was killed together with its janitor may have left some
         serving = asyncio.create_task(self._serve())
         try:

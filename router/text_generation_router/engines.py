@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from text_generation_common.cluster.endpoints import parse_endpoint
@@ -26,6 +27,9 @@ from text_generation_router.sockets import inherited_socket
 
 logger = logging.getLogger("text_generation_router")
 
+# Seconds for the launcher to answer that a front may leave.
+ANSWER_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class ServedEngine:
@@ -33,6 +37,7 @@ class ServedEngine:
     permits: Callable[[], int]  # number of requests that this router may have there at a time
     listening: Callable[[], None]  # tells the launcher, if there is one, that the router serves requests
     close: Callable[[], Awaitable[None]]  # closes the engine and the line to the launcher
+    others: "FrontLine | None" = None  # the line of a front to its launcher, which has other fronts on the port
 
 
 async def find_engine(config: RouterConfig, metrics: Metrics) -> ServedEngine:
@@ -72,26 +77,42 @@ def _remote(config: RouterConfig, link: Link | None) -> ServedEngine:
         await engine.close()
         await line.close()
 
-    return ServedEngine(engine, lambda: engine.permits, line.listening, close)
+    return ServedEngine(engine, lambda: engine.permits, line.listening, close, line if link is not None else None)
 
 
 class FrontLine:
-    """The line from a router whose engines are other processes to its launcher, which may be absent."""
+    """The line from a router whose engines are other processes to its launcher, which may be absent. Implements
+    OtherServers: the launcher knows whether other fronts take the place of this one."""
 
     def __init__(self, link: Link | None, over: "asyncio.Future[None]") -> None:
         """`over` is set when the launcher ends."""
         self._link = link
         self._over = over
+        self._may_leave = asyncio.Event()
+        self.are_ending = False
         self._task = asyncio.create_task(self._listen(link), name="launcher") if link is not None else None
 
     def listening(self) -> None:
         if self._link is not None:
             self._link.send(LinkMessage(LinkEvent.LISTENING))
 
+    async def take_over(self) -> bool:
+        """Without an answer of the launcher there may be no other front, and this one goes on to accept connections."""
+        if self._link is None:
+            return False
+        self._link.send(LinkMessage(LinkEvent.DRAINING))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                await self._may_leave.wait()
+        return self._may_leave.is_set() and not self.are_ending
+
     async def _listen(self, link: Link) -> None:
         while (message := await link.receive()) is not None:
             if message.event is LinkEvent.PING:
                 link.send(LinkMessage(LinkEvent.PONG))
+            elif message.event in (LinkEvent.LEAVE, LinkEvent.ENDING):
+                self.are_ending |= message.event is LinkEvent.ENDING
+                self._may_leave.set()
         if not self._over.done():
             self._over.set_result(None)
 

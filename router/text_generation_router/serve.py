@@ -186,7 +186,8 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             served.listening()
             mention_addresses(config, listener.getsockname()[1])
 
-        server = Server(http, gate, engine.close, config.http.graceful_termination_timeout, on_listening)
+        patience_s = config.http.graceful_termination_timeout
+        server = Server(http, gate, engine.close, patience_s, on_listening, served.others)
         engine.failed.add_done_callback(lambda _: server.stop())
         await stop.serve(server, listener)
         if engine.failed.done():

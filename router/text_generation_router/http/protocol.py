@@ -231,6 +231,13 @@ class Connection(HttpToolsProtocol):
 
     # Methods that end the connection.
 
+    def close_after_answers(self) -> None:
+        """Asks the client to close the connection, where an answer has not begun. uvicorn's default headers do so for
+        requests that come later."""
+        for cycle in self._cycles:
+            if not cycle.response_started:
+                cycle.default_headers = [*cycle.default_headers, (b"connection", b"close")]
+
     def _end(self, limit: Limit, error: InferenceError, linger_s: float = 0.0) -> None:
         self._hits.count(limit)
         self._refuse(error, linger_s)

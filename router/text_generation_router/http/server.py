@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
+from typing import Protocol
 
 import uvicorn
 from fastapi import FastAPI
@@ -30,14 +31,26 @@ KEEP_ALIVE_S = 75
 # Seconds at the end of the stop for the last bytes of ended requests to reach their clients.
 FLUSH_S = 5.0
 POLL_S = 0.05
+CLOSE = (b"connection", b"close")
 # New objects after which Python looks for cycles among them. A step of 256 streams makes more than the default, 700.
 YOUNG_OBJECTS = 10_000
+
+
+class OtherServers(Protocol):
+    """Other processes that accept connections on the same listening socket."""
+
+    async def take_over(self) -> bool:
+        """Says that this server stops. Returns whether others accept connections from now on."""
+
+    @property
+    def are_ending(self) -> bool:
+        """Whether all servers stop."""
 
 
 class Server(uvicorn.Server):
     """The HTTP server. `end_streams` ends every unfinished generation; `drain` calls it after `patience_s` seconds.
 
-    `on_listening` is called once the server accepts connections.
+    `on_listening` is called once the server accepts connections. `others`: None if there are none.
     """
 
     def __init__(
@@ -47,8 +60,10 @@ class Server(uvicorn.Server):
         end_streams: Callable[[], Awaitable[None]],
         patience_s: float,
         on_listening: Callable[[], None] = lambda: None,
+        others: OtherServers | None = None,
     ) -> None:
         super().__init__(config)
+        self._others = others
         self._on_listening = on_listening
         self._gate = gate
         self._end_streams = end_streams
@@ -75,20 +90,39 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def drain(self) -> None:
-        """Waits until all accepted requests have ended, then stops. New requests are answered 503 meanwhile."""
-        self._gate.shut()
-        until_s = asyncio.get_running_loop().time() + self._patience_s
+        """Waits until all accepted requests have ended, then stops. New requests are answered 503 meanwhile; if other
+        servers accept connections, all requests of the present connections are answered."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._patience_s
         try:
-            if not await self._gate.is_empty_within(self._patience_s):
+            if self._others is not None and await self._others.take_over():
+                await self._leave(self._others, until_s)
+            self._gate.shut()
+            if not await self._gate.is_empty_within(max(until_s - loop.time(), 0.0)):
                 logger.warning(
                     "%d requests did not finish within %g s and are ended", self._gate.num_unfinished, self._patience_s
                 )
                 await self._end_streams()
                 await self._gate.is_empty_within(self.flush_s)
-            while self._is_unread() and asyncio.get_running_loop().time() < until_s:
+            while self._is_unread() and loop.time() < until_s:
                 await asyncio.sleep(POLL_S)
         finally:
             self.should_exit = True
+
+    async def _leave(self, others: OtherServers, until_s: float) -> None:
+        """Accepts no more connections, asks the clients of the present ones to close them after their next answers, and
+        waits until all are closed, or for `until_s`. What the kernel has queued goes to the other servers: their copies
+        of the socket stay open."""
+        for server in self.servers:
+            server.close()
+        self.config.encoded_headers.append(CLOSE)  # uvicorn makes the default headers of these, each second
+        self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        for connection in self.server_state.connections:
+            assert isinstance(connection, Connection)
+            connection.close_after_answers()
+        loop = asyncio.get_running_loop()
+        while self.server_state.connections and not others.are_ending and loop.time() < until_s:
+            await asyncio.sleep(POLL_S)
 
     def _is_unread(self) -> bool:
         """Whether a connection has unsent bytes. If a client never reads its bytes, the write deadline ends the

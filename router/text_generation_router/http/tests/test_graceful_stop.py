@@ -24,12 +24,22 @@ PATIENCE_S = 20
 DIALECTS = ErrorDialects(is_tgis=False)
 
 
+class Others:
+    """Stands in for other fronts on the port."""
+
+    def __init__(self) -> None:
+        self.are_ending = False
+
+    async def take_over(self) -> bool:
+        return not self.are_ending
+
+
 class Router:
     """A server with a few routes. Its generations end when the test sets `finish`, or fail through `fail`, as
     generations fail when the engine closes.
     """
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience_s: float, others: Others | None = None) -> None:
         self.gate, self.app = Gate(), FastAPI()
         self.started, self.finish, self.failed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         hits = LimitHits(Metrics())
@@ -38,9 +48,8 @@ class Router:
         self.app.add_api_route("/health", self.health)
         add_error_handlers(self.app, hits, DIALECTS)
         self.app.add_middleware(Gated, gate=self.gate, dialects=DIALECTS)
-        self.server = Server(
-            uvicorn_config(self.app, ConnectionLimits(100, 1000, 30), hits), self.gate, self.fail, patience_s
-        )
+        config = uvicorn_config(self.app, ConnectionLimits(100, 1000, 30), hits)
+        self.server = Server(config, self.gate, self.fail, patience_s, others=others)
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.address = self.listener.getsockname()
@@ -92,9 +101,9 @@ class Router:
 
 
 @asynccontextmanager
-async def serving(patience_s: float = PATIENCE_S) -> AsyncIterator[Router]:
+async def serving(patience_s: float = PATIENCE_S, others: Others | None = None) -> AsyncIterator[Router]:
     """Runs a server inside the context. After the context the server must stop by itself."""
-    router = Router(patience_s)
+    router = Router(patience_s, others)
     async with asyncio.timeout(PATIENCE_S):
         running = asyncio.create_task(StopOnSignal().serve(router.server, router.listener))
         while not router.server.started:
@@ -256,3 +265,85 @@ def test_a_signal_during_start_ends_it():
         return task.cancelled()
 
     assert asyncio.run(run())
+
+
+class KeptConnection:
+    """A client's connection with several requests."""
+
+    @classmethod
+    async def open(cls, router: Router) -> "KeptConnection":
+        connection = cls()
+        connection.reader, connection.writer = await asyncio.open_connection(*router.address)
+        return connection
+
+    def send(self, path: str, method: str) -> None:
+        self.writer.write(f"{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+
+    async def head(self) -> bytes:
+        return await self.reader.readuntil(b"\r\n\r\n")
+
+    async def ask(self, path: str = "/health", method: str = "GET") -> bytes:
+        """Returns the head of an answer without a body."""
+        self.send(path, method)
+        return await self.head()
+
+
+def test_a_server_that_leaves_others_the_port_answers_all_that_comes_on_its_connections():
+    async def run() -> None:
+        async with serving(others=Others()) as router:
+            kept, waiting = await KeptConnection.open(router), await KeptConnection.open(router)
+            others_copy = router.listener.dup()  # another process's copy, from which this one does not accept
+            assert b"connection: close" not in await kept.ask()
+            waiting.send("/whole", "POST")
+            stream = asyncio.create_task(router.ask("/stream"))
+            while router.gate.num_unfinished < 2:
+                await asyncio.sleep(0.01)
+            terminate()
+            while router.server.servers[0].is_serving():
+                await asyncio.sleep(0.01)
+            queued = await KeptConnection.open(router)  # by the kernel, for the others
+            last = await kept.ask()
+            assert last.startswith(b"HTTP/1.1 200 ") and b"connection: close\r\n" in last
+            assert await kept.reader.read() == b"", "the connection is closed after that answer"
+            router.finish.set()
+            assert b"data: last\n\n" in await stream
+            whole = await waiting.head()
+            assert whole.startswith(b"HTTP/1.1 200 ") and b"connection: close\r\n" in whole
+            others_copy.setblocking(False)
+            accepted, _ = await asyncio.get_running_loop().sock_accept(others_copy)
+            queued.send("/health", "GET")
+            assert b"/health" in await asyncio.get_running_loop().sock_recv(accepted, 100)
+            for open_end in (accepted, others_copy, kept.writer, waiting.writer, queued.writer):
+                open_end.close()
+
+    asyncio.run(run())
+
+
+def test_idle_connections_are_kept_until_the_patience_is_over():
+    async def run() -> None:
+        async with serving(patience_s=0.5, others=Others()) as router:
+            kept = await KeptConnection.open(router)
+            await kept.ask()
+            began_s = asyncio.get_running_loop().time()
+            terminate()
+            assert await kept.reader.read() == b""
+            assert asyncio.get_running_loop().time() - began_s >= 0.5
+            kept.writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_leaves_stops_at_once_when_the_others_do():
+    async def run() -> None:
+        others = Others()
+        async with serving(others=others) as router:
+            kept = await KeptConnection.open(router)
+            await kept.ask()
+            terminate()
+            while router.server.servers[0].is_serving():
+                await asyncio.sleep(0.01)
+            others.are_ending = True
+            assert await kept.reader.read() == b""
+            kept.writer.close()
+
+    asyncio.run(run())
