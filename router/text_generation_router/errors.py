@@ -330,6 +330,8 @@ class Refusal(StrEnum):
     OVERLOADED = "overloaded"  # too many prompt tokens wait, and the owner or tenant has used its share of them
     CLOSED = "closed"  # the engine has ended
     DRAINING = "draining"  # the engine takes no new requests, because it is about to end
+    # The request may have ended an engine, and this one has such requests of another loss.
+    OTHER_SUSPECTS = "other suspects"
 
 
 class RefusedError(Exception):

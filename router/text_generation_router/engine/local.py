@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from text_generation_common.tasks import cancelled
@@ -37,6 +37,7 @@ class NewRequest:
     sink: Sink
     credits: int
     past: Past = NEW
+    on_begun: Callable[[], None] | None = None  # called when the request's first step is decided
 
 
 class EpochWatchers:
@@ -144,14 +145,17 @@ class LocalEngine:
             self._overload.check(request.share, len(group) * len(request.input_ids))
         shards = self._lifecycle.shards if request.sampling.grammar else None
         is_ready = shards is None
-        indexes = [self._requests.add(one.request, one.sink, one.credits, one.past, is_ready) for one in group]
+        indexes = [
+            self._requests.add(one.request, one.sink, one.credits, one.past, is_ready, one.on_begun) for one in group
+        ]
         if shards is not None:
             self._compiling.begin(indexes, request, shards)
         return indexes
 
-    def withdraw(self, index: int) -> None:
-        """Ends the request with WITHDRAWN if no step was decided for it yet. No effect otherwise."""
-        self._requests.withdraw(index)
+    def withdraw(self, index: int, even_begun: bool = False) -> None:
+        """Ends the request with WITHDRAWN if no step was decided for it yet. Otherwise no effect, unless
+        `even_begun`."""
+        self._requests.withdraw(index, even_begun)
 
     def end(self, index: int, num_tokens: int) -> None:
         self._requests.complete(index, num_tokens)

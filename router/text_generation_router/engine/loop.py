@@ -85,10 +85,10 @@ class StepLoop:
 
     def _send(self, step: Step) -> None:
         now = time.perf_counter()
-        self._in_flight.add(StepInFlight(step, asyncio.ensure_future(self._shards.run(step)), now))
         if isinstance(step, ForwardStep):
+            self._requests.begin(step, now)  # before the step, which may be the end of this process
             self._counts.sent(step)
-            self._requests.begin(step, now)
+        self._in_flight.add(StepInFlight(step, asyncio.ensure_future(self._shards.run(step)), now))
 
     async def _receive(self) -> None:
         """Waits for the answer of the oldest step in flight and applies it."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -38,6 +38,7 @@ class OpenRequest:
     queued_s: float
     begun_s: float = 0.0  # time at which the request's first step was sent; 0 before
     tokens_s: float = 0.0  # time at which the request's newest tokens came; 0 before
+    on_begun: Callable[[], None] | None = None  # called when the request's first step is decided
     id_in_logs: str = field(default_factory=request_id.get)  # the HTTP request's
     lost_s: float = 0.0  # time at which the shards with its row were lost; 0 unless it waits to be sent again
     replays: tuple[tuple[float, float], ...] = ()  # as in `Ended`
@@ -72,11 +73,19 @@ class Requests:
         self._open: dict[int, OpenRequest] = {}
         self._deadlines = Deadlines(lambda index: self._end_early(index, EndReason.DEADLINE))
 
-    def add(self, request: GenerationRequest, sink: Sink, credits: int, past: Past, is_ready: bool = True) -> int:
+    def add(
+        self,
+        request: GenerationRequest,
+        sink: Sink,
+        credits: int,
+        past: Past,
+        is_ready: bool = True,
+        on_begun: Callable[[], None] | None = None,
+    ) -> int:
         """Returns the request's index. A request that is not ready is queued by `make_ready`."""
         now = time.perf_counter()
         running = (self._scheduler.add if is_ready else self._scheduler.add_unready)(request, past, now)
-        self._open[running.id] = OpenRequest(running, sink, credits, now)
+        self._open[running.id] = OpenRequest(running, sink, credits, now, on_begun=on_begun)
         self._deadlines.set(running.id, request.timeout_s)
         self._work.set()
         return running.id
@@ -106,10 +115,10 @@ class Requests:
     def cancel(self, index: int) -> None:
         self._end_early(index, EndReason.CANCELLED)
 
-    def withdraw(self, index: int) -> None:
-        """Ends a request that has not joined a step."""
+    def withdraw(self, index: int, even_begun: bool = False) -> None:
+        """Ends a request that has not joined a step, or also one that has."""
         request = self._open.get(index)
-        if request is not None and not request.running.has_begun:
+        if request is not None and (even_begun or not request.running.has_begun):
             self._end_early(index, EndReason.WITHDRAWN)
 
     def _end_early(self, index: int, reason: EndReason, cause: str = "") -> None:
@@ -130,11 +139,13 @@ class Requests:
         return request is not None and (request.running.has_begun or request.running.past.has_run)
 
     def begin(self, step: ForwardStep, now: float) -> None:
-        """Notes that `step` was sent. Requests that join it again after a preemption or a loss have begun before."""
+        """Notes that `step` is sent now. Requests that join it again after a preemption or a loss have begun before."""
         for chunk in step.chunks:
             request = self._open.get(chunk.request_id) if chunk.first else None
             if request is not None and not request.begun_s:
                 request.begun_s = now
+                if request.on_begun is not None:
+                    request.on_begun()
                 self._counts.began(request.running, now - request.queued_s)
             elif request is not None and request.lost_s:
                 request.note_replay(now)

@@ -51,6 +51,11 @@ class ConnectedFronts:
         """The permits of each front."""
         return leases(self._permits, {name: work.num_open for name, (work, _) in self._fronts.items()})
 
+    def newest_index(self, front_id: str) -> int:
+        """Greatest index of the front's Submits; 0: there was none, or the front is not connected."""
+        work, _ = self._fronts.get(front_id, (None, None))
+        return work.newest_index if work is not None else 0
+
     def lost(self, reason: str, aboard: Collection[int]) -> None:
         for work, _ in self._fronts.values():
             work.lost(reason, aboard)

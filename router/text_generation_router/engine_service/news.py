@@ -143,6 +143,7 @@ class NewsDesk:
             own = pb.Load()
             own.CopyFrom(load)
             own.permits = leases.get(reader.front_id, 0)
+            own.newest_index = self._fronts.newest_index(reader.front_id)
             reader.tell(own, cache)
 
     def _changes(self) -> list[CacheNews]:

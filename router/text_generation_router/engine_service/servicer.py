@@ -18,6 +18,7 @@ from text_generation_router.engine_service.fronts import MOST_FRONTS, ConnectedF
 from text_generation_router.engine_service.identity import EngineIdentity
 from text_generation_router.engine_service.news import NewsDesk
 from text_generation_router.engine_service.outbox import Outbox
+from text_generation_router.engine_service.trial import Trial
 from text_generation_router.engine_service.work import FrontWork
 from text_generation_router.errors import FrontLostError
 from text_generation_router.metrics import Metrics
@@ -59,6 +60,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         self._metrics = metrics
         self._most_open = MOST_OPEN * permits
         self._counts = FrontCounts(metrics.registry)
+        self._trial = Trial()
         self.fronts = ConnectedFronts(permits, self._counts)
         self.news = NewsDesk(engine, self.fronts, cache)
         engine.watch(self.fronts)
@@ -111,7 +113,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         outbox.put(pb.EngineMessage(welcome=welcome))
         if not self._engine.load().is_ready:
             outbox.put(pb.EngineMessage(epoch=pb.Epoch(reason="the shards are not ready")))
-        return FrontWork(front_id, self._engine, outbox, self._counts, self._most_open, self.news.note_share)
+        share, trial = self.news.note_share, self._trial
+        return FrontWork(front_id, self._engine, outbox, self._counts, self._most_open, share, trial, version)
 
     async def _end(self, context: StreamContext, error: BaseException | None) -> None:
         """Tells a front why its stream ends."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.protocol import Ended, Tokens
 from text_generation_router.engine_service.outbox import Outbox
+from text_generation_router.engine_service.trial import Trial
 from text_generation_router.wire.endings import ended_to_pb
 from text_generation_router.wire.prompts import pieces_of
 from text_generation_router.wire.steps import FrontTokens
@@ -41,6 +42,10 @@ class StepSender:
         if self._bytes > MESSAGE_BYTES:
             self.send()
 
+    def begun(self, index: int) -> None:
+        """Tells at once that the first step of a request is decided."""
+        self._outbox.put(pb.EngineMessage(begun=pb.Begun(indexes=[index])))
+
     def end(self, ended: pb.Ended) -> None:
         """Sends the end of a request after all its tokens."""
         self.send()
@@ -56,24 +61,42 @@ class StepSender:
 class RequestSink:
     """The sink of one request of a front."""
 
-    __slots__ = ("_end", "_position", "_sender", "_wire_index", "index")
+    __slots__ = ("_end", "_position", "_sender", "_trial", "_wire_index", "index")
 
     def __init__(
-        self, wire_index: int, position: int, sender: StepSender, end: Callable[[int, Ended | None], None]
+        self,
+        wire_index: int,
+        position: int,
+        sender: StepSender,
+        end: Callable[[int, Ended | None], None],
+        trial: Trial | None = None,
     ) -> None:
         """`wire_index`: the front's index of the request. `position`: number of output tokens that came with it. `end`
-        is called at its end, with an Ended that is still to be sent."""
+        is called at its end, with an Ended that is still to be sent. `trial`: that of a suspect, which it leaves with
+        its first tokens or its end."""
         self.index = 0  # the engine's index of the request
         self._wire_index = wire_index
         self._position = position
         self._sender = sender
         self._end = end
+        self._trial = trial
+
+    def begun(self) -> None:
+        self._sender.begun(self._wire_index)
+
+    def _leave_trial(self) -> None:
+        if self._trial is not None:
+            self._trial.leave()
+            self._trial = None
 
     def take(self, tokens: Tokens, ended: Ended | None) -> None:
+        if self._trial is not None:
+            self._leave_trial()
         self._sender.add(self._wire_index, self._position, tokens, ended)
         self._position += len(tokens.ids)
         if ended is not None:
             self._end(self._wire_index, None)
 
     def ended(self, ended: Ended) -> None:
+        self._leave_trial()
         self._end(self._wire_index, ended)

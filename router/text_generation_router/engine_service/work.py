@@ -11,12 +11,14 @@ from text_generation_router.engine_service.counts import FrontCounts
 from text_generation_router.engine_service.limits import MESSAGE_BYTES, submit_bytes
 from text_generation_router.engine_service.outbox import Outbox
 from text_generation_router.engine_service.sinks import RequestSink, StepSender
+from text_generation_router.engine_service.trial import Trial
 from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.scheduling.share import Share
 from text_generation_router.wire.endings import ended_to_pb, refused_to_pb
 from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.facts import facts_of
 from text_generation_router.wire.submits import Submitted, submitted
+from text_generation_router.wire.version import VERSION, WITH_BEGUN
 
 UNLIMITED = 2**63
 
@@ -32,15 +34,19 @@ class FrontWork:
         counts: FrontCounts,
         most_open: int,
         note_share: Callable[[Share], None],
+        trial: Trial,
+        version: int = VERSION,
     ) -> None:
         """`most_open`: most requests that the front may have at a time. `note_share` is called with the share of each
-        request that is accepted."""
+        request that is accepted. `trial`: the engine's. `version`: of the protocol, that both sides speak."""
         self.front_id = front_id
         self.outbox = outbox
         self._engine = engine
         self._counts = counts
         self._most_open = most_open
         self._note_share = note_share
+        self._trial = trial
+        self._tells_begun = version >= WITH_BEGUN
         self._sender = StepSender(outbox)
         self._open: dict[int, RequestSink] = {}
         self._last_index = -1
@@ -49,6 +55,11 @@ class FrontWork:
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    @property
+    def newest_index(self) -> int:
+        """Greatest index of the front's Submits until now; 0: there was none."""
+        return max(self._last_index, 0)
 
     def handle(self, message: pb.FrontMessage) -> None:
         kind = message.WhichOneof("message")
@@ -67,7 +78,8 @@ class FrontWork:
         elif kind == "end":
             self._with(message.end.index, lambda index: self._engine.end(index, message.end.count))
         elif kind == "withdraw":
-            self._with(message.withdraw.index, self._engine.withdraw)
+            even_begun = message.withdraw.even_begun
+            self._with(message.withdraw.index, lambda index: self._engine.withdraw(index, even_begun))
         else:
             raise WireError(f"a front sends `{kind}` within its stream")
 
@@ -111,15 +123,27 @@ class FrontWork:
         request = sequences[0].request
         if len(request.input_ids) + request.max_new_tokens > snapshot.limits.max_total_tokens:
             raise RefusedError(Refusal.TOO_LONG)
+        if not self._trial.takes(sequences[0].group):
+            raise RefusedError(Refusal.OTHER_SUSPECTS)
 
     def _accept(self, sequences: list[Submitted]) -> list[RequestSink]:
-        sinks = [RequestSink(one.index, len(one.past.output_ids), self._sender, self._end) for one in sequences]
+        suspects = sequences[0].group
+        trial = self._trial if suspects else None
+        sinks = [RequestSink(one.index, len(one.past.output_ids), self._sender, self._end, trial) for one in sequences]
         group = [
-            NewRequest(one.request, sink, UNLIMITED if one.credits is None else one.credits, one.past)
+            NewRequest(
+                one.request,
+                sink,
+                UNLIMITED if one.credits is None else one.credits,
+                one.past,
+                sink.begun if self._tells_begun else None,
+            )
             for one, sink in zip(sequences, sinks, strict=True)
         ]
         for sink, index in zip(sinks, self._engine.submit_group(group), strict=True):
             sink.index = index
+        if suspects:
+            self._trial.enter(suspects, len(sinks))
         return sinks
 
     def _end(self, wire_index: int, ended: Ended | None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from text_generation_router.remote.requests import RemoteGroup, RemoteRequest
 from text_generation_router.remote.values import Cancel, Credit, EndAt, Order, RemoteCounts, Withdraw
+from text_generation_router.replicas.suspects import SuspectTrial
 from text_generation_router.wire.errors import WireError
 
 # Messages about requests that have ended or moved are normal: tokens of steps in flight. An engine that sends more of
@@ -45,12 +46,15 @@ class Attempts:
     def groups(self) -> list[RemoteGroup]:
         return list(dict.fromkeys(request.group for request in self._live.values()))
 
-    def submit(self, group: RemoteGroup, now: float, served_elsewhere: float = 0.0) -> None:
+    def submit(
+        self, group: RemoteGroup, now: float, served_elsewhere: float = 0.0, trial: SuspectTrial | None = None
+    ) -> None:
         sequences = []
         for index, request in enumerate(group.members.values(), self._next):
             self._live[index] = request
-            sequences.append(request.submitted(index, now, served_elsewhere))
+            sequences.append(request.submitted(index, now, served_elsewhere, trial))
         group.engine, group.is_answered, group.is_leaving = self._engine, False, False
+        group.is_suspect = trial is not None
         group.wire_indexes = [sequence.index for sequence in sequences]
         group.submitted_s = now
         self._groups[self._next] = group
@@ -117,10 +121,10 @@ class Attempts:
         if self._live.pop(request.wire_index, None) is not None:
             self._order(order)
 
-    def withdraw(self, group: RemoteGroup) -> None:
+    def withdraw(self, group: RemoteGroup, even_begun: bool = False) -> None:
         group.is_leaving = group.has_moved = True
         for request in group.members.values():
-            self._order(Withdraw(request.wire_index))
+            self._order(Withdraw(request.wire_index, even_begun))
 
     def credit(self, request: RemoteRequest, tokens: int) -> None:
         if tokens:

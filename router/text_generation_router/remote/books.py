@@ -15,7 +15,7 @@ from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.remote.attempts import Attempts
 from text_generation_router.remote.fleet import EngineView, Fleet
 from text_generation_router.remote.requests import RemoteGroup, RemoteRequest
-from text_generation_router.remote.values import EngineFirst, RemoteCounts, ToldLoad
+from text_generation_router.remote.values import EngineFirst, EngineLoss, RemoteCounts, ToldLoad
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.wire.errors import WireError
@@ -98,7 +98,7 @@ class FrontBooks:
     def has_begun(self, index: int) -> bool:
         """Whether an engine has told that the request began."""
         request = self._open.get(index)
-        return request is not None and (request.begun_s > 0 or request.group.has_run)
+        return request is not None and (request.is_begun or request.begun_s > 0 or request.group.has_run)
 
     def end_all(self, reason: EndReason, cause: str = "") -> None:
         for index in list(self._open):
@@ -112,22 +112,24 @@ class FrontBooks:
 
     def joined(self, number: int, engine: EngineView) -> None:
         """An engine is connected."""
-        self._fleet.join(number, engine, self._clock())
-        self._fleet.withdraw_queued()
+        now = self._clock()
+        self._fleet.join(number, engine, now)
+        self._fleet.withdraw_queued(now)
         self.place()
 
     def told(self, number: int, told: ToldLoad) -> None:
-        if self._fleet.tell(number, told, self._clock()):
-            self._fleet.withdraw_queued()
+        now = self._clock()
+        if self._fleet.tell(number, told, now):
+            self._fleet.withdraw_queued(now)
         self.place(is_late=True)
 
-    def lost(self, number: int, *, by_itself: bool) -> None:
-        """An engine is not connected any more. `by_itself`: not by a cut link or by this front."""
+    def lost(self, number: int, loss: EngineLoss) -> None:
+        """An engine is not connected any more."""
         if number not in self._fleet.engines:
             return
         self._counts.lost_engines += 1
         now = self._clock()
-        groups, given_up = self._fleet.lose(number, by_itself=by_itself)
+        groups, given_up = self._fleet.lose(number, loss, now)
         for group in groups:
             for member in group.members.values():
                 member.lose(now)
@@ -136,6 +138,17 @@ class FrontBooks:
         for group in groups:
             if group.number in given_up:
                 self._fail(group, DEADLY)
+        self.place()
+
+    def removed(self, number: int) -> None:
+        """An engine that is lost will not come back."""
+        self._fleet.remove(number)
+        self.place()
+
+    def look(self) -> None:
+        """To be called once a second: does what only time brings about."""
+        self.give_up_stranded()
+        self._fleet.balance(self._clock())
         self.place()
 
     def accepted(self, engine: EngineView, indexes: Sequence[int]) -> None:
@@ -147,8 +160,14 @@ class FrontBooks:
     def refused(self, engine: EngineView, indexes: Sequence[int], error: RefusedError) -> None:
         if (group := engine.attempts.refused(indexes)) is None:
             return
+        self._fleet.suspects.take_back(group.number)
         if error.reason in (Refusal.CLOSED, Refusal.DRAINING):
             engine.is_closing = True
+            insort(self._waiting, group, key=_number)
+        elif error.reason is Refusal.OTHER_SUSPECTS:
+            if not group.is_suspect:
+                raise WireError("a request that is not a suspect was refused as one")
+            engine.has_other_suspects = True
             insort(self._waiting, group, key=_number)
         elif group.is_accepted and error.reason is Refusal.OVERLOADED:
             engine.is_full = True
@@ -161,6 +180,12 @@ class FrontBooks:
                 self._on_end(index)
             group.answer(error)
         self.place()
+
+    def begun(self, engine: EngineView, indexes: Iterable[int]) -> None:
+        """The first steps of these requests are decided."""
+        for index in indexes:
+            if (request := engine.attempts.find(index)) is not None:
+                request.is_begun = request.group.has_run = True
 
     def tokens(self, engine: EngineView, run: TokenRun, first: EngineFirst | None, ended: Ended | None) -> None:
         """`ended` is given with the request's last tokens."""
@@ -186,8 +211,7 @@ class FrontBooks:
 
     def _clear(self, group: RemoteGroup) -> None:
         """The group has made a token, or has ended."""
-        if group.number in self._fleet.suspects:
-            self._fleet.suspects.clear(group.number)
+        if self._fleet.suspects.clear(group.number):
             self.place()
 
     def computed(self, engine: EngineView, index: int, first: EngineFirst, ended: Ended) -> None:
@@ -241,8 +265,12 @@ class FrontBooks:
         together.suspicions, together.counts = told.suspicions, told.counts
         together.members[request.index] = request
         request.group = together
+        suspects = self._fleet.suspects
+        suspects.inherit(group.number, together.number)
         if not group.members:
-            self._fleet.suspects.clear(group.number)
+            suspects.take_back(group.number)
+            if together.number != group.number:
+                suspects.clear(group.number)
         self.place()
 
     def epoch(self, engine: EngineView, snapshot: Snapshot | None, aboard: Iterable[int]) -> None:

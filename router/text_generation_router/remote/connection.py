@@ -20,7 +20,7 @@ from text_generation_router.remote import reading
 from text_generation_router.remote.attempts import Attempts
 from text_generation_router.remote.books import FrontBooks
 from text_generation_router.remote.fleet import EngineView, Fleet
-from text_generation_router.remote.values import RemoteCounts
+from text_generation_router.remote.values import EngineLoss, RemoteCounts
 from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.version import VERSION
 
@@ -34,6 +34,8 @@ CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
 # An engine that has sent nothing for this time, in seconds, before its stream breaks did not die by itself: the link
 # was cut, or the process was stopped from outside. gRPC notices that by its pings, perhaps before SILENT_S.
 QUIET_S = 1.0
+# Codes with which an engine that lives ends a front's stream.
+CUT_OFF = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
 # Seconds between two looks at the time, and a delay of them after which this process itself was stopped.
 WATCH_S, STOPPED_S = 0.25, 1.0
 # Seconds until the first try to connect again; the wait doubles up to the last.
@@ -130,7 +132,7 @@ class EngineConnection:
     async def _serve(self, stub: Any, work: Any, news: Any, engine: EngineView, has_orders: asyncio.Event) -> str:
         """From Welcome to the loss of the engine."""
         self._heard_s = asyncio.get_running_loop().time()
-        self._stub, by_itself, problem = stub, False, "closed"
+        self._stub, loss, problem = stub, EngineLoss.OUTSIDE, "closed"
         self._told.clear()
         logger.info("engine %s is connected, term %d", self._endpoint.target, engine.facts.term)
         self._books.joined(self.number, engine)
@@ -149,7 +151,7 @@ class EngineConnection:
             for task in done:
                 task.result()
         except grpc.aio.AioRpcError as error:
-            by_itself = asyncio.get_running_loop().time() - self._heard_s < QUIET_S
+            loss = self._cause(error.code())
             problem = str(error.details() or error.code().name)
             raise
         except (WireError, SilentError) as error:
@@ -161,9 +163,15 @@ class EngineConnection:
             work.cancel()  # the stream is closed before its requests are submitted elsewhere
             await cancelled(*tasks)
             logger.warning("engine %s is lost: %s", self._endpoint.target, problem)
-            self._books.lost(self.number, by_itself=by_itself)
+            self._books.lost(self.number, loss)
             self._on_change()
         return problem
+
+    def _cause(self, code: grpc.StatusCode) -> EngineLoss:
+        if code in CUT_OFF:
+            return EngineLoss.CUT_OFF
+        silent_s = asyncio.get_running_loop().time() - self._heard_s
+        return EngineLoss.DIED if silent_s < QUIET_S else EngineLoss.OUTSIDE
 
     async def _read(self, work: Any, engine: EngineView) -> None:
         loop, books = asyncio.get_running_loop(), self._books

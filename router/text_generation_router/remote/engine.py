@@ -43,10 +43,11 @@ class RemoteEngine:
         text."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.counts = RemoteCounts()
-        self._fleet = Fleet(placement or LeastLoad(random.randrange(MOST_ENGINES)), resumes_across_builds)
+        self._front_id = uuid.uuid4().hex
+        placement = placement or LeastLoad(random.randrange(MOST_ENGINES))
+        self._fleet = Fleet(placement, resumes_across_builds, self._front_id)
         self._books = FrontBooks(self._fleet, clock, self.counts, lambda index: self._deadlines.clear(index))
         self._deadlines = Deadlines(lambda index: self._books.cancel(index, EndReason.DEADLINE))
-        self._front_id = uuid.uuid4().hex
         self._endpoints = list(endpoints)
         self._security = security
         self._connections: dict[str, tuple[EngineConnection, asyncio.Task[None]]] = {}
@@ -70,8 +71,9 @@ class RemoteEngine:
         for endpoint in wanted.values():
             self._security.check(endpoint)
         for target in [target for target in self._connections if target not in wanted]:
-            _, task = self._connections.pop(target)
+            connection, task = self._connections.pop(target)
             await cancelled(task)
+            self._books.removed(connection.number)
         for target, endpoint in wanted.items():
             if target not in self._connections and not self._is_closed:
                 used = {connection.number for connection, _ in self._connections.values()}
@@ -109,8 +111,7 @@ class RemoteEngine:
     async def _look_after_waiting(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            self._books.give_up_stranded()
-            self._fleet.balance()
+            self._books.look()
 
     def submit_all(self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink], credits: int) -> Submission:
         if self._is_closed:

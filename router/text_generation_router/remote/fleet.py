@@ -8,11 +8,12 @@ from text_generation_router.engine.protocol import Load, Snapshot, TokenLimits
 from text_generation_router.remote.attempts import Attempts
 from text_generation_router.remote.placement import Placement
 from text_generation_router.remote.requests import RemoteGroup
-from text_generation_router.remote.values import EngineFacts, ToldLoad
+from text_generation_router.remote.values import EngineFacts, EngineLoss, ToldLoad
 from text_generation_router.replicas.cache_news import CacheNews
 from text_generation_router.replicas.moves import QueuedRequest, plan_moves
 from text_generation_router.replicas.service import ServiceBook
-from text_generation_router.replicas.suspects import Suspects, meeting_engine
+from text_generation_router.replicas.suspects import LostRequests, Suspects, meeting_engine
+from text_generation_router.wire.version import WITH_BEGUN
 
 # Most Submits of requests that were on another engine before, at a time, that an engine has not answered.
 MOST_RESUBMITS = 64
@@ -28,6 +29,7 @@ class EngineView:
     is_closing: bool = False  # whether the engine has refused requests because the engine ends
 
     is_full: bool = False  # whether the engine has refused to go on with a request since it told its load
+    has_other_suspects: bool = False  # whether it has refused a suspect since then, because of another front's
 
     @property
     def is_open(self) -> bool:
@@ -46,10 +48,12 @@ class EngineView:
 class Fleet:
     """Engines have numbers; that of a lost engine may be used again."""
 
-    def __init__(self, placement: Placement, resumes_across_builds: bool) -> None:
-        """`resumes_across_builds`: whether a request goes on with an engine of another digest."""
+    def __init__(self, placement: Placement, resumes_across_builds: bool, front: str = "") -> None:
+        """`resumes_across_builds`: whether a request goes on with an engine of another digest. `front`: the front's
+        id."""
         self.engines: dict[int, EngineView] = {}
-        self.suspects = Suspects()
+        self.suspects = Suspects(front)
+        self._cut: dict[int, str] = {}  # for each engine whose stream broke, the name of its life
         self.permits = 0  # requests that the engines allow this front; without any engine: what they allowed last
         self._placement = placement
         self._resumes_across_builds = resumes_across_builds
@@ -58,6 +62,9 @@ class Fleet:
     def join(self, engine: int, view: EngineView, now: float) -> None:
         self.permits = view.told.permits + (self.permits if self.engines else 0)
         self.engines[engine] = view
+        self.suspects.returned(engine)
+        if self._cut.pop(engine, None) == view.facts.engine_id:
+            self.suspects.absolve(view.facts.engine_id)
         self._placement.joined(engine, view.facts.snapshot.limits.max_batch_total_tokens, view.attempts.__len__)
         self.tell(engine, view.told, now)
 
@@ -66,10 +73,11 @@ class Fleet:
         view = self.engines[engine]
         was_ready = view.is_ready
         self.permits += told.permits - view.told.permits
-        view.is_full = False
+        view.is_full = view.has_other_suspects = False
         view.told, view.is_closing = told, view.is_closing and told.load.is_draining
         self._service.tell(engine, view.facts.term, told.served, now)
-        self._placement.told(engine, told, view.attempts.newest_answered, now)
+        newest = view.attempts.newest_answered if told.newest_index is None else told.newest_index
+        self._placement.told(engine, told, newest, now)
         return was_ready != view.is_ready
 
     @property
@@ -81,34 +89,41 @@ class Fleet:
         """Takes news of an engine's cache. False: some are missing before these."""
         return self._placement.cached(engine, sequence, news)
 
-    def lose(self, engine: int, *, by_itself: bool) -> tuple[list[RemoteGroup], list[int]]:
-        """Returns the groups that were there, and the numbers of those that are given up as the cause. `by_itself`: not
-        by a cut link or by this front."""
+    def lose(self, engine: int, loss: EngineLoss, now: float) -> tuple[list[RemoteGroup], list[int]]:
+        """Returns the groups that were there, and the numbers of those that are given up as the cause."""
         view = self.engines.pop(engine)
+        self._cut[engine] = view.facts.engine_id
         self.permits -= view.told.permits if self.engines else 0
         self._placement.lost(engine)
         groups = view.attempts.lose()
-        aboard = [group.number for group in groups if group.is_answered]
-        return groups, self.suspects.lose(engine, view.facts.engine_id, aboard, is_outside=not by_itself)
+        return groups, self.suspects.lose(engine, _lost(view.facts, groups, loss), now)
+
+    def remove(self, engine: int) -> None:
+        """The engine, which is lost, is not one of the deployment any more."""
+        self._cut.pop(engine, None)
+        self.suspects.returned(engine)
 
     def submit(self, group: RemoteGroup, now: float) -> bool:
         """Submits the group, if there is an engine for it."""
-        engines = self._engines_for(group)
+        engines = self._engines_for(group, now)
         if not engines:
             return False
         engine = engines[0] if len(engines) == 1 else self._choose(group, engines)
         view = self.engines[engine]
-        view.attempts.submit(group, now, self._service.elsewhere(engine, view.facts.term, group.request.share))
+        elsewhere = self._service.elsewhere(engine, view.facts.term, group.request.share)
+        view.attempts.submit(group, now, elsewhere, self.suspects.trial(group.number))
         self._placement.sent(engine, group)
         self.suspects.send(group.number, engine)
         return True
 
-    def _engines_for(self, group: RemoteGroup) -> list[int]:
+    def _engines_for(self, group: RemoteGroup, now: float) -> list[int]:
         """The engines that may get the group: with shards, or else without."""
         engines = [engine for engine, view in self.engines.items() if view.is_open and self._goes_on(group, view)]
         if group.is_accepted:
             engines = [engine for engine in engines if self.engines[engine].takes_resubmits]
-        engines = self.suspects.engines_for(group.number, engines)
+        if group.number in self.suspects:
+            engines = [engine for engine in engines if not self.engines[engine].has_other_suspects]
+        engines = self.suspects.engines_for(group.number, engines, now)
         ready = [engine for engine in engines if self.engines[engine].is_ready]
         return ready or engines
 
@@ -116,21 +131,23 @@ class Fleet:
         return group.digest in (None, view.facts.digest) or self._resumes_across_builds
 
     def _choose(self, group: RemoteGroup, engines: list[int]) -> int:
-        if group.number in self.suspects:
+        if (trial := self.suspects.trial(group.number)) is not None:
             names = {engine: self.engines[engine].facts.engine_id for engine in engines}
-            return meeting_engine(self.suspects.key(group.number), names)
+            return meeting_engine(trial.group, names)
         return self._placement.choose(group, engines)
 
-    def withdraw_queued(self) -> None:
+    def withdraw_queued(self, now: float) -> None:
         """Takes groups back that wait on engines that are draining or have no shards, if another engine can take them
         now. A group that is known to have begun stays."""
         for view in self.engines.values():
             if not view.is_ready:
                 for group in view.attempts.groups:
-                    if group.can_leave and any(self.engines[engine].is_ready for engine in self._engines_for(group)):
+                    if group.can_leave and any(
+                        self.engines[engine].is_ready for engine in self._engines_for(group, now)
+                    ):
                         view.attempts.withdraw(group)
 
-    def balance(self) -> None:
+    def balance(self, now: float) -> None:
         """Takes queued groups back from engines whose expected wait is much longer than that of another one."""
         if len(self.engines) < 2:
             return
@@ -139,7 +156,7 @@ class Fleet:
         may_move = [
             QueuedRequest(group.number, group.engine, group.num_uncomputed, group.has_moved)
             for group in queued.values()
-            if group.engine in loads and group.can_leave and len(self._engines_for(group)) > 1
+            if group.engine in loads and group.can_leave and len(self._engines_for(group, now)) > 1
         ]
         for move in plan_moves(may_move, loads):
             self.engines[move.source].attempts.withdraw(queued[move.index])
@@ -166,3 +183,19 @@ class Fleet:
     def load(self) -> Load:
         waits = [view.told.load.wait_s for view in self.engines.values() if view.is_open]
         return Load(max(1, ceil(min(waits, default=1.0))))
+
+
+def _lost(facts: EngineFacts, groups: list[RemoteGroup], loss: EngineLoss) -> LostRequests:
+    """What of `groups` may have caused the loss of their engine."""
+    if loss is EngineLoss.OUTSIDE:
+        return LostRequests(facts.engine_id)
+    if loss is EngineLoss.CUT_OFF:
+        return LostRequests(facts.engine_id, queued=[group.number for group in groups if not group.is_answered])
+    tells = facts.version >= WITH_BEGUN
+    begun = {group.number: group for group in groups if (group.has_begun_here if tells else group.is_answered)}
+    return LostRequests(
+        name=facts.engine_id,
+        begun=list(begun),
+        proven=[number for number, group in begun.items() if group.is_proven_here],
+        queued=[group.number for group in groups if group.number not in begun],
+    )

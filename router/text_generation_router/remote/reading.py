@@ -31,6 +31,9 @@ from text_generation_router.wire.steps import TokenRun, runs_of
 from text_generation_router.wire.submits import submit_of
 from text_generation_router.wire.version import VERSION, check_version
 
+# Most characters of an engine's id, which names losses, and bytes of a digest.
+MOST_ID_CHARS, MOST_DIGEST_BYTES = 128, 128
+
 
 def hello(front_id: str) -> pb.FrontMessage:
     return pb.FrontMessage(hello=pb.Hello(version=VERSION, front_id=front_id))
@@ -45,7 +48,7 @@ def message_of(order: Order) -> pb.FrontMessage:
         case Cancel():
             return pb.FrontMessage(cancel=pb.Cancel(index=order.index))
         case Withdraw():
-            return pb.FrontMessage(withdraw=pb.Withdraw(index=order.index))
+            return pb.FrontMessage(withdraw=pb.Withdraw(index=order.index, even_begun=order.even_begun))
         case Credit():
             return pb.FrontMessage(credit=pb.Credit(index=order.index, tokens=order.tokens))
 
@@ -55,8 +58,10 @@ def facts_of_welcome(message: pb.EngineMessage) -> EngineFacts:
     if message.WhichOneof("message") != "welcome":
         raise WireError("the engine's first message is not a Welcome")
     welcome = message.welcome
-    check_version(welcome.version)
-    return EngineFacts(welcome.engine_id, welcome.term, welcome.digest, snapshot_of(welcome.facts))
+    version = check_version(welcome.version)
+    if not 0 < len(welcome.engine_id) <= MOST_ID_CHARS or len(welcome.digest) > MOST_DIGEST_BYTES:
+        raise WireError("an engine's id or digest has a wrong length")
+    return EngineFacts(welcome.engine_id, welcome.term, welcome.digest, snapshot_of(welcome.facts), version)
 
 
 def told_load_of(load: pb.Load) -> ToldLoad:
@@ -72,7 +77,7 @@ def told_load_of(load: pb.Load) -> ToldLoad:
         is_draining=load.is_draining,
     )
     served = {Share(each.owner, each.tenant): each.tokens for each in load.served if isfinite(each.tokens)}
-    return ToldLoad(known, load.permits, served)
+    return ToldLoad(known, load.permits, served, load.newest_index if load.HasField("newest_index") else None)
 
 
 def cache_news_of(cache: pb.Cache) -> CacheNews:
@@ -138,4 +143,5 @@ TAKES: Mapping[str, Callable[[Any, EngineView, FrontBooks], None]] = {
     "prompt": lambda piece, engine, books: books.prompt(engine, piece.index, piece.start, logprobs_of(piece)),
     "ended": lambda message, engine, books: books.ended(engine, message.index, ended_of(message)),
     "epoch": _epoch,
+    "begun": lambda message, engine, books: books.begun(engine, message.indexes),
 }

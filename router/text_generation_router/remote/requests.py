@@ -8,6 +8,8 @@ from text_generation_common.logs import request_id
 from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens
 from text_generation_router.errors import RefusedError
 from text_generation_router.remote.values import EngineFirst
+from text_generation_router.replicas.suspects import SuspectTrial
+from text_generation_router.scheduling.blame import MAX_SUSPICIONS
 from text_generation_router.scheduling.prompt_logprobs import KnownLogprobs, PromptLogprobs
 from text_generation_router.scheduling.request import GenerationRequest, Past
 from text_generation_router.wire.errors import WireError
@@ -33,6 +35,7 @@ class RemoteGroup:
     is_accepted: bool = False  # whether any engine has accepted the group
     is_answered: bool = False  # whether this engine has answered the Submit
     is_leaving: bool = False  # whether Withdraw was sent
+    is_suspect: bool = False  # whether it was submitted as a suspect
     has_run: bool = False
     digest: bytes | None = None  # digest of the engine that made the group's tokens; None: no token was made
     suspicions: int = 0  # see `Blame`
@@ -56,8 +59,17 @@ class RemoteGroup:
     @property
     def can_leave(self) -> bool:
         """Whether the group may be asked back from the engine: no member is known to have begun there."""
-        begun = any(member.attempt_begun_s for member in self.members.values())
-        return self.is_answered and not self.is_leaving and not begun
+        return self.is_answered and not self.is_leaving and not self.has_begun_here
+
+    @property
+    def has_begun_here(self) -> bool:
+        """Whether any member is known to have begun on the engine."""
+        return any(member.is_begun for member in self.members.values())
+
+    @property
+    def is_proven_here(self) -> bool:
+        """Whether any member has made a token on the engine."""
+        return any(member.attempt_begun_s for member in self.members.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +86,8 @@ class RemoteRequest:
     wire_index: int = 0  # index on the current Work stream
     debt: int = 0  # tokens by which the credits were below zero at the last Submit
     begun_s: float = 0.0  # first step on any engine
-    attempt_begun_s: float = 0.0  # first step on the current engine
+    attempt_begun_s: float = 0.0  # first step on the current engine, known with its first tokens
+    is_begun: bool = False  # whether the current engine has told that the first step is decided
     cached_tokens: int = 0
     lost_s: float = 0.0  # loss of the engine that had begun the request; 0 unless the request waits to go on
     replays: tuple[tuple[float, float], ...] = ()  # as in `Ended`
@@ -82,10 +95,12 @@ class RemoteRequest:
     prompt: KnownLogprobs | None = None  # log-probabilities of the prompt that the current engine has given
     id_in_logs: str = field(default_factory=request_id.get)  # the HTTP request's
 
-    def submitted(self, index: int, now: float, served_elsewhere: float) -> Submitted:
-        """The request as it is now, for a Submit."""
+    def submitted(
+        self, index: int, now: float, served_elsewhere: float, trial: SuspectTrial | None = None
+    ) -> Submitted:
+        """The request as it is now, for a Submit. `trial`: None unless it is a suspect."""
         asked, group = self.request, self.group
-        self.wire_index, self.attempt_begun_s, self.prompt = index, 0.0, None
+        self.wire_index, self.attempt_begun_s, self.prompt, self.is_begun = index, 0.0, None, False
         if asked.prompt_logprobs is not None:
             if self.has_given:
                 asked = replace(asked, prompt_logprobs=None)
@@ -97,12 +112,13 @@ class RemoteRequest:
             output_ids=tuple(self.output_ids),
             age_s=now - group.arrived_s,
             has_run=group.has_run,
-            suspicions=group.suspicions,
+            # A suspect that is tried alone is alone in the engine's steps too (scheduling/blame.py).
+            suspicions=MAX_SUSPICIONS if trial is not None and trial.is_alone else group.suspicions,
             counts=group.counts,
             served_elsewhere=served_elsewhere,
         )
         self.debt = max(-self.credits, 0)
-        return Submitted(index, asked, past, max(self.credits, 0))
+        return Submitted(index, asked, past, max(self.credits, 0), trial.group if trial is not None else "")
 
     def take(self, run: TokenRun, first: EngineFirst | None, now: float) -> Tokens | None:
         """The tokens of `run` that are new, for the sink. None: none is. Raises WireError if tokens are missing before
@@ -134,7 +150,7 @@ class RemoteRequest:
         if not isfinite(begun_s):
             raise WireError("a time is not a number")
         begun_s = max(begun_s, self.group.arrived_s, self.lost_s)
-        self.attempt_begun_s = begun_s
+        self.attempt_begun_s, self.is_begun = begun_s, True
         if not self.begun_s:
             self.begun_s = begun_s
             self.cached_tokens = min(first.cached_tokens, len(self.request.input_ids)) if first is not None else 0
@@ -167,7 +183,7 @@ class RemoteRequest:
         """Notes that the engine with the request was lost."""
         if self.begun_s and not self.lost_s:
             self.lost_s = now
-        self.attempt_begun_s = 0.0
+        self.attempt_begun_s, self.is_begun = 0.0, False
 
     def credit(self, tokens: int) -> int:
         """Adds credits. Returns the number for the current engine, which began with none instead of less than none."""

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from text_generation_router.engine.protocol import Snapshot
 from text_generation_router.replicas.choice import EngineLoad
 from text_generation_router.scheduling.share import Share
 from text_generation_router.wire.submits import Submitted
+from text_generation_router.wire.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +26,21 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class Withdraw:
     index: int
+    even_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
     index: int
     tokens: int
+
+
+class EngineLoss(Enum):
+    """What ended a connection to an engine."""
+
+    OUTSIDE = "outside"  # a cut link, a stopped process, or this front: no request is the cause
+    DIED = "died"  # the engine, as far as the front can know
+    CUT_OFF = "cut off"  # the engine, which lives, has ended this front's stream, perhaps for an unanswered Submit
 
 
 # A list is a Submit: the sequences of one prompt.
@@ -52,6 +63,7 @@ class EngineFacts:
     term: int
     digest: bytes  # requests go on with the same text only on an engine of the same digest
     snapshot: Snapshot
+    version: int = VERSION  # version of the protocol that both sides speak
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,8 @@ class ToldLoad:
     permits: int  # requests that this front may have there
     # Tokens served to each tenant since this life of the engine began, as `Account.served` counts them.
     served: Mapping[Share, float] = field(default_factory=dict)
+    # Greatest index of this front's Submits that the load contains; None: the engine does not tell.
+    newest_index: int | None = None
 
 
 @dataclass(slots=True)

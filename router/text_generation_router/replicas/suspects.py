@@ -1,60 +1,104 @@
 """Keeps requests apart that may have ended an engine, until they make a token, so that a bad one is found.
 
 A loss is the death of an engine. All requests that a front had begun there are *suspects*, unless the cause came from
-outside: a cut link, a signal. The suspects of one loss are a *group*. The requests of a group go to one engine only,
-and that engine takes no suspects of another group. If a group meets another loss, its requests part: into halves, and
-then each alone. An engine that tries a suspect alone takes no other request of this front until the suspect has made a
-token. The third loss that a request meets alone ends it.
+outside: a cut link, a stopped process. The suspects of one loss are a *group*; those that had made no token there, and
+so are likelier to be the cause, are a group of their own. The requests of a group go to one engine only, and that
+engine takes no suspects of another group. If a group meets another loss, its requests part: into halves, and then each
+alone. A suspect that is tried alone is the only request in its engine's steps, and the engine takes no other request of
+this front, until the suspect has made a token. The third loss that a request meets alone ends it.
+
+A group waits until every engine that it may have ended is back, so that a bad request has one engine down at a time:
+for at most FIRST_WAIT_S, and WAIT_S from its second loss on. Requests that had made tokens on the engine of their first
+loss do not wait: their streams go on at once, because they are hardly ever the cause.
 
 So each bad request ends at most 3 + MAX_ALONE engines, one after the other. A good one fails only if, each time that it
-is tried alone, another request is bad that had begun on the engine before.
+is tried alone, another cause ends the engine.
+
+A request that had not begun is free after a loss. It may still be the cause, if it ends its engine before it has
+begun. So it is a suspect from its second loss without progress on; losses of engines that tried a suspect alone do not
+count.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
 MAX_ALONE = 3  # losses met alone that end a request
+# Seconds for which suspects wait at most until the engines that they may have ended are back: after their first loss,
+# when a lost machine is as likely, and later.
+FIRST_WAIT_S, WAIT_S = 10.0, 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class LostRequests:
+    """The requests that a lost engine had and that may be the cause, oldest first. None: the cause came from outside,
+    as a cut link does."""
+
+    name: str  # that all fronts have for the loss: the id of the engine's life
+    begun: Collection[int] = ()
+    proven: Collection[int] = ()  # part of `begun`: requests that have made a token there
+    queued: Collection[int] = ()  # requests that had not begun
+
+
+class SuspectTrial(NamedTuple):
+    """How a suspect is submitted."""
+
+    group: str  # name of its group, which all fronts have
+    is_alone: bool
 
 
 @dataclass(slots=True, eq=False)
 class SuspectGroup:
     """Suspects that go to one engine together."""
 
-    key: str  # the loss, and which half: the same on all fronts
-    losses: int  # losses that its requests have met in a row: 1, 2 or 3 until they are alone
+    key: str  # the loss, and which part of its suspects: the same on all fronts
+    losses: int  # losses that its requests have met in a row until they are alone
+    loss: str  # name of the newest of them
     requests: set[int] = field(default_factory=set)
     engine: int | None = None  # the engine that has any of them
+    sent: set[int] = field(default_factory=set)  # requests of the group that the engine has
     is_alone: bool = False  # whether it was made of one request, which is tried alone
     alone_losses: int = 0  # losses that its only request has met alone
+    was_queued: bool = False  # whether its requests had not begun when they became suspects
+    down: set[int] = field(default_factory=set)  # engines that it may have ended and that are not back
+    waits_until: float = 0.0  # when it no longer waits for them
 
 
 class Suspects:
-    """The suspects of one front. Requests and engines have numbers; those of lost engines may be used again."""
+    """The suspects of one front. Requests and engines have numbers; those of lost engines may be used again. `now`:
+    seconds of a clock that never goes back."""
 
-    def __init__(self) -> None:
+    def __init__(self, front: str = "") -> None:
+        """`front`: a name that no other front has."""
+        self._front = front
         self._groups: dict[int, SuspectGroup] = {}  # for each suspect, its group
         self._trials: dict[int, SuspectGroup] = {}  # for each engine that has suspects, their group
+        # Losses that each request has met in the queue since its last token, without those of suspects tried alone.
+        self._met: dict[int, int] = {}
 
     def __contains__(self, request: int) -> bool:
         return request in self._groups
 
-    def key(self, request: int) -> str:
-        """The name of the suspect's group, for `meeting_engine`."""
-        return self._groups[request].key
+    def trial(self, request: int) -> SuspectTrial | None:
+        """None: the request is not a suspect."""
+        group = self._groups.get(request)
+        return SuspectTrial(group.key, group.is_alone) if group is not None else None
 
     def losses(self, request: int) -> int:
-        """Number of losses that the request has met since its last token."""
+        """Number of losses that the suspect has met since its last token."""
         group = self._groups.get(request)
         return 0 if group is None else group.losses + group.alone_losses
 
-    def engines_for(self, request: int, engines: Iterable[int]) -> list[int]:
+    def engines_for(self, request: int, engines: Iterable[int], now: float) -> list[int]:
         """The engines of `engines` that may get the request now. An empty list: the request waits."""
         group = self._groups.get(request)
         if group is None:
             return [engine for engine in engines if not self._is_closed(engine)]
         if group.engine is not None:
             return [engine for engine in engines if engine == group.engine]
+        if group.down and now < group.waits_until:
+            return []
         return [engine for engine in engines if engine not in self._trials]
 
     def _is_closed(self, engine: int) -> bool:
@@ -66,61 +110,115 @@ class Suspects:
         if (group := self._groups.get(request)) is not None:
             assert group.engine in (None, engine) and self._trials.get(engine, group) is group
             group.engine = engine
+            group.sent.add(request)
             self._trials[engine] = group
 
-    def clear(self, request: int) -> None:
-        """Notes that the request has made a token, or has ended, so it is not a suspect any more."""
+    def take_back(self, request: int) -> None:
+        """Notes that the engine does not have the request any more, which has made no progress there."""
+        if (group := self._groups.get(request)) is not None:
+            self._unsend(group, request)
+
+    def inherit(self, request: int, heir: int) -> None:
+        """What counts against `request` counts against `heir` as well, which takes its place or a part of it."""
+        if (group := self._groups.get(request)) is not None and heir != request:
+            group.requests.add(heir)
+            self._groups[heir] = group
+        if request in self._met:
+            self._met[heir] = self._met[request]
+
+    def clear(self, request: int) -> bool:
+        """Notes that the request has made a token, or has ended, so nothing counts against it. Returns whether it was
+        a suspect."""
+        self._met.pop(request, None)
         group = self._groups.pop(request, None)
         if group is not None:
             group.requests.discard(request)
-            if not group.requests:
-                self._leave(group)
+            self._unsend(group, request)
+        return group is not None
 
-    def lose(self, engine: int, loss: str, aboard: Collection[int], is_outside: bool = False) -> list[int]:
-        """Notes the loss of an engine. Returns the requests that this loss ends, which are not suspects any more.
-
-        `loss`: a name that all fronts have for it, as the id of the engine's life. `aboard`: the requests that had
-        begun there, oldest first. `is_outside`: a cut link or a signal from outside is the cause.
-        """
-        group = self._trials.pop(engine, None)
-        if group is not None:
+    def _unsend(self, group: SuspectGroup, request: int) -> None:
+        group.sent.discard(request)
+        if not group.sent and group.engine is not None:
+            del self._trials[group.engine]
             group.engine = None
-        if is_outside:
-            return []
-        fresh = [request for request in aboard if request not in self._groups]
-        failed = self._part(group, [each for each in aboard if each in group.requests]) if group is not None else []
-        if fresh:
-            self._enter(SuspectGroup(loss, 1, is_alone=len(fresh) == 1), fresh)
-        return failed
 
-    def _part(self, group: SuspectGroup, aboard: list[int]) -> list[int]:
+    def returned(self, engine: int) -> None:
+        """Notes that the engine is back, or will never be."""
+        for group in set(self._groups.values()):
+            group.down.discard(engine)
+
+    def absolve(self, loss: str) -> None:
+        """The engine lives, so only the connection to it was lost."""
+        for group in set(self._groups.values()):
+            if group.loss != loss:
+                continue
+            if group.losses == 1:
+                for request in list(group.requests):
+                    self.clear(request)
+            elif group.alone_losses:
+                group.alone_losses -= 1
+
+    def lose(self, engine: int, loss: LostRequests, now: float) -> list[int]:
+        """Notes the loss of an engine. Returns the requests that this loss ends, which are not suspects any more."""
+        tried = self._trials.pop(engine, None)
+        if tried is not None:
+            tried.engine = None
+            tried.sent.clear()
+        aboard = [request for request in loss.begun if tried is not None and request in tried.requests]
+        if tried is not None and tried.was_queued:
+            aboard += [request for request in loss.queued if request in tried.requests]
+        fresh = [request for request in loss.begun if request not in self._groups]
+        proven = set(loss.proven)
+        parts = {
+            loss.name: [request for request in fresh if request in proven],
+            f"{loss.name}/new": [request for request in fresh if request not in proven],
+        }
+        for key, requests in parts.items():
+            wait_s = 0.0 if key == loss.name else FIRST_WAIT_S
+            self._enter(SuspectGroup(key, 1, loss.name, down={engine}, waits_until=now + wait_s), requests)
+        if tried is None or not (tried.is_alone and aboard):
+            self._count_queued(loss, engine, now)
+        return self._part(tried, aboard, engine, loss.name, now) if tried is not None and aboard else []
+
+    def _part(self, group: SuspectGroup, aboard: list[int], engine: int, loss: str, now: float) -> list[int]:
         """The group has met another loss, with these of its requests aboard."""
-        if group.is_alone and aboard:
+        if group.is_alone:
             group.alone_losses += 1
+            group.loss, group.waits_until = loss, now + WAIT_S
+            group.down.add(engine)
             if group.alone_losses == MAX_ALONE:
-                self.clear(aboard[0])
+                for request in aboard:
+                    self.clear(request)
                 return aboard
             return []
         if group.losses == 1:
             middle = (len(aboard) + 1) // 2
-            parts = [(f"{group.key}/0", aboard[:middle]), (f"{group.key}/1", aboard[middle:])]
+            parts = [(f"{loss}/0", aboard[:middle]), (f"{loss}/1", aboard[middle:])]
         else:
-            parts = [(f"{group.key}/{request}", [request]) for request in aboard]
+            parts = [(f"{loss}/{self._front}.{request}", [request]) for request in aboard]
         for key, requests in parts:
-            if requests:
-                self._enter(SuspectGroup(key, group.losses + 1, is_alone=len(requests) == 1), requests)
+            part = SuspectGroup(key, group.losses + 1, loss, is_alone=len(requests) == 1)
+            part.was_queued, part.down, part.waits_until = group.was_queued, group.down | {engine}, now + WAIT_S
+            self._enter(part, requests)
         return []
+
+    def _count_queued(self, loss: LostRequests, engine: int, now: float) -> None:
+        """No request that was tried alone is the cause of the loss, so one in the queue may be it."""
+        found = []
+        for request in loss.queued:
+            if request not in self._groups:
+                self._met[request] = self._met.get(request, 0) + 1
+                if self._met[request] > 1:
+                    found.append(request)
+        until = now + WAIT_S
+        group = SuspectGroup(f"{loss.name}/queued", 2, loss.name, was_queued=True, down={engine}, waits_until=until)
+        self._enter(group, found)
 
     def _enter(self, group: SuspectGroup, requests: list[int]) -> None:
         for request in requests:
             self.clear(request)
             group.requests.add(request)
             self._groups[request] = group
-
-    def _leave(self, group: SuspectGroup) -> None:
-        if group.engine is not None:
-            del self._trials[group.engine]
-            group.engine = None
 
 
 def meeting_engine(key: str, engines: Mapping[int, str]) -> int:

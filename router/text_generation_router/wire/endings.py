@@ -24,6 +24,7 @@ REFUSALS = {
     Refusal.CLOSED: pb.CLOSED,
     Refusal.TOO_LONG: pb.TOO_LONG,
     Refusal.DRAINING: pb.DRAINING,
+    Refusal.OTHER_SUSPECTS: pb.OTHER_SUSPECTS,
 }
 REASONS_READ = {wire: reason for reason, wire in REASONS.items()}
 REFUSALS_READ = {wire: reason for reason, wire in REFUSALS.items()}

@@ -15,6 +15,8 @@ from text_generation_router.wire.errors import WireError
 MAX_SEQUENCES = 1024
 # The most service that is believed: beyond it a float does not count single tokens.
 MAX_SERVED = 2.0**53
+# Most bytes of the name of a group of suspects.
+MAX_GROUP = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Submitted:
     request: GenerationRequest
     past: Past
     credits: int | None  # None: any number of tokens
+    group: str = ""  # the group of suspects that it belongs to (replicas/suspects.py); empty: it is not a suspect
 
 
 def submit_of(sequences: Sequence[Submitted]) -> pb.Submit:
@@ -46,8 +49,9 @@ def submit_of(sequences: Sequence[Submitted]) -> pb.Submit:
     )
     if request.timeout_s is not None:
         submit.deadline_ms = min(max(round(request.timeout_s * 1000), 0), 2**63)
-    if past.suspicions or past.counts:
+    if past.suspicions or past.counts or sequences[0].group:
         submit.losses.suspicions, submit.losses.counts = past.suspicions, past.counts
+        submit.losses.group = sequences[0].group
     to_pb(replace(request.sampling, seed=0), submit)
     for one in sequences:
         ids = packed(one.past.output_ids, INT32)
@@ -67,6 +71,8 @@ def submitted(submit: pb.Submit, vocab_size: int) -> list[Submitted]:
     check_ids("input_ids", inputs, vocab_size)
     if not 0 <= submit.served_elsewhere <= MAX_SERVED:
         raise WireError(f"`served_elsewhere` is {submit.served_elsewhere}")
+    if len(submit.losses.group) > MAX_GROUP:
+        raise WireError(f"the name of a group of suspects has {len(submit.losses.group)} characters")
     request = GenerationRequest(
         input_ids=tuple(inputs.tolist()),
         max_new_tokens=submit.max_new_tokens,
@@ -86,14 +92,14 @@ def submitted(submit: pb.Submit, vocab_size: int) -> list[Submitted]:
         counts=submit.losses.counts,
         served_elsewhere=submit.served_elsewhere,
     )
-    return [_sequence(one, request, past, vocab_size) for one in submit.sequences]
+    return [_sequence(one, request, past, submit.losses.group, vocab_size) for one in submit.sequences]
 
 
-def _sequence(one: pb.Sequence, request: GenerationRequest, past: Past, vocab_size: int) -> Submitted:
+def _sequence(one: pb.Sequence, request: GenerationRequest, past: Past, group: str, vocab_size: int) -> Submitted:
     outputs = unpacked("output_ids", one.output_ids, INT32)
     check_ids("output_ids", outputs, vocab_size)
     if len(outputs) and len(outputs) >= request.max_new_tokens:
         raise WireError(f"a Submit has {len(outputs)} output tokens of {request.max_new_tokens}: nothing is left to do")
     seeded = replace(request, sampling=replace(request.sampling, seed=one.seed))
     credits = one.credits if one.HasField("credits") else None
-    return Submitted(one.index, seeded, replace(past, output_ids=tuple(outputs.tolist())), credits)
+    return Submitted(one.index, seeded, replace(past, output_ids=tuple(outputs.tolist())), credits, group)

@@ -2,7 +2,10 @@
 
 from text_generation_router.wire.errors import WireError
 
-VERSION = 1
+VERSION = 2
+# Since this version an engine tells which requests have begun, takes suspects of one loss only, and gives running
+# requests back.
+WITH_BEGUN = 2
 
 
 def check_version(peer: int) -> int:

@@ -37,11 +37,12 @@ def submit(
     count: int,
     past: Past = Past(),  # noqa: B008
     credits: int | None = None,
+    group: str = "",
     **fields: Any,
 ) -> pb.FrontMessage:
-    """`fields`: other fields of the request."""
+    """`group`: that of a suspect. `fields`: other fields of the request."""
     request = GenerationRequest(tuple(ids), count, **fields)
-    return pb.FrontMessage(submit=submit_of([Submitted(index, request, past, credits) for index in indexes]))
+    return pb.FrontMessage(submit=submit_of([Submitted(index, request, past, credits, group) for index in indexes]))
 
 
 class RawFront:
@@ -55,6 +56,7 @@ class RawFront:
         self.accepted: list[int] = []
         self.refused: list[pb.Refused] = []
         self.epochs: list[pb.Epoch] = []
+        self.begun: list[int] = []
         self.first_positions: dict[int, int] = {}
         self._changed = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
@@ -63,8 +65,8 @@ class RawFront:
         for message in messages:
             await self.call.write(message)
 
-    async def connect(self, front_id: str = "front-1") -> pb.Welcome:
-        await self.send(hello(front_id))
+    async def connect(self, front_id: str = "front-1", version: int = VERSION) -> pb.Welcome:
+        await self.send(hello(front_id, version))
         message = await self.call.read()
         self._reading = asyncio.create_task(self._read())
         return message.welcome
@@ -82,6 +84,8 @@ class RawFront:
             self.accepted += message.accepted.indexes
         elif kind == "refused":
             self.refused.append(message.refused)
+        elif kind == "begun":
+            self.begun += message.begun.indexes
         elif kind == "epoch":
             self.epochs.append(message.epoch)
         elif kind == "ended":

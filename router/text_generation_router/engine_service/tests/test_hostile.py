@@ -14,6 +14,7 @@ from text_generation_router.engine_service import servicer
 from text_generation_router.engine_service.counts import FrontCounts
 from text_generation_router.engine_service.outbox import Outbox
 from text_generation_router.engine_service.tests.raw_front import EngineWorld, RawFront, hello, serve
+from text_generation_router.engine_service.trial import Trial
 from text_generation_router.engine_service.work import FrontWork
 from text_generation_router.metrics import Metrics
 from text_generation_router.wire.errors import WireError
@@ -76,7 +77,7 @@ def test_odd_messages_end_at_most_their_own_stream(seed: int) -> None:
         counts = FrontCounts(Metrics().registry)
         broken = taken = 0
         for number in range(300):
-            work = FrontWork(f"front-{number}", world.engine, Outbox(), counts, 64, lambda share: None)
+            work = FrontWork(f"front-{number}", world.engine, Outbox(), counts, 64, lambda share: None, Trial())
             try:
                 for index in range(10, 40, 10):
                     work.handle(odd_message(random, index))

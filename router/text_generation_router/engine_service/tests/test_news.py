@@ -68,6 +68,7 @@ def test_loads_tell_how_busy_the_engine_is_and_share_out_the_permits() -> None:
             await a.until(lambda: a.load.running == 2)
             assert a.load.waiting == 4 and a.load.waiting_tokens >= 4 * 3 and 0 < a.load.free_slots < 5000
             assert a.load.is_ready and not a.load.is_draining
+            assert (a.load.newest_index, b.load.newest_index) == (5, 0)
             await b.until(lambda: b.load.permits == 5)
             assert a.load.permits == 11
             await fronts[0].send(*(pb.FrontMessage(cancel=pb.Cancel(index=index)) for index in range(6)))

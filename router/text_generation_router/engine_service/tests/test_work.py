@@ -38,7 +38,7 @@ from text_generation_router.engine_service.tests.raw_front import (
 from text_generation_router.metrics import Metrics
 from text_generation_router.scheduling.request import Past
 from text_generation_router.scheduling.step import ForwardStep
-from text_generation_router.wire.version import VERSION
+from text_generation_router.wire.version import VERSION, WITH_BEGUN
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -141,6 +141,55 @@ def test_requests_are_refused_together_with_a_reason() -> None:
     serve(use, max_queued_tokens=60, max_batch_size=1)
 
 
+def test_a_front_is_told_which_requests_have_begun_before_their_first_tokens() -> None:
+    async def use(world: EngineWorld) -> None:
+        old, front = RawFront(world.stub), await world.front("new")
+        await old.connect("old", version=WITH_BEGUN - 1)
+        await old.send(submit([1], prompt(1), 40))
+        await old.until(lambda: old.ids)
+        await front.send(submit([4, 5], prompt(2), 3), submit([6], prompt(3), 3))
+        await front.until(lambda: len(front.accepted) == 3)
+        assert not front.begun, "the only row is taken"
+        await front.until_ended(4, 5, 6)
+        assert sorted(front.begun) == [4, 5, 6] and not old.begun
+        kinds = [message.WhichOneof("message") for message in front.messages]
+        assert kinds.index("begun") < kinds.index("tokens")
+
+    serve(use, max_batch_size=1)
+
+
+def test_a_running_request_is_given_back_if_its_front_says_so() -> None:
+    async def use(world: EngineWorld) -> None:
+        front = await world.front()
+        await front.send(submit([1], prompt(1), 400))
+        await front.until(lambda: front.ids)
+        await front.send(pb.FrontMessage(withdraw=pb.Withdraw(index=1)))
+        await front.send(pb.FrontMessage(withdraw=pb.Withdraw(index=1, even_begun=True)))
+        [end] = await front.until_ended(1)
+        assert end.reason == pb.WITHDRAWN and front.ids[1] == expected_tokens(prompt(1), len(front.ids[1]))
+
+    serve(use)
+
+
+def test_suspects_of_one_group_are_taken_at_a_time_from_all_fronts() -> None:
+    async def use(world: EngineWorld) -> None:
+        fronts = [await world.front(name) for name in ("a", "b")]
+        await fronts[0].send(submit([1], prompt(1), 9, credits=0, group="one"))
+        await fronts[0].until(lambda: fronts[0].accepted)
+        await fronts[1].send(
+            submit([1], prompt(2), 3, group="two"), submit([2], prompt(2), 3, group="one"), submit([3], prompt(2), 3)
+        )
+        await fronts[1].until_ended(2, 3)
+        [refused] = fronts[1].refused
+        assert refused.reason == pb.OTHER_SUSPECTS and list(refused.indexes) == [1]
+        await fronts[0].until(lambda: fronts[0].ids)
+        await fronts[1].send(submit([4], prompt(2), 3, group="two"))
+        await fronts[1].until_ended(4)
+        await fronts[0].send(pb.FrontMessage(cancel=pb.Cancel(index=1)))
+
+    serve(use)
+
+
 def test_more_requests_than_a_front_may_have_are_refused() -> None:
     async def use(world: EngineWorld) -> None:
         front = await world.front()
@@ -158,8 +207,8 @@ def test_log_probabilities_of_the_prompt_come_before_the_first_tokens() -> None:
         await front.send(submit([1], prompt(4), 3, prompt_logprobs=2))
         await front.until_ended(1)
         kinds = [message.WhichOneof("message") for message in front.messages]
-        assert kinds[:3] == ["accepted", "prompt", "tokens"]
-        piece = front.messages[1].prompt
+        assert kinds[:4] == ["accepted", "begun", "prompt", "tokens"]
+        piece = front.messages[2].prompt
         assert (piece.index, piece.start, piece.num_top) == (1, 1, 2)
         assert floats(piece.logprobs) == expected_logprobs(prompt(4))
 

@@ -14,6 +14,7 @@ from text_generation_router.replicas.choice import EngineLoad
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.wire.steps import TokenRun
 from text_generation_router.wire.submits import Submitted
+from text_generation_router.wire.version import VERSION
 
 SNAPSHOT = Snapshot(ModelInfo("torch.float32", "cpu", 256, 512, (255,), "reference", 1, 1), TokenLimits(400, 500, 500))
 MANY = 10**9
@@ -69,6 +70,12 @@ class BookedEngine:
             self.rows[each.index] = Row(each, list(each.past.output_ids), each.credits)
         self.books.accepted(self.view, indexes)
 
+    def begin(self) -> None:
+        """Decides the first steps of all requests that have not begun."""
+        for index, row in list(self.rows.items()):
+            if not row.has_begun:
+                self.books.begun(self.view, [index])
+
     def step(self, again: int = 0, only: int | None = None) -> None:
         """One token for each request with credits, or for `only` one. `again`: number of older tokens that are told
         again."""
@@ -76,6 +83,8 @@ class BookedEngine:
             if index not in self.rows or row.credits <= 0 or only not in (None, index):
                 continue
             first = None if row.has_begun else EngineFirst(0.5, 0.25, 0)
+            if not row.has_begun:
+                self.books.begun(self.view, [index])
             row.has_begun = True
             row.output_ids.append(next_token(row.history))
             row.credits -= 1
@@ -93,18 +102,18 @@ class BookedEngine:
 class Front:
     """The books of one front, with a clock that stands still until it is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "front", resumes_across_builds: bool = False) -> None:
         self.now = 100.0
         self.counts = RemoteCounts()
-        self.fleet = Fleet(LeastLoad(), resumes_across_builds=False)
+        self.fleet = Fleet(LeastLoad(), resumes_across_builds, name)
         self.over: list[int] = []
         self.books = FrontBooks(self.fleet, lambda: self.now, self.counts, self.over.append)
         self.answers: dict[int, RefusedError | None] = {}
         self.lives = 0
 
-    def join(self, number: int = 0, digest: bytes = b"a") -> BookedEngine:
+    def join(self, number: int = 0, digest: bytes = b"a", life: str = "", version: int = VERSION) -> BookedEngine:
         self.lives += 1
-        facts = EngineFacts(f"life {self.lives}", self.lives, digest, SNAPSHOT)
+        facts = EngineFacts(life or f"life {self.lives}", self.lives, digest, SNAPSHOT, version)
         view = EngineView(facts, told(), Attempts(number, self.counts, lambda: None))
         self.books.joined(number, view)
         return BookedEngine(number, view, self.books)

@@ -20,7 +20,7 @@ from text_generation_router.wire.endings import ended_to_pb, refused_to_pb
 from text_generation_router.wire.facts import facts_of
 from text_generation_router.wire.steps import FrontTokens
 from text_generation_router.wire.submits import Submitted, submitted
-from text_generation_router.wire.version import VERSION
+from text_generation_router.wire.version import VERSION, WITH_BEGUN
 
 VOCAB = SNAPSHOT.model.vocab_size
 
@@ -141,6 +141,8 @@ class FakeService(pb_grpc.EngineServiceServicer):
         row.credits -= 1
         self.made += 1
         first = None if row.has_begun else FirstStep(0.01, 1)
+        if first is not None and self.version >= WITH_BEGUN:
+            self.send(pb.EngineMessage(begun=pb.Begun(indexes=[index])))
         row.has_begun = True
         step.add(index, position, Tokens((row.output_ids[-1],), (-1.0,), (), 0.001, first))
         if len(row.output_ids) == request.max_new_tokens:

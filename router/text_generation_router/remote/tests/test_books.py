@@ -16,7 +16,7 @@ from text_generation_router.remote.attempts import LATE_PER_REQUEST, MOST_LATE
 from text_generation_router.remote.books import DEADLY, STRANDED, STRANDED_S
 from text_generation_router.remote.fleet import MOST_RESUBMITS
 from text_generation_router.remote.tests.engines import BookedEngine, Front, told
-from text_generation_router.remote.values import Credit, EngineFirst, Withdraw
+from text_generation_router.remote.values import Credit, EngineFirst, EngineLoss, Withdraw
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.scheduling.share import Share
@@ -44,10 +44,10 @@ class BooksMachine(RuleBasedStateMachine):
         if number not in self.engines:
             self.engines[number] = self.front.join(number)
 
-    @rule(number=st.integers(0, 1), by_itself=st.booleans())
-    def lose(self, number: int, by_itself: bool) -> None:
+    @rule(number=st.integers(0, 1), loss=st.sampled_from(EngineLoss))
+    def lose(self, number: int, loss: EngineLoss) -> None:
         if self.engines.pop(number, None) is not None:
-            self.front.books.lost(number, by_itself=by_itself)
+            self.front.books.lost(number, loss)
 
     @rule(number=st.integers(0, 1), again=st.integers(0, 3))
     def work(self, number: int, again: int) -> None:
@@ -87,7 +87,8 @@ class BooksMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With engines that work, every request ends."""
         for number in list(self.engines):
-            self.lose(number, False)
+            self.lose(number, EngineLoss.OUTSIDE)
+        self.front.now += 1000
         engine = self.front.join(7)
         for _ in range(40):
             engine.obey()
@@ -113,7 +114,7 @@ def test_a_text_goes_on_elsewhere_with_its_tokens_seed_age_and_credits() -> None
     engine.step()
     engine.step()
     front.now += 7
-    front.books.lost(0, by_itself=True)
+    front.books.lost(0, EngineLoss.DIED)
     assert front.counts.resumes == 1 and listener.end is None
     other = front.join(1)
     other.obey()
@@ -132,7 +133,7 @@ def test_credits_below_zero_are_paid_before_the_next_engine_gets_any() -> None:
     [listener] = front.ask([5], 9, credits=4)
     engine.obey()
     front.books.tokens(engine.view, TokenRun(1, 0, tuple(expected_tokens([5], 6)), (-1.0,) * 6, ()), FIRST, None)
-    front.books.lost(0, by_itself=False)
+    front.books.lost(0, EngineLoss.OUTSIDE)
     other = front.join(1)
     other.obey()
     assert other.submits[0][0].credits == 0
@@ -160,7 +161,7 @@ def test_times_of_a_moved_request_are_those_of_its_front() -> None:
     front.now += 2
     engine.step()  # the first step began 0.25 s ago
     front.now += 1
-    front.books.lost(0, by_itself=True)
+    front.books.lost(0, EngineLoss.DIED)
     front.now += 5
     other = front.join(1)
     other.obey()
@@ -184,7 +185,7 @@ def test_an_engines_own_replays_are_told_by_the_fronts_clock() -> None:
     front.now += 1
     engine.step()
     front.now += 4
-    front.books.lost(0, by_itself=False)
+    front.books.lost(0, EngineLoss.OUTSIDE)
     other = front.join(1)
     other.obey()
     front.now += 1
@@ -227,7 +228,7 @@ def test_a_resumed_request_waits_for_an_engine_that_has_room() -> None:
     engine = front.join()
     [listener] = front.ask([5], 3)
     engine.obey()
-    front.books.lost(0, by_itself=False)
+    front.books.lost(0, EngineLoss.OUTSIDE)
     other = front.join(1)
     other.refuses = RefusedError(Refusal.OVERLOADED)
     for _ in range(3):
@@ -246,7 +247,7 @@ def test_a_resumed_request_that_no_longer_fits_fails_by_name() -> None:
     engine = front.join()
     [listener] = front.ask([5], 3)
     engine.obey()
-    front.books.lost(0, by_itself=False)
+    front.books.lost(0, EngineLoss.OUTSIDE)
     other = front.join(1)
     other.refuses = RefusedError(Refusal.TOO_LONG)
     other.obey()
@@ -270,7 +271,7 @@ def test_copies_of_a_prompt_stay_on_one_engine_after_a_loss() -> None:
     engine.obey()
     engine.step()
     front.books.cancel(2)
-    front.books.lost(0, by_itself=True)
+    front.books.lost(0, EngineLoss.DIED)
     others = [front.join(1), front.join(2)]
     for other in others:
         other.obey()
@@ -314,7 +315,7 @@ def test_requests_of_another_build_are_not_resumed_but_new_ones_are_taken() -> N
     [listener] = front.ask([5], 6)
     engine.obey()
     engine.step()
-    front.books.lost(0, by_itself=True)
+    front.books.lost(0, EngineLoss.DIED)
     other = front.join(1, b"b")
     [new] = front.ask([6], 1)
     other.obey()
@@ -334,7 +335,7 @@ def test_few_resubmits_are_unanswered_at_a_time_and_the_oldest_go_first() -> Non
         listeners += front.ask([5], 1)
         front.now += 1
     engine.obey()
-    front.books.lost(0, by_itself=False)
+    front.books.lost(0, EngineLoss.OUTSIDE)
     other = front.join(1)
     assert len(other.view.attempts.orders) == MOST_RESUBMITS
     while other.view.attempts.orders:
@@ -345,22 +346,26 @@ def test_few_resubmits_are_unanswered_at_a_time_and_the_oldest_go_first() -> Non
     assert ages == [float(age) for age in range(len(listeners), 0, -1)]
 
 
-def test_a_request_that_kills_every_engine_fails_by_name_and_the_others_end_well() -> None:
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_request_that_kills_every_engine_fails_by_name_and_the_others_end_well(begins: bool) -> None:
+    """Whether or not the engine could tell that the request began."""
     front = Front()
     poison, *others = [front.ask([number], 2)[0] for number in range(1, 9)]
     deaths = 0
     while poison.end is None:
-        assert deaths < 12
+        assert deaths < 6
         engine = front.join()
         for _ in range(30):
             engine.obey()
             if any(row.submitted.request.input_ids == (1,) for row in engine.rows.values()):
                 deaths += 1
-                front.books.lost(0, by_itself=True)
+                if begins:
+                    engine.begin()
+                front.books.lost(0, EngineLoss.DIED)
                 break
             engine.step()
         else:
-            front.books.lost(0, by_itself=False)
+            front.books.lost(0, EngineLoss.OUTSIDE)
     engine = front.join()
     for _ in range(9):
         engine.obey()
@@ -388,14 +393,14 @@ def test_a_queued_request_moves_once_where_it_begins_much_sooner() -> None:
     second = front.join(1)
     for number, wait_s in ((0, 60.0), (1, 0.0)):
         front.books.told(number, told(wait_s=wait_s, tokens=round(wait_s)))
-    front.fleet.balance()
+    front.fleet.balance(front.now)
     assert first.view.attempts.orders == [Withdraw(2)]
     first.obey()
     second.obey()
     assert [each.request.input_ids for [each] in second.submits] == [(6,)]
     front.books.told(0, told())
     front.books.told(1, told(wait_s=60.0, tokens=60))
-    front.fleet.balance()
+    front.fleet.balance(front.now)
     assert not second.view.attempts.orders and not first.view.attempts.orders
     assert running.end is None and queued.end is None
 
@@ -405,9 +410,10 @@ def test_a_token_clears_a_suspect() -> None:
     engine = front.join()
     front.ask([5], 9)
     engine.obey()
-    front.books.lost(0, by_itself=True)
+    engine.begin()
+    front.books.lost(0, EngineLoss.DIED)
     assert 1 in front.fleet.suspects
-    other = front.join(1)
+    other = front.join(0)
     other.obey()
     other.step()
     assert 1 not in front.fleet.suspects
@@ -454,7 +460,7 @@ def test_log_probabilities_of_a_prompt_come_in_pieces_and_once() -> None:
     [listener] = front.ask([5, 6, 7, 8], 2, prompt_logprobs=1)
     engine.obey()
     front.books.prompt(engine.view, 1, 1, piece(2))
-    front.books.lost(0, by_itself=False)
+    front.books.lost(0, EngineLoss.OUTSIDE)
     other = front.join(1)
     other.obey()
     front.books.prompt(other.view, 1, 1, piece(1))
@@ -462,7 +468,7 @@ def test_log_probabilities_of_a_prompt_come_in_pieces_and_once() -> None:
     other.step()
     known = listener.given[0].first
     assert known is not None and known.prompt_logprobs is not None and len(known.prompt_logprobs) == 3
-    front.books.lost(1, by_itself=False)
+    front.books.lost(1, EngineLoss.OUTSIDE)
     third = front.join(2)
     third.obey()
     assert third.submits[0][0].request.prompt_logprobs is None
@@ -517,7 +523,7 @@ def test_a_lie_ends_the_connection_and_costs_no_token(lie: Callable[[BookedEngin
     with pytest.raises(WireError):
         lie(engine)
     lied = begun.ids[before:]
-    front.books.lost(0, by_itself=False)
+    front.books.lost(0, EngineLoss.OUTSIDE)
     other = front.join(1)
     for _ in range(9):
         other.obey()

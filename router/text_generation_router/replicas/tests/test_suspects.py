@@ -7,20 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from text_generation_router.replicas.suspects import MAX_ALONE, Suspects, meeting_engine
+from text_generation_router.replicas.suspects import FIRST_WAIT_S, MAX_ALONE, LostRequests, Suspects, meeting_engine
 
 
 class Front:
-    """A front with its engines. A bad request ends its engine in the step in which it begins."""
+    """A front with its engines. A bad request ends its engine in the step in which it begins, or before."""
 
     def __init__(self, num_engines: int, num_bad: int, random: random.Random) -> None:
         self.random = random
-        self.suspects = Suspects()
-        self.engines: dict[int, dict[int, bool]] = {
+        self.suspects = Suspects("front")
+        self.engines: dict[int, dict[int, int | None]] = {
             engine: {} for engine in range(num_engines)
-        }  # request: has it begun
+        }  # request: tokens that it has made there; None: it has not begun
+        self.down: dict[int, set[int]] = {}  # lost engines, and which bad requests ended each
         self.waiting: list[int] = []
-        self.bad = set[int]()
+        self.bad = dict[int, bool]()  # each bad request, and whether its engine can tell that it began
         self.num_bad = num_bad
         self.tokens = Counter[int]()
         self.failed = list[int]()
@@ -29,95 +30,118 @@ class Front:
 
     def arrive(self) -> None:
         if self.random.random() < 0.3 and len(self.bad) < self.num_bad:
-            self.bad.add(self.next_request)
+            self.bad[self.next_request] = self.random.random() < 0.7
         self.waiting.append(self.next_request)
         self.next_request += 1
 
     def send(self) -> None:
         """Submits what may go, in any order. An engine may not begin all of it in its next step."""
         self.random.shuffle(self.waiting)
+        up = [engine for engine in self.engines if engine not in self.down]
         for request in [*self.waiting]:
-            if engines := self.suspects.engines_for(request, self.engines):
+            if engines := self.suspects.engines_for(request, up, 0.0):
                 engine = self.random.choice(engines)
                 self.suspects.send(request, engine)
-                self.engines[engine][request] = False
+                self.engines[engine][request] = None
                 self.waiting.remove(request)
         self.check()
 
     def check(self) -> None:
-        for requests in self.engines.values():
-            groups = {self.suspects.key(each) for each in requests if each in self.suspects}
-            assert len(groups) <= 1, "suspects of two losses share an engine"
-        for key in {self.suspects.key(each) for each in self.waiting if each in self.suspects}:
-            having = [
-                engine
-                for engine, requests in self.engines.items()
-                if any(each in self.suspects and self.suspects.key(each) == key for each in requests)
-            ]
-            assert len(having) <= 1, "a group is on two engines"
+        having: dict[str, set[int]] = {}
+        for engine, requests in self.engines.items():
+            groups = {trial.group for each in requests if (trial := self.suspects.trial(each)) is not None}
+            assert len(groups) <= 1, "suspects of two groups share an engine"
+            for group in groups:
+                having.setdefault(group, set()).add(engine)
+        assert all(len(engines) == 1 for engines in having.values()), "a group is on two engines"
+        for bad, tells in self.bad.items():
+            num_down = sum(bad in killers for killers in self.down.values())
+            assert num_down <= 1 or not tells, "a request has two engines down"
 
     def step(self, engine: int) -> None:
         requests = self.engines[engine]
-        for request in requests:
-            requests[request] |= self.random.random() < 0.7
-        begun = [request for request, has_begun in requests.items() if has_begun]
-        killers = self.bad.intersection(begun)
+        starting = [each for each, made in requests.items() if made is None and self.random.random() < 0.7]
+        killers = {each for each in self.bad if each in starting}
+        for request in starting:
+            if self.bad.get(request, True):
+                requests[request] = 0
         if killers:
             self.kills.update(killers)
-            self.lose(engine, begun)
+            self.lose(engine, killers)
             return
-        for request in begun:
-            self.tokens[request] += 1
-            self.suspects.clear(request)
-            if self.tokens[request] == 3:
-                del requests[request]
+        for request, made in list(requests.items()):
+            if made is not None:
+                requests[request] = made + 1
+                self.tokens[request] += 1
+                self.suspects.clear(request)
+                if self.tokens[request] == 3:
+                    del requests[request]
 
-    def lose(self, engine: int, begun: list[int], is_outside: bool = False) -> None:
+    def lose(self, engine: int, killers: set[int], is_outside: bool = False) -> None:
         self.next_loss += 1
-        failed = self.suspects.lose(engine, f"loss {self.next_loss}", sorted(begun), is_outside)
+        requests = self.engines[engine]
+        begun = sorted(each for each, made in requests.items() if made is not None)
+        lost = LostRequests(
+            f"loss {self.next_loss}",
+            begun,
+            [each for each in begun if requests[each]],
+            sorted(each for each, made in requests.items() if made is None),
+        )
+        failed = self.suspects.lose(engine, LostRequests(lost.name) if is_outside else lost, 0.0)
         self.failed += failed
-        self.waiting += [request for request in self.engines[engine] if request not in failed]
+        self.waiting += [request for request in requests if request not in failed]
         self.engines[engine] = {}
+        self.down[engine] = killers
+
+    def come_back(self, engine: int) -> None:
+        del self.down[engine]
+        self.suspects.returned(engine)
 
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32), num_engines=st.integers(1, 5), num_bad=st.integers(0, 2))
 def test_bad_requests_fail_by_name_and_all_others_end(seed: int, num_engines: int, num_bad: int) -> None:
     front = Front(num_engines, num_bad, random.Random(seed))
-    for turn in range(400):
+    for turn in range(1500):
         if turn < 30:
             front.arrive()
         front.send()
         engine = front.random.randrange(num_engines)
-        if front.random.random() < 0.02:
-            begun = [request for request, has_begun in front.engines[engine].items() if has_begun]
-            front.lose(engine, begun, is_outside=True)
+        if engine in front.down:
+            if front.random.random() < 0.3:
+                front.come_back(engine)
+        elif front.random.random() < 0.02:
+            front.lose(engine, set(), is_outside=True)
         else:
             front.step(engine)
     assert sorted(front.failed) == sorted(front.bad)
     assert all(front.tokens[request] == 3 for request in range(30) if request not in front.bad)
-    assert all(count <= 3 + MAX_ALONE for count in front.kills.values())
+    for bad, count in front.kills.items():
+        # A bad request that does not begin may end the engine that tries the other bad one alone: MAX_ALONE times.
+        assert count <= 3 + MAX_ALONE + (0 if front.bad[bad] else MAX_ALONE)
     assert not front.suspects._groups and not front.suspects._trials
 
 
-def lost_with(suspects: Suspects, *aboard: int, engine: int = 0) -> list[int]:
+def lost_with(suspects: Suspects, *aboard: int, engine: int = 0, name: str = "loss") -> list[int]:
     for request in aboard:
         suspects.send(request, engine)
-    return suspects.lose(engine, "loss", aboard)
+    ended = suspects.lose(engine, LostRequests(name, aboard, aboard), 0.0)
+    suspects.returned(engine)
+    return ended
 
 
 def groups(suspects: Suspects, *requests: int) -> list[str]:
-    return [suspects.key(request) for request in requests]
+    return [trial.group if (trial := suspects.trial(each)) else "" for each in requests]
 
 
 def test_a_group_parts_into_halves_and_then_into_single_requests() -> None:
-    suspects = Suspects()
+    suspects = Suspects("f")
     assert not lost_with(suspects, 1, 2, 3, 4)
     assert groups(suspects, 1, 2, 3, 4) == ["loss"] * 4
-    assert not lost_with(suspects, 1, 2, 3, 4, engine=1)
-    assert groups(suspects, 1, 2, 3, 4) == ["loss/0", "loss/0", "loss/1", "loss/1"]
-    assert not lost_with(suspects, 3, 4, engine=1)
-    assert groups(suspects, 3, 4) == ["loss/1/3", "loss/1/4"] and suspects.losses(4) == 3
+    assert not lost_with(suspects, 1, 2, 3, 4, engine=1, name="two")
+    assert groups(suspects, 1, 2, 3, 4) == ["two/0", "two/0", "two/1", "two/1"]
+    assert not lost_with(suspects, 3, 4, engine=1, name="three")
+    assert groups(suspects, 3, 4) == ["three/f.3", "three/f.4"] and suspects.losses(4) == 3
     assert [lost_with(suspects, 4) for _ in range(MAX_ALONE)] == [[], [], [4]]
     assert 4 not in suspects and 3 in suspects
 
@@ -125,29 +149,40 @@ def test_a_group_parts_into_halves_and_then_into_single_requests() -> None:
 def test_an_engine_that_tries_a_suspect_alone_takes_no_other_request() -> None:
     suspects = Suspects()
     lost_with(suspects, 1)
-    assert suspects.engines_for(1, range(3)) == [0, 1, 2] and suspects.engines_for(9, range(3)) == [0, 1, 2]
+    lost_with(suspects, 1)
+    assert suspects.trial(1) == ("loss/0", True)
+    assert suspects.engines_for(1, range(3), 0.0) == suspects.engines_for(9, range(3), 0.0) == [0, 1, 2]
     suspects.send(1, 2)
-    assert suspects.engines_for(9, range(3)) == [0, 1]
+    assert suspects.engines_for(9, range(3), 0.0) == [0, 1]
     suspects.clear(1)
-    assert suspects.engines_for(9, range(3)) == [0, 1, 2]
+    assert suspects.engines_for(9, range(3), 0.0) == [0, 1, 2]
 
 
 def test_suspects_of_another_loss_wait_for_an_engine_of_their_own() -> None:
     suspects = Suspects()
     for engine in (0, 1):
-        lost_with(suspects, 10 * engine, 10 * engine + 1, engine=engine)
+        lost_with(suspects, 10 * engine, 10 * engine + 1, engine=engine, name=f"loss {engine}")
     suspects.send(0, 0)
-    assert suspects.engines_for(1, [0, 1]) == [0] and suspects.engines_for(11, [0, 1]) == [1]
+    assert suspects.engines_for(1, [0, 1], 0.0) == [0] and suspects.engines_for(11, [0, 1], 0.0) == [1]
     suspects.send(11, 1)
-    assert suspects.engines_for(7, [0, 1]) == [0, 1]
+    assert suspects.engines_for(7, [0, 1], 0.0) == [0, 1]
     suspects.clear(0)
-    assert suspects.engines_for(10, [0, 1]) == [1] and suspects.engines_for(1, [0, 1]) == [0]
+    assert suspects.engines_for(10, [0, 1], 0.0) == [1] and suspects.engines_for(1, [0, 1], 0.0) == [0]
+
+
+def test_a_suspect_that_its_engine_refuses_may_go_to_another_one() -> None:
+    suspects = Suspects()
+    lost_with(suspects, 1)
+    suspects.send(1, 0)
+    assert suspects.engines_for(1, [1], 0.0) == []
+    suspects.take_back(1)
+    assert suspects.engines_for(1, [1], 0.0) == [1] and 1 in suspects
 
 
 def test_a_loss_from_outside_makes_no_suspects() -> None:
     suspects = Suspects()
     suspects.send(1, 0)
-    assert not suspects.lose(0, "killed", [1], is_outside=True) and 1 not in suspects
+    assert not suspects.lose(0, LostRequests("killed"), 0.0) and 1 not in suspects
 
 
 def test_requests_that_had_not_begun_stay_in_their_group() -> None:
@@ -155,8 +190,66 @@ def test_requests_that_had_not_begun_stay_in_their_group() -> None:
     lost_with(suspects, 1, 2, 3)
     for request in (1, 2, 3):
         suspects.send(request, 0)
-    suspects.lose(0, "second", [1, 2])
-    assert groups(suspects, 1, 2, 3) == ["loss/0", "loss/1", "loss"]
+    suspects.lose(0, LostRequests("second", [1, 2], (), [3]), 0.0)
+    assert groups(suspects, 1, 2, 3) == ["second/0", "second/1", "loss"]
+
+
+def test_requests_that_had_made_no_token_wait_until_their_engine_is_back_and_streams_go_on() -> None:
+    suspects = Suspects()
+    suspects.lose(0, LostRequests("loss", [1, 2], [1]), 5.0)
+    assert groups(suspects, 1, 2) == ["loss", "loss/new"]
+    assert suspects.engines_for(1, [1, 2], 5.0) == [1, 2] and suspects.engines_for(2, [1, 2], 5.0) == []
+    assert suspects.engines_for(2, [1, 2], 5.0 + FIRST_WAIT_S) == [1, 2], "the engine's machine may be lost"
+    suspects.returned(0)
+    assert suspects.engines_for(2, [0, 1, 2], 5.0) == [0, 1, 2]
+
+
+def test_all_suspects_wait_after_their_second_loss_until_both_engines_are_back() -> None:
+    suspects = Suspects()
+    suspects.lose(0, LostRequests("first", [1, 2], [1, 2]), 5.0)
+    for request in (1, 2):
+        suspects.send(request, 1)
+    suspects.lose(1, LostRequests("second", [1, 2]), 6.0)
+    for back in (1, 0):
+        assert all(suspects.engines_for(request, [1, 2], 6.0) == [] for request in (1, 2))
+        suspects.returned(back)
+    assert suspects.engines_for(1, [1, 2], 6.0) == [1, 2]
+
+
+def test_a_request_in_the_queue_is_a_suspect_from_its_second_loss_on_and_begins_anew_with_a_token() -> None:
+    suspects = Suspects()
+    for name in ("one", "two"):
+        assert 7 not in suspects
+        suspects.lose(0, LostRequests(name, [], [], [7]), 0.0)
+        suspects.returned(0)
+    assert groups(suspects, 7) == ["two/queued"] and suspects.losses(7) == 2
+    suspects.clear(7)
+    suspects.lose(0, LostRequests("three", [], [], [7]), 0.0)
+    assert 7 not in suspects
+
+
+def test_the_loss_of_an_engine_that_tries_a_suspect_alone_counts_against_no_other() -> None:
+    suspects = Suspects()
+    lost_with(suspects, 1)
+    lost_with(suspects, 1)
+    for name in ("three", "four", "five"):
+        suspects.send(1, 0)
+        suspects.lose(0, LostRequests(name, [1], [], [7]), 0.0)
+        suspects.returned(0)
+    assert 7 not in suspects
+
+
+def test_requests_are_cleared_if_their_engine_lives() -> None:
+    suspects = Suspects()
+    lost_with(suspects, 1, 2, name="cut")
+    suspects.absolve("cut")
+    assert 1 not in suspects and 2 not in suspects
+    lost_with(suspects, 3, name="death")
+    lost_with(suspects, 3, name="death 2")
+    lost_with(suspects, 3, name="cut")
+    assert suspects.losses(3) == 3
+    suspects.absolve("cut")
+    assert suspects.losses(3) == 2
 
 
 @pytest.mark.parametrize("lost", [None, 0, 1, 2])

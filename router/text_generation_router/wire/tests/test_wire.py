@@ -59,12 +59,14 @@ def submits(draw) -> list[Submitted]:
         counts=draw(st.integers(0, 2)),
         served_elsewhere=draw(st.integers(0, 9).map(float)),
     )
+    group = draw(st.sampled_from(["", "life/0"]))
     return [
         Submitted(
             index,
             replace(request, sampling=replace(sampling, seed=draw(st.integers(0, 2**64 - 1)))),
             replace(past, output_ids=tuple(draw(st.lists(tokens, max_size=3)))),
             draw(st.none() | st.integers(0, 512)),
+            group,
         )
         for index in range(1, draw(st.integers(1, 3)) + 1)
     ]
@@ -82,6 +84,7 @@ def good_submit() -> pb.Submit:
 
 BAD_SUBMITS = {
     "no sequences": lambda s: s.ClearField("sequences"),
+    "a long name of a group": lambda s: setattr(s.losses, "group", "x" * 300),
     "no prompt": lambda s: setattr(s, "input_ids", b""),
     "half a token": lambda s: setattr(s, "input_ids", b"123"),
     "a token outside of the vocabulary": lambda s: setattr(s, "input_ids", np.int32([VOCAB]).tobytes()),
@@ -197,5 +200,6 @@ def test_facts_come_back_equal_and_an_empty_model_is_refused() -> None:
 def test_versions_next_to_each_other_understand_each_other() -> None:
     assert check_version(VERSION) == VERSION
     assert check_version(VERSION + 1) == VERSION
+    assert check_version(VERSION - 1) == VERSION - 1
     with pytest.raises(WireError, match="upgrade"):
         check_version(0)
