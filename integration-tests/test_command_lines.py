@@ -16,6 +16,7 @@ import typer
 from typer.models import ArgumentInfo
 from typer.testing import CliRunner
 
+from text_generation_common.flags.cluster import ClusterFlags
 from text_generation_common.flags.declaration import (
     Flag,
     flag_name,
@@ -36,6 +37,7 @@ from text_generation_launcher.commands import engine as engine_command
 from text_generation_launcher.commands import front as front_command
 from text_generation_launcher.commands import router as router_command
 from text_generation_launcher.config import LauncherConfig, LaunchPlan
+from text_generation_launcher.replica_site import ReplicaSite
 from text_generation_router import cli as router
 from text_generation_router import engine_cli
 from text_generation_router.config import RouterFlags
@@ -150,11 +152,16 @@ def test_changes_of_programs_name_flags_that_the_program_has():
 
 
 PLACE = ServerPlace("/run/shard", None, "")
+SITE = ReplicaSite(PLACE)
 PROGRAMS = Programs("server", "router", "engine")
 TOLD = {
     "router": (RouterFlags, router.app, lambda plan: router_command(plan, PROGRAMS, {}, PLACE, 7, plan.http.port, 9)),
     "front": (RouterFlags, router.app, lambda plan: front_command(plan, PROGRAMS, {}, PLACE, 0, 7, plan.http.port, 9)),
-    "engine": (EngineFlags, engine_cli.app, lambda plan: engine_command(plan, PROGRAMS, {}, PLACE, 9)),
+    "engine": (
+        EngineFlags,
+        engine_cli.app,
+        lambda plan: engine_command(plan, PROGRAMS, {}, SITE, "unix:///e", 9),
+    ),
 }
 
 
@@ -167,7 +174,8 @@ def test_a_program_gets_every_value_of_the_launcher_that_it_has_a_flag_for(monke
         shared.pop(flag.name, None)  # flags that the launcher refuses, or accepts without effect
     values = {name: other_value(flag) for name, flag in shared.items()}
     groups = {item.name: item.type() for item in fields(LaunchPlan) if is_dataclass(item.type)}
-    plan = LaunchPlan(model_id="m", num_shard=1, load_format=LoadFormat.auto, api_workers=1, **groups)
+    groups["cluster"] = ClusterFlags(api_workers=1)
+    plan = LaunchPlan(model_id="m", num_shard=1, load_format=LoadFormat.auto, **groups)
     told = make_command(with_flags(plan, **values))
     for name in os.environ:
         monkeypatch.delenv(name)

@@ -24,7 +24,7 @@ class ReplicaNote:
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class ReplicaReport:
     """The replicas of a server, and how many there are to be."""
 
     wanted: int
@@ -42,7 +42,7 @@ class Deployment:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "Deployment":
+    def from_json(cls, fields: Mapping[str, Any]) -> "ReplicaReport":
         """ValueError, KeyError or TypeError if `fields` is not what `as_json` returns."""
         return cls(int(fields["wanted"]), tuple(_note(entry) for entry in fields["replicas"]))
 
@@ -51,12 +51,3 @@ def _note(fields: Mapping[str, Any]) -> ReplicaNote:
     endpoint = fields["endpoint"]
     name, reason = str(fields["name"]), str(fields["reason"])
     return ReplicaNote(name, ReplicaState(fields["state"]), None if endpoint is None else str(endpoint), reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What the clients of one front want now, which the number of replicas may follow."""
-
-    wait_s: float  # least expected wait of a new request among the engines, by their own forecasts
-    requests: int  # requests of the front on engines, or waiting for one
-    permits: int  # requests that the engines allow the front

@@ -23,7 +23,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from text_generation_common.deployment import Demand, Deployment
+from text_generation_common.autoscaling import Demand
+from text_generation_common.deployment import ReplicaReport
 
 LINE_LIMIT = 2**16
 
@@ -53,7 +54,7 @@ class LinkMessage:
     reason: str = ""
     address: str = ""  # where an engine listens, with `listening`
     replicas: int = 0  # number of replicas that are wanted, with `scale`
-    deployment: Deployment | None = None  # with `engines`
+    deployment: ReplicaReport | None = None  # with `engines`
     demand: Demand | None = None  # with `demand`
 
     def line(self) -> bytes:
@@ -71,7 +72,7 @@ class LinkMessage:
             str(fields["reason"]),
             str(fields.get("address", "")),
             int(fields.get("replicas", 0)),
-            None if deployment is None else Deployment.from_json(deployment),
+            None if deployment is None else ReplicaReport.from_json(deployment),
             None if demand is None else Demand(**demand),
         )
 

@@ -9,9 +9,9 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from text_generation_common.errors import AddressInUse, ArgumentValidation
@@ -19,6 +19,10 @@ from text_generation_common.errors import AddressInUse, ArgumentValidation
 # `sockaddr_un.sun_path` holds 108 bytes on Linux, the closing zero included.
 MAX_SOCKET_PATH_BYTES = 107
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
+# What follows the prefix in the names of a shard's files, as a regular expression.
+SHARD_FILE = r"-\d+(\.rendezvous|\.steps)?"
+# Beginning of the names of folders for launchers without a port.
+ENGINE_FOLDER = "engine-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,15 @@ class ServerPlace:
     def engine_socket(self) -> str:
         """Path of the socket on which an engine without HTTP takes its fronts. It outlives the shards."""
         return f"{self.prefix}-engine"
+
+    @property
+    def control_socket(self) -> str:
+        """Path of the socket on which the launcher takes commands of its user."""
+        return f"{self.prefix}-control"
+
+    def replica(self, number: int) -> "ServerPlace":
+        """The place of one of the server's replicas, the first of which has the server's own."""
+        return replace(self, prefix=f"{self.prefix}.r{number}", folder=None) if number else self
 
     def metrics_file(self, name: str) -> str:
         """Path of the file in which the process `name` keeps its metrics. `name` has no hyphen."""
@@ -75,45 +88,49 @@ class ServerPlace:
                 raise AddressInUse(f"cannot remove {path} ({error.strerror}; {owner}): {self.advice}") from error
 
     def leave(self) -> None:
-        """Removes the shards' files, the lock and the folder as far as possible. Raises nothing: the launcher ends."""
+        """Removes the files of shards and engines, the lock and the folder as far as possible. Raises nothing: the
+        launcher ends."""
         self.remove_shard_files()
-        with suppress(OSError):
-            if stat.S_ISSOCK(os.lstat(self.engine_socket).st_mode):
-                os.unlink(self.engine_socket)
+        for path in (*self._matching(r"(\.r\d+)?-engine"), self.control_socket):
+            with suppress(OSError):
+                if stat.S_ISSOCK(os.lstat(path).st_mode):
+                    os.unlink(path)
         self.remove_metrics()
         with suppress(OSError):
             os.unlink(self.lock)
         self._remove_folders()
 
     def remove_shard_files(self) -> None:
-        """Removes the files that shards have left, as far as possible. Raises nothing."""
-        for path in filter(_is_a_shard_s, self._files()):
+        """Removes the files that shards of any replica have left, as far as possible. Raises nothing."""
+        for path in filter(_is_a_shard_s, self._matching(rf"(\.r\d+)?{SHARD_FILE}")):
             with suppress(OSError):
                 os.unlink(path)
 
     def remove_metrics(self) -> None:
         """Removes the metrics of dead processes, as far as possible. Raises nothing."""
-        folder, name = os.path.split(self.prefix)
-        ours = re.compile(re.escape(name) + r"-metrics-(engine|front\d+)(\.partial)?")
-        with suppress(OSError):
-            for found in filter(ours.fullmatch, os.listdir(folder)):
-                with suppress(OSError):
-                    os.unlink(os.path.join(folder, found))
+        for path in self._matching(r"-metrics-(engine|front)\d*(\.partial)?"):
+            with suppress(OSError):
+                os.unlink(path)
 
     def sweep(self) -> None:
         """Removes the folders of other ports whose launcher and janitor were both killed."""
         if self.folder is None:
             return
         for folder in self.folder.parent.iterdir():
-            if folder.name.isdigit() and folder != self.folder:
+            if (folder.name.isdigit() or folder.name.startswith(ENGINE_FOLDER)) and folder != self.folder:
                 _in(folder)._remove_if_nobody_holds_it()
 
     def _files(self) -> Iterator[str]:
-        """Paths of this server's files. Files of another server whose prefix begins with this prefix are left out."""
+        """Paths of the shards' files, without those of other replicas."""
+        yield from self._matching(SHARD_FILE)
+
+    def _matching(self, ends: str) -> Iterator[str]:
+        """Paths of files that are the prefix and one of `ends`, a regular expression: files of another server whose
+        prefix begins with this prefix are left out."""
         folder, name = os.path.split(self.prefix)
-        ours = re.compile(re.escape(name) + r"-\d+(\.rendezvous|\.steps)?")
+        ours = re.compile(re.escape(name) + ends)
         with suppress(OSError):
-            yield from (os.path.join(folder, found) for found in os.listdir(folder) if ours.fullmatch(found))
+            yield from [os.path.join(folder, found) for found in os.listdir(folder) if ours.fullmatch(found)]
 
     def _remove_folders(self) -> None:
         with suppress(OSError):  # Another launcher may use the folder already.
@@ -166,16 +183,34 @@ def machine_folder(name: str, runtime_dir: str) -> Path:
         return folder
 
 
+def of_engine(pid: int, runtime_dir: str) -> ServerPlace:
+    """The place of the launcher `pid`, which serves no HTTP and so has no port."""
+    place = _in(_roots(runtime_dir)[0] / f"{ENGINE_FOLDER}{pid}")
+    return replace(place, advice="choose a --shard-uds-path in a folder of your own")
+
+
+def find_control_socket(port: int, prefix: str | None, runtime_dir: str) -> str:
+    """Path of the socket for commands of the launcher that this user runs on `port`, or with `prefix` as its
+    --shard-uds-path. AddressInUse: see `find_master_socket`."""
+    if prefix is not None:
+        return chosen(prefix).control_socket
+    return _found(port, runtime_dir, lambda place: place.control_socket)
+
+
 def find_master_socket(port: int, runtime_dir: str) -> str:
     """Path of the socket of rank 0 of the server that this user runs on `port`. The server may have been started with
     another XDG_RUNTIME_DIR. AddressInUse when other users may write to the folder."""
+    return _found(port, runtime_dir, lambda place: place.socket(0))
+
+
+def _found(port: int, runtime_dir: str, path_in: Callable[[ServerPlace], str]) -> str:
     places = [_in(root / str(port)) for root in _roots(runtime_dir)]
     for place in places:
-        if place.folder is not None and os.path.lexists(place.socket(0)):
+        if place.folder is not None and os.path.lexists(path_in(place)):
             for folder in (place.folder.parent, place.folder):
-                _check_private(folder, "give the path of the shard's socket")
-            return place.socket(0)
-    return places[0].socket(0)
+                _check_private(folder, "give the path of the socket")
+            return path_in(place)
+    return path_in(places[0])
 
 
 def _in(folder: Path) -> ServerPlace:

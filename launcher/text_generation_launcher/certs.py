@@ -19,6 +19,7 @@ from text_generation_common.cluster import block_key
 from text_generation_common.cluster.extra import require_cryptography
 from text_generation_common.cluster.files import read_file
 from text_generation_common.cluster.identity import Identity, Role, host_name
+from text_generation_common.cluster.role_folder import folder_name
 from text_generation_common.errors import CredentialsError, WrongUsage
 from text_generation_common.flags.declaration import REQUIRED, flag
 from text_generation_common.flags.programs import ProgramFlags
@@ -112,8 +113,7 @@ def _hosts(texts: Iterable[str]) -> list[str]:
 
 
 def _place(root: Path, role: Role, host: str) -> Place:
-    # Names that need no quotes in a shell, and are names of files everywhere.
-    name = host.replace("*", "_").replace(":", "-")
+    name = folder_name(host)
     return Place(root / role / name, f"{role}/{name}")
 
 

@@ -19,6 +19,7 @@ import typer
 from text_generation_common import faults, places, report
 from text_generation_common.cluster import block_key
 from text_generation_common.errors import CommandError, WrongUsage
+from text_generation_common.flags.cluster import MOST_LOCAL_REPLICAS, Way
 from text_generation_common.flags.declaration import from_values, values_of
 from text_generation_common.flags.environment import from_environment
 from text_generation_common.flags.model import DEMO_MODEL
@@ -117,12 +118,14 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
         if config.model.model_id == DEMO_MODEL:
             logger.info("Serving the demo model that ships with the package; choose another with --model-id")
         allow_open_files(plan.num_shard)
-        if plan.api_workers:
-            environ = block_key.with_key(environ, tls_dir=None, is_insecure=False)
+        if plan.cluster.way is not Way.ROUTER:
+            security = plan.cluster.security
+            folder = None if security.tls_dir is None else Path(security.tls_dir)
+            environ = block_key.with_key(environ, folder, security.insecure_cluster)
         programs = commands.find_programs(program_directories, environ.get("PATH"))
         with claim(plan, config.shard_uds_path, inherited.runtime_dir) as (listener, place, janitor):
-            port = listener.getsockname()[1]
-            supervisor = Supervisor(plan, programs, environ, listener.fileno(), port, place, janitor, machine)
+            fd, port = (None, 0) if listener is None else (listener.fileno(), listener.getsockname()[1])
+            supervisor = Supervisor(plan, programs, environ, fd, port, place, janitor, machine)
             return asyncio.run(supervisor.run())
     except CommandError as error:
         kind = type(error).__name__
@@ -138,7 +141,7 @@ def check_before_start(plan: LaunchPlan, environ: Mapping[str, str]) -> "Machine
     from text_generation_launcher.preflight import Machine, check_model
 
     machine = Machine.this(environ)
-    if (folder := model.folder_of(plan)) is not None:
+    if plan.cluster.way is not Way.FRONTS and (folder := model.folder_of(plan)) is not None:
         check_model(plan, folder, machine, is_whole=model.is_local(plan))
     return machine
 
@@ -146,22 +149,27 @@ def check_before_start(plan: LaunchPlan, environ: Mapping[str, str]) -> "Machine
 @contextmanager
 def claim(
     plan: LaunchPlan, prefix: str | None, runtime_dir: str
-) -> Iterator[tuple[socket.socket, ServerPlace, Janitor]]:
+) -> Iterator[tuple[socket.socket | None, ServerPlace, Janitor]]:
     """Claims the port and the place of the sockets: `prefix`, or a folder in `runtime_dir`. The janitor cleans the
-    place when this launcher is killed."""
+    place when this launcher is killed. A launcher that serves no HTTP claims no port."""
+    has_port = plan.cluster.way is not Way.ENGINE
     with ExitStack() as stack:
         hostname, port, listener = plan.http.hostname, plan.http.port, None
-        if port == 0:  # The kernel chooses the port first, because the folder of the sockets is named after it.
+        # The kernel chooses the port first, because the folder of the sockets is named after it.
+        if has_port and port == 0:
             listener = stack.enter_context(claim_port(hostname, port))
             port = listener.getsockname()[1]
             logger.info("Port %d was chosen for --port 0", port)
-        place = places.chosen(prefix) if prefix else places.of_port(port, runtime_dir)
-        place.check_length(plan.num_shard)
+        default = places.of_port(port, runtime_dir) if has_port else places.of_engine(os.getpid(), runtime_dir)
+        place = places.chosen(prefix) if prefix else default
+        last = MOST_LOCAL_REPLICAS - 1 if plan.cluster.replicas is not None else 0
+        place.replica(last).check_length(plan.num_shard)
         lock = stack.enter_context(claim_sockets(place))
         janitor = stack.enter_context(fork_janitor(place, lock))
         # The port is claimed last: once the janitor of a killed launcher has released the lock, the port is free as
         # well.
-        listener = listener or stack.enter_context(claim_port(hostname, port))
+        if has_port and listener is None:
+            listener = stack.enter_context(claim_port(hostname, port))
         yield listener, place, janitor
 
 

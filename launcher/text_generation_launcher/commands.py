@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from text_generation_common.cluster import block_key
+from text_generation_common.flags.cluster import Way
 from text_generation_common.flags.declaration import env_name, flag_name, flags_of, values_of
 from text_generation_common.flags.http import HttpFlags
 from text_generation_common.flags.kinds import LoadFormat
@@ -15,6 +16,7 @@ from text_generation_common.logs import LEVELS
 from text_generation_common.places import ServerPlace
 from text_generation_launcher.config import LaunchPlan
 from text_generation_launcher.errors import DownloadError, WebserverCannotStart
+from text_generation_launcher.replica_site import ReplicaSite
 
 # Seconds between two lines in which a download tells its progress to the launcher.
 PROGRESS_S = 0.5
@@ -34,6 +36,7 @@ class Command:
     env: Mapping[str, str]
     pass_fds: tuple[int, ...] = ()
     log_fields: Mapping[str, object] = field(default_factory=dict)
+    replica: int = 0  # number of the replica of an engine or a shard
 
 
 def find_programs(directories: Sequence[Path], path: str | None) -> Programs:
@@ -45,7 +48,7 @@ def find_programs(directories: Sequence[Path], path: str | None) -> Programs:
         raise DownloadError("text-generation-server not found in PATH: install tgi-py")
     if router is None:
         raise WebserverCannotStart("text-generation-router not found in PATH: install tgi-py")
-    # Only --api-workers needs it, so its absence is told by its start.
+    # Only replicas need it, so its absence is told by its start.
     engine = shutil.which("text-generation-engine", path=search)
     return Programs(server, router, engine or "text-generation-engine")
 
@@ -67,14 +70,16 @@ def shard(
     plan: LaunchPlan,
     programs: Programs,
     environ: Mapping[str, str],
-    place: ServerPlace,
+    site: ReplicaSite,
     rank: int,
     epoch: int,
     cores: int,
+    replicas: int = 1,
 ) -> Command:
-    """The command of the shard of `rank`. `cores` is the number of cores that all shards share."""
+    """The command of the shard of `rank`. `cores` is the number of cores that all shards of `replicas` replicas
+    share."""
     options = _options(
-        uds_path=place.prefix,
+        uds_path=site.place.prefix,
         logger_level=most_verbose(environ.get("LOG_LEVEL", "info")),
         json_output=True,
         sharded=plan.num_shard > 1,
@@ -86,13 +91,16 @@ def shard(
     options += _flags(plan.compute) + _load_format(plan)
     # The user's environment comes after these defaults, and so overrides them. GOMP_SPINCOUNT is short: a thread of
     # torch that waits for another soon gives its core away, because the other may be waiting for a core itself.
-    env = {"OMP_NUM_THREADS": str(max(1, cores // plan.num_shard)), "GOMP_SPINCOUNT": "1000"}
+    num_shards = plan.num_shard * replicas
+    env = {"OMP_NUM_THREADS": str(max(1, cores // num_shards)), "GOMP_SPINCOUNT": "1000"}
     env |= _server_env(plan, environ) | _variables(values_of(plan.shard))
     env |= _variables({"max_total_tokens": plan.tokens.max_total_tokens})
     env |= {"GLOO_SOCKET_IFNAME": "lo"}  # shards accept connections from this machine only
     env |= {"RANK": str(rank), "WORLD_SIZE": str(plan.num_shard), "TGI_EPOCH": str(epoch)}
+    env |= {"MACHINE_SHARDS": str(num_shards)} if replicas > 1 else {}
+    env |= {"CUDA_VISIBLE_DEVICES": ",".join(site.devices)} if site.devices else {}
     argv = (programs.server, "serve", plan.model_id, *options)
-    return Command("shard", argv, env, log_fields={"rank": rank})
+    return Command("shard", argv, env, log_fields={**site.log_fields, "rank": rank}, replica=site.number)
 
 
 def router(
@@ -123,10 +131,10 @@ def front(
     port: int,
     launcher_fd: int,
 ) -> Command:
-    """The command of front `number`: a router whose engine is another process. Connections are shared out."""
-    most_connections = math.ceil(plan.http.max_connections / plan.api_workers)
+    """The command of front `number`: a router whose engines are other processes. Connections are shared out."""
+    most_connections = math.ceil(plan.http.max_connections / plan.cluster.api_workers)
     options = _options(
-        engines=(f"unix://{place.engine_socket}",),
+        engines_by_launcher=plan.cluster.way is Way.REPLICAS,
         metrics_file=place.metrics_file(f"front{number}"),
         **_of_router(plan, listen_fd, launcher_fd),
     )
@@ -138,14 +146,22 @@ def front(
 
 
 def engine(
-    plan: LaunchPlan, programs: Programs, environ: Mapping[str, str], place: ServerPlace, launcher_fd: int
+    plan: LaunchPlan,
+    programs: Programs,
+    environ: Mapping[str, str],
+    site: ReplicaSite,
+    address: str,
+    launcher_fd: int,
+    metrics_file: str | None = None,
 ) -> Command:
-    """The command of the engine whose fronts are other processes. `launcher_fd`: see `router`."""
+    """The command of the engine whose fronts are other processes, which connect to `address`. `launcher_fd`: see
+    `router`."""
     options = _options(
-        address=f"unix://{place.engine_socket}",
+        address=address,
         launcher_fd=launcher_fd,
-        master_shard_uds_path=place.socket(0),
-        metrics_file=place.metrics_file("engine"),
+        master_shard_uds_path=site.place.socket(0),
+        metrics_file=metrics_file,
+        engine_metrics_port=plan.cluster.engine.engine_metrics_port,
         tokenizer_name=plan.model_id,
         json_output=True,
         testing=plan.process.testing,
@@ -153,11 +169,12 @@ def engine(
         tgi_buckets=plan.http.tgi_buckets,
         graceful_termination_timeout=plan.http.graceful_termination_timeout,
     )
-    for group in (plan.files, plan.tokens, plan.scheduling, plan.compute):
+    for group in (plan.files, plan.tokens, plan.scheduling, plan.compute, plan.cluster.security):
         options += _flags(group)
     env = _inherited(plan, environ, "API_KEY") | _token(environ) | _variables(values_of(plan.cache))
     env |= _variables(values_of(plan.shard))
-    return Command("engine", (programs.engine, *options), env, pass_fds=(launcher_fd,))
+    argv = (programs.engine, *options)
+    return Command("engine", argv, env, (launcher_fd,), log_fields=site.log_fields, replica=site.number)
 
 
 def _of_router(plan: LaunchPlan, listen_fd: int, launcher_fd: int) -> dict[str, object]:
@@ -181,6 +198,8 @@ def _router_flags(plan: LaunchPlan, http: HttpFlags) -> list[str]:
         http,
         plan.access,
         plan.tracing,
+        plan.cluster.engine_list,
+        plan.cluster.security,
     )
     return [word for group in groups for word in _flags(group)]
 

@@ -7,6 +7,7 @@
 
 from dataclasses import dataclass
 
+from text_generation_common.flags.cluster import ClusterFlags
 from text_generation_common.flags.declaration import flag
 from text_generation_common.flags.formats import FormatFlags
 from text_generation_common.flags.http import AccessFlags, HttpFlags
@@ -37,13 +38,7 @@ class LauncherConfig:
     max_input_length: int | None = flag(None, "Old name of --max-input-tokens.", min=0, positive=True)
     scheduling: SchedulingFlags = SchedulingFlags()
     http: HttpFlags = HttpFlags()
-    api_workers: int = flag(
-        0,
-        "Number of processes that serve HTTP on the port, beside a process for the engine; 0: one process does both.",
-        hidden=True,  # until its cost is measured
-        min=0,
-        max=64,
-    )
+    cluster: ClusterFlags = ClusterFlags()
     access: AccessFlags = AccessFlags()
     process: ProcessFlags = ProcessFlags()
     env: bool = flag(False, "Log versions, platform and GPUs, then serve.", short="-e", env=False)
@@ -71,7 +66,8 @@ class LaunchPlan:
     tokens: TokenFlags
     scheduling: SchedulingFlags
     http: HttpFlags
-    api_workers: int = 0  # number of fronts beside an engine; 0: a router is both
+    cluster: ClusterFlags = ClusterFlags()
+    devices: tuple[str, ...] = ()  # GPUs that replicas share out, as CUDA_VISIBLE_DEVICES names them; (): none
     access: AccessFlags
     tracing: TracingFlags = TracingFlags()
     process: ProcessFlags

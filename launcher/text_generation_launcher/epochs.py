@@ -15,8 +15,7 @@ from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ShardCannotStart, ShardFailed
 from text_generation_launcher.process import SEE_LOG, log_last_lines
 from text_generation_launcher.restarts import Restarts
-from text_generation_launcher.shard_group import Loss, ShardGroup
-from text_generation_launcher.spawner import Spawner
+from text_generation_launcher.shard_group import Loss, ShardGroup, StartShard
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -30,13 +29,13 @@ class Epochs:
 
     def __init__(
         self,
-        spawner: Spawner,
+        start_shard: StartShard,
         socket_paths: Sequence[str],
         notify_router: Callable[[LinkMessage], None],
         remove_files: Callable[[], None],
         restarts: Restarts,
     ) -> None:
-        self._spawner = spawner
+        self._start_shard = start_shard
         self._socket_paths = socket_paths
         self._notify_router = notify_router
         self._remove_files = remove_files
@@ -101,7 +100,7 @@ class Epochs:
         started_s = time.monotonic()
         logger.info("Starting shard")
         try:
-            await group.start(self._spawner)
+            await group.start(self._start_shard)
         except CommandError as error:
             if self._number == 1:
                 raise

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from functools import partial
 from itertools import count
 
-from text_generation_common.deployment import Deployment
+from text_generation_common.deployment import ReplicaReport
 from text_generation_common.errors import CommandError
 from text_generation_common.link import LinkMessage
 from text_generation_common.tasks import cancelled
@@ -55,7 +55,7 @@ class Fronts:
         self._number = number
         self._patience_s = patience_s
         self._on_message = on_message
-        self._deployment: Deployment | None = None
+        self._deployment: ReplicaReport | None = None
         self._fronts: list[Front] = []
         self._had_listened = False  # a front that has gone
         self._has_ended = asyncio.Event()
@@ -73,7 +73,7 @@ class Fronts:
         for front in self._fronts:
             front.process.stop()
 
-    def tell_engines(self, deployment: Deployment) -> None:
+    def tell_engines(self, deployment: ReplicaReport) -> None:
         """Tells all fronts, and those that come later, of the replicas."""
         self._deployment = deployment
         for front in self._fronts:

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from text_generation_common.deployment import Deployment
+from text_generation_common.deployment import ReplicaReport
 from text_generation_common.link import Link, LinkEvent, LinkMessage
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import WebserverCannotStart, WebserverFailed
@@ -80,7 +80,7 @@ class KeptProcess:
         self._ready = message if message.event is LinkEvent.READY else None
         self.send(message)
 
-    def tell_engines(self, deployment: Deployment) -> None:
+    def tell_engines(self, deployment: ReplicaReport) -> None:
         """Sends the replicas to the process, a front, and to later ones."""
         self._engines = LinkMessage(LinkEvent.ENGINES, deployment=deployment)
         self.send(self._engines)

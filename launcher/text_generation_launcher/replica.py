@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Replica(Protocol):
+class AnyReplica(Protocol):
     """`run` is started as a task, once."""
 
     @property
@@ -30,4 +30,4 @@ class Replica(Protocol):
 
 
 # Makes the replica of a number. The callback is to be called whenever `endpoint` or `is_ready` changes.
-MakeReplica = Callable[[int, Callable[[], None]], Replica]
+MakeReplica = Callable[[int, Callable[[], None]], AnyReplica]

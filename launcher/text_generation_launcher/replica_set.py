@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from text_generation_common.deployment import Deployment, ReplicaNote, ReplicaState
+from text_generation_common.deployment import ReplicaNote, ReplicaReport, ReplicaState
 from text_generation_common.errors import CommandError
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ScaleRefused
-from text_generation_launcher.replica import MakeReplica, Replica
+from text_generation_launcher.replica import AnyReplica, MakeReplica
 from text_generation_launcher.scaling import ends_server, plan_changes
 
 logger = logging.getLogger("text_generation_launcher")
@@ -25,11 +25,11 @@ LONG_RUN_S = 600.0
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class KeptReplica:
     """A replica of the set, from its first start until it leaves."""
 
     number: int
-    replica: Replica
+    replica: AnyReplica
     task: "asyncio.Task[None] | None" = None
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     failure: str = ""  # why the replica waits for its next start; "": it runs
@@ -58,32 +58,34 @@ class ReplicaSet:
         make: MakeReplica,
         wanted: int,
         most: int = MOST_REPLICAS,
-        on_change: Callable[[Deployment], None] = lambda deployment: None,
         few: str = "",
         retry_s: float = FIRST_RETRY_S,
     ) -> None:
-        """`most`: number of replicas for which there is room; `few` says why there are not more. `on_change` is called
-        with every change of the deployment."""
+        """`most`: number of replicas for which there is room; `few` says why there are not more."""
         self._make = make
         self._wanted = wanted
         self._most = most
         self._few = few
-        self._on_change = on_change
+        self._watchers: list[Callable[[ReplicaReport], None]] = []
         self._retry_s = retry_s
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, KeptReplica] = {}
         self._changed = asyncio.Event()
         self._is_stopping = False
-        self._told: Deployment | None = None
+        self._told: ReplicaReport | None = None
         self.has_served = False  # whether any replica was ready
 
     @property
-    def deployment(self) -> Deployment:
+    def deployment(self) -> ReplicaReport:
         """The replicas, and how many are wanted."""
-        return Deployment(self._wanted, tuple(member.note for member in self._members.values()))
+        return ReplicaReport(self._wanted, tuple(member.note for member in self._members.values()))
 
     @property
     def endpoints(self) -> tuple[str, ...]:
         return self.deployment.endpoints
+
+    def watch(self, watcher: Callable[[ReplicaReport], None]) -> None:
+        """From now on `watcher` is called with every change of the deployment."""
+        self._watchers.append(watcher)
 
     def scale(self, wanted: int) -> None:
         """From now on there are to be `wanted` replicas. ScaleRefused if there cannot be."""
@@ -139,11 +141,11 @@ class ReplicaSet:
             member.replica.stop()
 
     def _start(self, number: int) -> None:
-        member = Member(number, self._make(number, self._note_change), retry_s=self._retry_s)
+        member = KeptReplica(number, self._make(number, self._note_change), retry_s=self._retry_s)
         self._members[number] = member
         member.task = asyncio.create_task(self._keep(member), name=member.replica.name)
 
-    async def _keep(self, member: Member) -> None:
+    async def _keep(self, member: KeptReplica) -> None:
         """Keeps one replica running until it leaves. Raises the error that ends the server."""
         while True:
             try:
@@ -159,7 +161,7 @@ class ReplicaSet:
             member.failure = ""
             self._note_change()
 
-    async def _fail(self, member: Member, error: CommandError) -> None:
+    async def _fail(self, member: KeptReplica, error: CommandError) -> None:
         """Waits until the next start is due, or the replica is to leave. Raises `error` if it ends the server."""
         others = [each.state for each in self._members.values() if each is not member]
         if ends_server(others, self.has_served):
@@ -186,4 +188,5 @@ class ReplicaSet:
         """Tells the deployment, if it has changed."""
         if (found := self.deployment) != self._told:
             self._told = found
-            self._on_change(found)
+            for watcher in self._watchers:
+                watcher(found)

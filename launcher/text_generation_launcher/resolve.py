@@ -8,11 +8,13 @@ from typing import Any
 
 from text_generation_common.addresses import address_of
 from text_generation_common.errors import ArgumentValidation, WrongUsage
+from text_generation_common.flags.cluster import ClusterFlags
 from text_generation_common.flags.kinds import RopeScalingKind, TrueFalse
 from text_generation_common.flags.model import NameFlags
 from text_generation_common.flags.requests import PREFILL_TOKENS
 from text_generation_common.model_folder import served_name
 from text_generation_launcher import checks, model
+from text_generation_launcher.cluster_plan import resolve_cluster, shards_of_each, share_out, visible_devices
 from text_generation_launcher.config import LauncherConfig, LaunchPlan
 from text_generation_launcher.errors import NotEnoughCUDADevices
 
@@ -32,7 +34,8 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     checks.check_cuda_graphs(config)
     checks.check_limits(tokens)
     checks.check_api_keys(config.access, config.http.closed_routes)
-    num_shard = shard_count(config.sharded, config.num_shard, lambda: count_devices(environ))
+    cluster = resolve_cluster(config.cluster)
+    num_shard, devices = _shares(config, cluster, environ)
     checks.refuse_unsupported(config)
     rope_scaling, rope_factor = resolve_rope(config.shard.rope_scaling, config.shard.rope_factor)
     hostname = address_of(config.http.hostname, logger)
@@ -55,11 +58,23 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
         tokens=tokens,
         scheduling=config.scheduling,
         http=replace(config.http, hostname=hostname),
-        api_workers=config.api_workers,
+        cluster=cluster,
+        devices=devices,
         access=config.access,
         tracing=config.tracing,
         process=config.process,
     )
+
+
+def _shares(config: LauncherConfig, cluster: ClusterFlags, environ: Mapping[str, str]) -> tuple[int, tuple[str, ...]]:
+    """Number of shards of each replica, and the GPUs that replicas share out."""
+    if cluster.replicas is None:
+        return shard_count(config.sharded, config.num_shard, lambda: count_devices(environ)), ()
+    devices = visible_devices(environ, count_nvidia_cards)
+    each = shards_of_each(cluster.replicas, len(devices))
+    num_shard = shard_count(config.sharded, config.num_shard, lambda: each)
+    share_out(cluster, num_shard, devices)
+    return num_shard, devices
 
 
 def shard_count(sharded: TrueFalse | None, num_shard: int | None, count_devices: Callable[[], int]) -> int:

@@ -10,22 +10,22 @@ _LEAVE_FIRST = (ReplicaState.FAILED, ReplicaState.STARTING, ReplicaState.READY)
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class SetChanges:
     """Numbers of replicas to start, and of those that are to drain."""
 
     start: tuple[int, ...] = ()
     drain: tuple[int, ...] = ()
 
 
-def plan_changes(states: Mapping[int, ReplicaState], wanted: int, most: int) -> Changes:
+def plan_changes(states: Mapping[int, ReplicaState], wanted: int, most: int) -> SetChanges:
     """What leads to `wanted` replicas. `states` has those that exist, `most` is the number of places for replicas: a
     place is free when the draining replica there has gone."""
     staying = [number for number, state in states.items() if state is not ReplicaState.DRAINING]
     if len(staying) > wanted:
         leaving = sorted(staying, key=lambda number: (_LEAVE_FIRST.index(states[number]), -number))
-        return Changes(drain=tuple(leaving[: len(staying) - wanted]))
+        return SetChanges(drain=tuple(leaving[: len(staying) - wanted]))
     free = [number for number in range(most) if number not in states]
-    return Changes(start=tuple(free[: wanted - len(staying)]))
+    return SetChanges(start=tuple(free[: wanted - len(staying)]))
 
 
 def ends_server(others: Collection[ReplicaState], has_served: bool) -> bool:

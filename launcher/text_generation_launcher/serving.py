@@ -1,18 +1,23 @@
-"""The processes that serve requests: one router or, with --api-workers, an engine and its fronts.
-
-The owner of the queue and the token slots is told of the shards: the router, or the engine. Fronts know the engine
-only.
-"""
+"""What serves requests: a router with its shards; or fronts, replicas, or both."""
 
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
-from text_generation_common.link import LinkMessage
+from text_generation_common.deployment import ReplicaReport
+from text_generation_common.flags.cluster import MOST_LOCAL_REPLICAS, Way
+from text_generation_common.link import LinkEvent, LinkMessage
+from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
+from text_generation_launcher.address_file import AddressFile
+from text_generation_launcher.errors import ScaleRefused
 from text_generation_launcher.fronts import Fronts
 from text_generation_launcher.kept_process import KeptProcess
-from text_generation_launcher.restarts import Restarts
+from text_generation_launcher.local_replica import LocalReplica
+from text_generation_launcher.owned_shards import OwnedShards
+from text_generation_launcher.replica_set import ReplicaSet
+from text_generation_launcher.replica_site import ReplicaSite, slices
 from text_generation_launcher.spawner import Spawner
 
 logger = logging.getLogger("text_generation_launcher")
@@ -21,57 +26,154 @@ logger = logging.getLogger("text_generation_launcher")
 DRAIN_MARGIN_S = 12.0
 
 
-class ServingProcesses:
-    """Keeps the processes alive. `run` is to be started as a task. `on_message` is called with the owner's messages
-    about shards, `on_owner_end` when the owner has ended without being asked to.
-    """
-
-    def __init__(
-        self, spawner: Spawner, on_message: Callable[[LinkMessage], None], on_owner_end: Callable[[], None]
-    ) -> None:
-        self._serving: KeptProcess | Fronts
-        self._engine: KeptProcess | None = None
-        if workers := spawner.plan.api_workers:
-            self._owner = self._engine = KeptProcess(
-                spawner.start_engine, "Engine", on_message, on_owner_end, Restarts()
-            )
-            patience_s = spawner.plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
-            self._serving = Fronts(spawner.start_front, workers, patience_s)
-        else:
-            self._owner = KeptProcess(spawner.start_router, "Webserver", on_message, on_owner_end, Restarts())
-            self._serving = self._owner
+class Serving(Protocol):
+    """`run` is to be started as a task, once."""
 
     @property
     def has_listened(self) -> bool:
         """Whether requests were served."""
-        return self._serving.has_listened
-
-    def notify(self, message: LinkMessage) -> None:
-        """Tells the owner that shards are ready or lost."""
-        self._owner.notify(message)
 
     def stop(self) -> None:
-        """Asks the fronts to end, which they do when their requests are done; then the engine; then `run` returns."""
-        self._serving.stop()
+        """Lets the processes end when their requests are done; then `run` returns."""
 
     def restart_fronts(self) -> None:
         """Replaces the fronts one after another, without the loss of a request."""
-        if isinstance(self._serving, Fronts):
-            self._serving.restart()
-        else:
-            logger.warning("The webserver is not restarted: only --api-workers has others that serve meanwhile")
 
     async def run(self) -> None:
-        """Keeps the processes running until `stop`. Raises a CommandError when another start would not help."""
-        serving = asyncio.create_task(self._serving.run())
-        engine = {asyncio.create_task(self._engine.run())} if self._engine is not None else set()
+        """Keeps the processes running until `stop`. Raises a CommandError when another start would not help. When the
+        task is cancelled, or raises, processes live on: the supervisor stops them."""
+
+
+def serving_of(spawner: Spawner, place: ServerPlace) -> Serving:
+    """What the plan of `spawner` asks for."""
+    way, cluster = spawner.plan.cluster.way, spawner.plan.cluster
+    if way is Way.ROUTER:
+        return RouterAndShards(spawner, ReplicaSite(place))
+    if way is Way.ENGINE:
+        return EngineAlone(spawner, place)
+    if way is Way.FRONTS:
+        return FrontsAndReplicas(spawner, cluster.api_workers, None)
+    site_of, most, few = local_sites(spawner, place)
+
+    def make(number: int, on_change: Callable[[], None]) -> LocalReplica:
+        site, metrics_file = site_of(number), place.metrics_file(f"engine{number}")
+        return LocalReplica(spawner, site, f"unix://{site.place.engine_socket}", metrics_file, on_change)
+
+    replicas = ReplicaSet(make, cluster.replicas or 1, most, few=few)
+    return FrontsAndReplicas(spawner, cluster.api_workers, replicas)
+
+
+def local_sites(spawner: Spawner, place: ServerPlace) -> tuple[Callable[[int], ReplicaSite], int, str]:
+    """The site of each number, how many there can be, and why not more."""
+    plan = spawner.plan
+    if plan.cluster.replicas is None:
+        return lambda number: ReplicaSite(place), 1, ": start the server with --replicas to have several"
+    if not plan.devices:
+        return lambda number: ReplicaSite(place.replica(number), number, True), MOST_LOCAL_REPLICAS, ""
+    shares = slices(plan.devices, plan.num_shard)
+    few = f": {len(plan.devices)} GPUs are visible, and each replica needs {plan.num_shard}"
+    return lambda number: ReplicaSite(place.replica(number), number, True, shares[number]), len(shares), few
+
+
+class RouterAndShards:
+    """One process is front and engine."""
+
+    def __init__(self, spawner: Spawner, site: ReplicaSite) -> None:
+        self._shards = OwnedShards(spawner, site, "Webserver", spawner.start_router)
+
+    @property
+    def has_listened(self) -> bool:
+        return self._shards.owner.has_listened
+
+    def stop(self) -> None:
+        self._shards.stop()
+
+    def restart_fronts(self) -> None:
+        logger.warning("The webserver is not restarted: only --api-workers has others that serve meanwhile")
+
+    async def run(self) -> None:
+        await self._shards.run()
+
+
+class EngineAlone:
+    """A replica whose fronts are elsewhere."""
+
+    def __init__(self, spawner: Spawner, place: ServerPlace) -> None:
+        flags = spawner.plan.cluster.engine
+        assert flags.engine_address is not None
+        self._file = AddressFile(flags.engine_address_file)
+        self._replica = LocalReplica(spawner, ReplicaSite(place), flags.engine_address, None, self._on_change)
+
+    @property
+    def has_listened(self) -> bool:
+        return self._replica.endpoint is not None
+
+    def stop(self) -> None:
+        self._replica.stop()
+
+    def restart_fronts(self) -> None:
+        logger.warning("There are no fronts here to be restarted: --engine-only serves fronts elsewhere")
+
+    async def run(self) -> None:
         try:
-            while not serving.done():
-                done, _ = await asyncio.wait({serving} | engine, return_when=asyncio.FIRST_COMPLETED)
+            await self._replica.run()
+        finally:
+            self._file.remove()
+
+    def _on_change(self) -> None:
+        if self._replica.endpoint is not None:
+            self._file.write(self._replica.endpoint)
+
+
+class FrontsAndReplicas:
+    """Fronts end before replicas do. Replicas may be elsewhere (None)."""
+
+    def __init__(self, spawner: Spawner, num_fronts: int, replicas: ReplicaSet | None) -> None:
+        self.replicas = replicas
+        self._spawner = spawner
+        patience_s = spawner.plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
+        self._fronts = Fronts(spawner.start_front, num_fronts, patience_s, self._take)
+        if replicas is not None:
+            replicas.watch(self._on_change)
+
+    @property
+    def has_listened(self) -> bool:
+        return self._fronts.has_listened
+
+    def stop(self) -> None:
+        self._fronts.stop()
+
+    def restart_fronts(self) -> None:
+        self._fronts.restart()
+
+    async def run(self) -> None:
+        fronts = asyncio.create_task(self._fronts.run())
+        replicas = {asyncio.create_task(self.replicas.run())} if self.replicas is not None else set()
+        try:
+            while not fronts.done():
+                done, _ = await asyncio.wait({fronts} | replicas, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
-            if self._engine is not None:
-                self._engine.stop()
-                await asyncio.gather(*engine)
+            if self.replicas is not None:
+                self.replicas.stop()
+                await asyncio.gather(*replicas)
         finally:
-            await cancelled(serving, *engine)
+            await cancelled(fronts, *replicas)
+
+    def _take(self, front: KeptProcess, message: LinkMessage) -> None:
+        if message.event is LinkEvent.SCALE:
+            front.send(LinkMessage(LinkEvent.SCALED, reason=self._scale(message.replicas)))
+
+    def _scale(self, wanted: int) -> str:
+        """Asks for `wanted` replicas. Returns why they are refused, or ""."""
+        try:
+            if self.replicas is None:
+                raise ScaleRefused("this server does not start its engines, so it cannot start more of them")
+            self.replicas.scale(wanted)
+        except ScaleRefused as error:
+            return error.reason
+        return ""
+
+    def _on_change(self, deployment: ReplicaReport) -> None:
+        self._spawner.num_replicas = deployment.wanted
+        self._fronts.tell_engines(deployment)

@@ -3,15 +3,16 @@
 import asyncio
 import signal
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ShardFailed
 from text_generation_launcher.health import HealthClient, Watchdog
 from text_generation_launcher.process import Child
-from text_generation_launcher.spawner import Spawner
 
+# Starts the shard of a rank and an epoch.
+StartShard = Callable[[int, int], Awaitable[Child]]
 # Seconds between two Health calls. Shorter before a shard is ready, because the start of the server waits for it.
 POLL_S = 0.5
 POLL_PREPARING_S = 0.1
@@ -43,10 +44,10 @@ class ShardGroup:
         self._ready_ranks: set[int] = set()
         self._watchers: list[asyncio.Task[None]] = []
 
-    async def start(self, spawner: Spawner) -> None:
+    async def start(self, start_shard: StartShard) -> None:
         """Starts and watches all ranks. ShardCannotStart when a rank cannot be started; other ranks may run already."""
         for rank in range(len(self._socket_paths)):
-            self.children.append(await spawner.start_shard(rank, self._epoch))
+            self.children.append(await start_shard(rank, self._epoch))
         for rank, child in enumerate(self.children):
             self._watch(self._watch_exit(rank, child))
             self._watch(self._watch_health(rank))

@@ -12,11 +12,13 @@ from text_generation_launcher.config import LaunchPlan
 from text_generation_launcher.errors import DownloadError, ShardCannotStart, WebserverCannotStart
 from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import Child
+from text_generation_launcher.replica_site import ReplicaSite
 
 
 class Spawner:
     """The only class that starts children. `plan` is replaced once, when the weights are there. `listen_fd` is the
-    bound API socket and `port` its number. The janitor is told of every child, to kill it when the launcher is killed.
+    bound API socket and `port` its number; a launcher without an API starts neither router nor front. The janitor is
+    told of every child, to kill it when the launcher is killed.
     """
 
     def __init__(
@@ -25,12 +27,13 @@ class Spawner:
         programs: Programs,
         environ: Mapping[str, str],
         place: ServerPlace,
-        listen_fd: int,
+        listen_fd: int | None,
         port: int,
         janitor: Janitor,
     ) -> None:
         self.plan = plan
         self.running: list[Child] = []
+        self.num_replicas = 1  # number of replicas that share this machine
         self._programs = programs
         self._environ = environ
         self._place = place
@@ -42,33 +45,37 @@ class Spawner:
         command = commands.download(self.plan, self._programs, self._environ)
         return await self._start(command, DownloadError, takes)
 
-    async def start_shard(self, rank: int, epoch: int) -> Child:
+    async def start_shard(self, site: ReplicaSite, rank: int, epoch: int) -> Child:
         cores = usable_cores()
-        command = commands.shard(self.plan, self._programs, self._environ, self._place, rank, epoch, cores)
+        command = commands.shard(self.plan, self._programs, self._environ, site, rank, epoch, cores, self.num_replicas)
         return await self._start(command, ShardCannotStart)
 
     async def start_router(self, launcher_fd: int) -> Child:
         """Starts a router. `launcher_fd` is the router's end of the line to the launcher."""
+        assert self._listen_fd is not None
         command = commands.router(
             self.plan, self._programs, self._environ, self._place, self._listen_fd, self._port, launcher_fd
         )
         return await self._start(command, WebserverCannotStart)
 
-    async def start_engine(self, launcher_fd: int) -> Child:
+    async def start_engine(self, site: ReplicaSite, address: str, metrics_file: str | None, launcher_fd: int) -> Child:
         """Starts an engine without HTTP. `launcher_fd`: as in `start_router`."""
-        command = commands.engine(self.plan, self._programs, self._environ, self._place, launcher_fd)
+        command = commands.engine(self.plan, self._programs, self._environ, site, address, launcher_fd, metrics_file)
         return await self._start(command, WebserverCannotStart)
 
     async def start_front(self, number: int, launcher_fd: int) -> Child:
-        """Starts one of the engine's fronts. `launcher_fd`: as in `start_router`."""
+        """Starts one of the engines' fronts. `launcher_fd`: as in `start_router`."""
+        assert self._listen_fd is not None
         command = commands.front(
             self.plan, self._programs, self._environ, self._place, number, self._listen_fd, self._port, launcher_fd
         )
         return await self._start(command, WebserverCannotStart)
 
-    def running_as(self, name: str) -> list[Child]:
-        """The running children of one kind: download, shard, engine or router. Fronts are routers."""
-        return [child for child in self.running if child.command.name == name]
+    def running_as(self, name: str, replica: int | None = None) -> list[Child]:
+        """The running children of one kind, download, shard, engine or router; or those of one replica. Fronts are
+        routers."""
+        found = [child for child in self.running if child.command.name == name]
+        return [child for child in found if replica in (None, child.command.replica)]
 
     async def _start(
         self,

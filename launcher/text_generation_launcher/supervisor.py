@@ -1,8 +1,7 @@
 """Starts and stops the children in order: weights first, then shards and router side by side; stops the router first.
 
-There is one event loop and no thread. Two tasks keep the children alive: `epochs.py` the shards, `serving.py` the
-router, or the engine and its fronts. Both start processes through the supervisor's `Spawner`. The supervisor passes
-messages between the two tasks, and handles signals.
+There is one event loop and no thread. `serving.py` keeps the children alive, which it starts through the supervisor's
+`Spawner`. The supervisor gets the weights, and handles signals.
 """
 
 import asyncio
@@ -11,20 +10,18 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from text_generation_common.link import LinkEvent, LinkMessage
+from text_generation_common.flags.cluster import Way
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
 from text_generation_launcher import model
 from text_generation_launcher.commands import Programs
 from text_generation_launcher.config import LaunchPlan
-from text_generation_launcher.epochs import Epochs
 from text_generation_launcher.errors import DownloadError
 from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import SEE_LOG, Child, log_last_lines
 from text_generation_launcher.progress import make_display
 from text_generation_launcher.resolve import with_prefill_budget
-from text_generation_launcher.restarts import MOST_DEATHS, Restarts
-from text_generation_launcher.serving import DRAIN_MARGIN_S, ServingProcesses
+from text_generation_launcher.serving import DRAIN_MARGIN_S, serving_of
 from text_generation_launcher.spawner import Spawner
 
 if TYPE_CHECKING:
@@ -45,31 +42,27 @@ INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C, as shells have it
 
 
 class Supervisor:
-    """Runs one server; `run` may be called once. `listen_fd` is the bound API socket; `place` must be claimed."""
+    """Runs one server; `run` may be called once. `listen_fd` is the bound API socket, None for a launcher
+    without an API; `place` must be claimed."""
 
     def __init__(
         self,
         plan: LaunchPlan,
         programs: Programs,
         environ: Mapping[str, str],
-        listen_fd: int,
+        listen_fd: int | None,
         port: int,
         place: ServerPlace,
         janitor: Janitor,
         machine: "Machine",
     ) -> None:
         self._place = place
-        self._num_shard = plan.num_shard
         self._stop_asked = asyncio.Event()
         self._kill_asked = asyncio.Event()
         self._first_signal: signal.Signals | None = None
         self._machine = machine
         self._spawner = Spawner(plan, programs, environ, place, listen_fd, port, janitor)
-        self._serving = ServingProcesses(self._spawner, self._on_message, self._on_owner_end)
-        paths = [place.socket(rank) for rank in range(self._num_shard)]
-        self._epochs = Epochs(
-            self._spawner, paths, self._serving.notify, place.clear, Restarts(most_failures=MOST_DEATHS)
-        )
+        self._serving = serving_of(self._spawner, place)
 
     async def run(self) -> int:
         """Runs the server until a signal, and returns the exit status: 0, or INTERRUPTED after Ctrl-C before the server
@@ -104,15 +97,10 @@ class Supervisor:
         self._stop_asked.set()
 
     async def _serve(self) -> None:
-        """Returns when the router was stopped. Raises when router or shards cannot be kept alive."""
-        await self._get_weights()
-        keepers = [asyncio.create_task(self._epochs.run()), asyncio.create_task(self._serving.run())]
-        try:
-            done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
-            for keeper in done:
-                keeper.result()
-        finally:
-            await cancelled(*keepers)
+        """Returns when `stop` has ended what serves. Raises when that cannot be kept alive."""
+        if self._spawner.plan.cluster.way is not Way.FRONTS:  # Fronts read no weights.
+            await self._get_weights()
+        await self._serving.run()
 
     async def _get_weights(self) -> None:
         plan = self._spawner.plan
@@ -136,21 +124,6 @@ class Supervisor:
             check_model(plan, folder, self._machine)  # A local model was checked before any child was started.
         self._spawner.plan = with_prefill_budget(plan, model.model_config(plan))
 
-    def _on_message(self, message: LinkMessage) -> None:
-        if message.event is LinkEvent.CONFIRMED:
-            self._epochs.confirm(message.epoch)
-        elif message.event is LinkEvent.BLAMED:
-            self._epochs.clear_failures()
-        elif message.event is LinkEvent.RESTART:
-            self._epochs.end_epoch(message.epoch, message.reason)
-
-    def _on_owner_end(self) -> None:
-        """Replaces the shards if there are several: a step of the dead router or engine may have reached only some
-        ranks, which then wait for the other ranks in a collective. A single shard continues with the next one.
-        """
-        if self._num_shard > 1:
-            self._epochs.end_ready_epoch("The webserver ended between the calls to its shards")
-
     async def _drain(self, serving: "asyncio.Task[None]") -> None:
         """Asks the router to end, which it does when its requests are done. Until then the shards are kept alive."""
         logger.info("Terminating webserver")
@@ -160,8 +133,8 @@ class Supervisor:
         if serving.done() and serving.exception() is None:
             logger.info("webserver terminated")
         elif not serving.done() and not self._kill_asked.is_set():
-            for router in self._spawner.running_as("router"):
-                router.send(signal.SIGKILL)
+            for child in self._spawner.running_as("router") or self._spawner.running_as("engine"):
+                child.send(signal.SIGKILL)
             await asyncio.wait([serving], timeout=STOP_S["router"] + STOP_S["engine"])
             logger.info("webserver killed")
 

@@ -6,6 +6,7 @@ digests.
 
 from dataclasses import dataclass, field
 
+from text_generation_common.flags.cluster import EngineListFlags, SecurityFlags
 from text_generation_common.flags.declaration import REQUIRED, borrowed, flag
 from text_generation_common.flags.formats import FormatFlags
 from text_generation_common.flags.http import AccessFlags, HttpFlags
@@ -36,14 +37,16 @@ class RouterFlags:
     master_shard_uds_path: str | None = flag(
         None, "The first shard's socket; the socket in the folder of --port when not given."
     )
-    engines: tuple[str, ...] = flag(
-        (), "Address of an engine process, unix:///PATH or HOST:PORT, may be repeated.", env=False, hidden=True
+    engine_list: EngineListFlags = EngineListFlags()
+    engines_by_launcher: bool = flag(
+        False, "The engines are processes elsewhere that the launcher names.", env=False, hidden=True
     )
     placement: PlacementPolicy = flag(
         PlacementPolicy.SCORE, "How an engine is chosen for a request, of several.", env=False, hidden=True
     )
     # The launcher gives it in the environment only, because every user of the machine can read command lines.
     block_hash_key: str = flag("", "Key of what engines tell of their caches.", hidden=True, secret=True)
+    security: SecurityFlags = SecurityFlags()
     launcher_fd: int | None = flag(None, "An inherited socket to the launcher.", env=False, hidden=True, min=0)
     metrics_file: str | None = flag(
         None, "File with this process's metrics, beside those of the server's other processes.", env=False, hidden=True
@@ -72,10 +75,21 @@ class RouterConfig:
     listen_fd: int | None  # a bound socket, inherited; replaces hostname and port
     launcher_fd: int | None  # an inherited socket to the launcher; None: no launcher
     metrics_file: str | None  # file with this process's metrics; None: /metrics shows this process only
-    engines: tuple[str, ...]  # addresses of engine processes; (): the engine is in this process
     placement: PlacementPolicy
     block_hash_key: bytes | None = field(repr=False)  # key of the deployment; None: engines do not tell their caches
+    engine_list: EngineListFlags
+    engines_by_launcher: bool  # whether the launcher names the engines, which are other processes
+    security: SecurityFlags
     master_shard_uds_path: str  # "" if the engine is in another process
     compute_type: str
     api_key_digests: tuple[bytes, ...] = field(repr=False)  # if empty, no request needs a key
     trusted_proxies: tuple[Network, ...]  # proxies whose forwarding headers name the client's address
+
+    @property
+    def is_front(self) -> bool:
+        """Whether the engines are other processes."""
+        return has_engines_elsewhere(self.engine_list, self.engines_by_launcher)
+
+
+def has_engines_elsewhere(engine_list: EngineListFlags, engines_by_launcher: bool) -> bool:
+    return bool(engine_list.engines) or engine_list.engines_dns is not None or engines_by_launcher

@@ -1,5 +1,5 @@
 """`text-generation-engine`: an engine without HTTP, for fronts in other processes. The launcher starts it for
---api-workers.
+--api-workers, --replicas and --engine-only.
 """
 
 # ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
@@ -7,6 +7,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from text_generation_common.flags.cluster import EngineOnlyFlags, SecurityFlags
 from text_generation_common.flags.declaration import REQUIRED, borrowed, flag, from_values
 from text_generation_common.flags.http import HttpFlags
 from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ShardFlags
@@ -41,6 +42,8 @@ class EngineFlags:
     block_hash_key: str = borrowed(RouterFlags, "block_hash_key")
     launcher_fd: int | None = borrowed(RouterFlags, "launcher_fd")
     metrics_file: str | None = borrowed(RouterFlags, "metrics_file")
+    engine_metrics_port: int | None = borrowed(EngineOnlyFlags, "engine_metrics_port")
+    security: SecurityFlags = SecurityFlags()
     process: ProcessFlags = ProcessFlags()
     log_level: str = borrowed(RouterFlags, "log_level")
     inherited: InheritedFlags = InheritedFlags()
@@ -71,6 +74,8 @@ def serve(values: dict[str, Any]) -> None:
         block_hash_key=block_hash_key,
         launcher_fd=flags.launcher_fd,
         metrics_file=flags.metrics_file,
+        metrics_port=flags.engine_metrics_port,
+        security=flags.security,
     )
     try:
         set_up_faults(flags.inherited.failpoints, flags.process.testing)

@@ -6,11 +6,15 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from text_generation_common.cluster.endpoints import parse_endpoint
+from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
 from text_generation_common.cluster.identity import Role
+from text_generation_common.cluster.role_folder import role_folder
 from text_generation_common.cluster.security import Security
-from text_generation_common.errors import CommandError
+from text_generation_common.deployment import ReplicaReport
+from text_generation_common.errors import ArgumentValidation, CommandError
+from text_generation_common.flags.cluster import SecurityFlags
 from text_generation_common.link import Link, LinkEvent, LinkMessage
 from text_generation_common.tasks import cancelled
 from text_generation_router.config import RouterConfig
@@ -18,6 +22,7 @@ from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import EngineRun
 from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
+from text_generation_router.engine_names import FollowedName
 from text_generation_router.errors import StartError
 from text_generation_router.metrics import Metrics
 from text_generation_router.remote.best_score import placement_of
@@ -43,8 +48,8 @@ class ServedEngine:
 async def find_engine(config: RouterConfig, metrics: Metrics) -> ServedEngine:
     """The engine of the config. It is not started. Raises StartError."""
     link = await line_to_launcher(config.launcher_fd)
-    if config.engines:
-        return _remote(config, link)
+    if config.is_front:
+        return await _remote(config, link)
     groups = shard_groups(link, config.master_shard_uds_path)
     most = config.requests.max_concurrent_requests
     engine = LocalEngine(groups, EngineConfig(config.tokens, config.scheduling, most), metrics)
@@ -61,36 +66,65 @@ def shard_groups(link: Link | None, master_uds_path: str) -> ShardGroups:
     return LaunchedGroups(link, master_uds_path) if link is not None else StandaloneGroups(master_uds_path)
 
 
-def _remote(config: RouterConfig, link: Link | None) -> ServedEngine:
+async def _remote(config: RouterConfig, link: Link | None) -> ServedEngine:
     try:
-        security = Security(Role.FRONT, tls_dir=None, insecure=False, logger=logger)
-        endpoints = [parse_endpoint(text) for text in config.engines]
-        for endpoint in endpoints:
+        security = security_of(Role.FRONT, config.security, None)
+        endpoints = [parse_endpoint(text) for address in config.engine_list.engines for text in address.split(",")]
+        name = _name_to_follow(config.engine_list.engines_dns)
+        for endpoint in (*endpoints, *([name] if name is not None else [])):
             security.check(endpoint)
     except CommandError as error:
-        raise StartError(error.reason) from None
+        raise StartError(f"{error.reason}: {error.hint}" if error.hint else error.reason) from None
     placement = placement_of(config.placement, config.block_hash_key, random.randrange(MOST_ENGINES))
-    engine = RemoteEngine(endpoints, security, placement)
-    line = FrontLine(link, engine.failed)
+    engine = RemoteEngine(endpoints, security, placement, config.engine_list.resume_across_builds)
+    tasks = [asyncio.create_task(_follow(name, engine), name="engines by name")] if name is not None else []
+    line = FrontLine(link, engine)
 
     async def close() -> None:
+        await cancelled(*tasks)
         await engine.close()
         await line.close()
 
     return ServedEngine(engine, lambda: engine.permits, line.listening, close, line if link is not None else None)
 
 
+def security_of(role: Role, flags: SecurityFlags, host: str | None) -> Security:
+    """How this process protects its ports. `host`: see `role_folder`. Raises CredentialsError."""
+    folder = role_folder(Path(flags.tls_dir), role, host) if flags.tls_dir is not None else None
+    return Security(role, folder, flags.insecure_cluster, logger)
+
+
+def _name_to_follow(text: str | None) -> TcpEndpoint | None:
+    if text is None:
+        return None
+    endpoint = parse_endpoint(text)
+    if not isinstance(endpoint, TcpEndpoint):
+        raise ArgumentValidation(f"--engines-dns {text}: not a DNS name with a port: give NAME:PORT")
+    return endpoint
+
+
+async def _follow(name: TcpEndpoint, engine: RemoteEngine) -> None:
+    await FollowedName(name, engine.connect, engine.is_connected).run()
+
+
 class FrontLine:
     """The line from a router whose engines are other processes to its launcher, which may be absent. Implements
     OtherServers: the launcher knows whether other fronts take the place of this one."""
 
-    def __init__(self, link: Link | None, over: "asyncio.Future[None]") -> None:
-        """`over` is set when the launcher ends."""
+    def __init__(self, link: Link | None, engine: RemoteEngine) -> None:
+        """`engine` fails when the launcher ends."""
         self._link = link
-        self._over = over
         self._may_leave = asyncio.Event()
         self.are_ending = False
-        self._task = asyncio.create_task(self._listen(link), name="launcher") if link is not None else None
+        self._engine = engine
+        self._newest: ReplicaReport | None = None  # what the launcher told, and the engine has not taken yet
+        self._told = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        if link is not None:
+            self._tasks = [
+                asyncio.create_task(self._listen(link), name="launcher"),
+                asyncio.create_task(self._connect(), name="engines of the launcher"),
+            ]
 
     def listening(self) -> None:
         if self._link is not None:
@@ -113,11 +147,21 @@ class FrontLine:
             elif message.event in (LinkEvent.LEAVE, LinkEvent.ENDING):
                 self.are_ending |= message.event is LinkEvent.ENDING
                 self._may_leave.set()
-        if not self._over.done():
-            self._over.set_result(None)
+            elif message.event is LinkEvent.ENGINES and message.deployment is not None:
+                self._newest = message.deployment
+                self._told.set()
+        if not self._engine.failed.done():
+            self._engine.failed.set_result(None)
+
+    async def _connect(self) -> None:
+        """Apart from `_listen`, so that pings are answered while connections to engines that left are closed."""
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            if self._newest is not None:
+                await self._engine.connect(map(parse_endpoint, self._newest.endpoints))
 
     async def close(self) -> None:
-        if self._task is not None:
-            await cancelled(self._task)
+        await cancelled(*self._tasks)
         if self._link is not None:
             self._link.close()

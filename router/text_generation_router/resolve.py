@@ -12,7 +12,7 @@ from text_generation_common.flags.declaration import values_of
 from text_generation_common.flags.programs import ROUTER
 from text_generation_common.flags.requests import TokenFlags
 from text_generation_common.model_folder import served_name
-from text_generation_router.config import RouterConfig, RouterFlags
+from text_generation_router.config import RouterConfig, RouterFlags, has_engines_elsewhere
 from text_generation_router.errors import StartError
 from text_generation_router.http.keys import digests_of
 from text_generation_router.http.peer import networks_of
@@ -78,7 +78,8 @@ def block_hash_key_of(text: str) -> bytes | None:
 
 
 def find_shard(flags: RouterFlags) -> str:
-    if flags.engines or flags.master_shard_uds_path:
+    is_front = has_engines_elsewhere(flags.engine_list, flags.engines_by_launcher)
+    if is_front or flags.master_shard_uds_path:
         return flags.master_shard_uds_path or ""
     try:
         return places.find_master_socket(flags.http.port, flags.inherited.runtime_dir)

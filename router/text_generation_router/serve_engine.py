@@ -7,26 +7,28 @@ import sys
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvloop
 
-from text_generation_common.cluster.endpoints import parse_endpoint
+from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
 from text_generation_common.cluster.identity import Role
-from text_generation_common.cluster.security import Security
-from text_generation_common.errors import CommandError
+from text_generation_common.errors import ArgumentValidation, CommandError
+from text_generation_common.flags.cluster import SecurityFlags
 from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
+from text_generation_router.engine_page import EnginePage, serving_page
 from text_generation_router.engine_service.identity import EngineIdentity, engine_digest
 from text_generation_router.engine_service.server import EngineServer
-from text_generation_router.engines import line_to_launcher, shard_groups
+from text_generation_router.engines import line_to_launcher, security_of, shard_groups
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.joint_metrics import joined_with_others
 from text_generation_router.metrics import Metrics
+from text_generation_router.metrics_page import OwnFamilies, render_in_turns
 from text_generation_router.replicas.block_hashes import BlockHasher
 from text_generation_router.replicas.cache_news import CacheLog
 from text_generation_router.serve import SWITCH_S
@@ -56,6 +58,8 @@ class EngineSettings:
     block_hash_key: bytes | None = field(repr=False)
     launcher_fd: int | None
     metrics_file: str | None  # file with this process's metrics; None: it has none
+    metrics_port: int | None  # port of `EnginePage`, on the host of `address`; None: there is no page
+    security: SecurityFlags
 
 
 def run(settings: EngineSettings) -> None:
@@ -74,10 +78,13 @@ async def _serve(settings: EngineSettings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
         endpoint = parse_endpoint(settings.address, listens=True)
-        security = Security(Role.ENGINE, tls_dir=None, insecure=False, logger=logger)
+        host = endpoint.host if isinstance(endpoint, TcpEndpoint) else None
+        if settings.metrics_port is not None and host is None:
+            raise ArgumentValidation("--engine-metrics-port needs an --address with a host: leave it out")
+        security = security_of(Role.ENGINE, settings.security, host)
         security.check(endpoint)
     except CommandError as error:
-        raise StartError(error.reason) from None
+        raise StartError(f"{error.reason}: {error.hint}" if error.hint else error.reason) from None
     folder = find_model_files(settings.model, settings.revision, settings.weights_cache_override).folder
     metrics = Metrics(settings.tgi_buckets)
     groups = shard_groups(await line_to_launcher(settings.launcher_fd), settings.master_shard_uds_path)
@@ -94,14 +101,19 @@ async def _serve(settings: EngineSettings) -> None:
         cache = CacheLog(BlockHasher(key)) if key is not None else None
         server = EngineServer(engine, identity, metrics, settings.max_concurrent_requests, security, cache)
         try:
-            await server.listen(endpoint)
+            port = await server.listen(endpoint)
         except CommandError as error:
             raise StartError(error.reason) from None
+        address = replace(endpoint, port=port).target if isinstance(endpoint, TcpEndpoint) else endpoint.target
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        groups.listening()
-        logger.info("Engine serves its fronts at %s", settings.address)
-        async with joined_with_others(metrics, settings.metrics_file):
+        page = EnginePage(lambda: render_in_turns(OwnFamilies(metrics.registry)), engine.is_healthy)
+        async with (
+            joined_with_others(metrics, settings.metrics_file),
+            serving_page(page, host or "", settings.metrics_port),
+        ):
+            groups.listening(address)
+            logger.info("Engine serves its fronts at %s", address)
             await _until_stopped(engine, server, stop, settings.patience_s)
         if engine.failed.done():
             raise ShardsError("the engine has failed and generates no more text; its log line has the cause")

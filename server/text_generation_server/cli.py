@@ -48,6 +48,7 @@ def serve(values: dict[str, Any]) -> None:
         rank=variables.rank,
         world_size=variables.world_size,
         epoch=variables.epoch,
+        machine_shards=variables.machine_shards,
         max_total_tokens=variables.max_total_tokens,
         load_format=flags.command.load_format,
         compute=flags.compute,

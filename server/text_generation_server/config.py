@@ -67,6 +67,11 @@ class ShardVariables:
 
     rank: int = flag(0, "Number of this shard in its group.", min=0)
     world_size: int = flag(1, "Number of shards in the group.", min=1)
+    machine_shards: int | None = flag(
+        None,
+        "Number of shards that share this machine, also of other groups; those of the group when not given.",
+        min=1,
+    )
     epoch: int = flag(1, "Each start of the group is a new epoch.", env="TGI_EPOCH", min=1)
     max_total_tokens: int | None = borrowed(TokenFlags, "max_total_tokens")
     shard: ShardFlags = ShardFlags()
@@ -84,6 +89,7 @@ class ShardConfig:
     rank: int
     world_size: int
     epoch: int
+    machine_shards: int | None = None  # number of shards that share this machine; None: those of the group
     max_total_tokens: int | None = None  # longest prompt and output together; None: the model's limit
     load_format: LoadFormat = LoadFormat.auto  # "dummy": random weights, and no weights file is read
     compute: ComputeFlags = ComputeFlags()
@@ -93,6 +99,11 @@ class ShardConfig:
         False  # whether requests with a grammar fail, and the tokenizer is not read for them
     )
     with_families: bool = True  # False in tests: transformers computes the models of all families
+
+    @property
+    def num_neighbours(self) -> int:
+        """Number of shards that share cores and memory of this machine, this one included."""
+        return max(self.world_size, self.machine_shards or 0)
 
     @property
     def graph_sizes(self) -> tuple[int, ...] | None:

@@ -85,7 +85,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     runtime stops spinning at barriers when all pools together have more threads than there are cores: after loading in
     the main thread, steps of OpenMP's threads took 2.5 times as long. Torch's operations still run on them.
     """
-    torch.set_num_threads(max(1, usable_cores() // config.world_size))
+    torch.set_num_threads(max(1, usable_cores() // config.num_neighbours))
     device = _choose_device(config)
     flags = config.shard
     model_config = read_any_config(config.model_path, flags.rope_scaling, flags.rope_factor, config.with_families)
@@ -113,14 +113,23 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     text, tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
     count = max(model_config.vocab_size, tokenizer.get_vocab_size())
     grammars = _grammars(config, ModelTokens(text, count, model_config.eos_token_ids))
-    mask_threads = min(MOST_MASK_THREADS, usable_cores() // config.world_size // CORES_PER_MASK_THREAD)
+    mask_threads = min(MOST_MASK_THREADS, usable_cores() // config.num_neighbours // CORES_PER_MASK_THREAD)
     constraints = Constraints(grammars, device, mask_threads)
     files = _files(config, model_config, device, dtype)
     quantize = config.compute.quantize
     model = get_model(files, model_config, platform, dtype, longest, worker.advance_progress, FORMATS[quantize])
     sampler = Sampler(backend.kernels, *config.watermark, worker.advance_progress)
     memory_fraction = config.shard.cuda_memory_fraction
-    runner = ModelRunner(model, platform, sampler, worker.advance_progress, kv_dtype, memory_fraction, constraints)
+    runner = ModelRunner(
+        model,
+        platform,
+        sampler,
+        worker.advance_progress,
+        kv_dtype,
+        memory_fraction,
+        constraints,
+        config.num_neighbours,
+    )
     blocks = _query_blocks(backend, model_config)
     return Shard(runner, group, tokenizer, model_config, dtype, device, backend.name, *blocks, grammars)
 

@@ -68,9 +68,11 @@ class ModelRunner:
         kv_dtype: torch.dtype | None = None,
         memory_fraction: float = 1.0,
         constraints: Constraints | None = None,
+        num_neighbours: int = 1,
     ) -> None:
         """`kv_dtype` is the type of the cache's numbers, None for the model's own type. `memory_fraction` is the share
-        of a GPU's memory that the shard may use. Without `constraints`, requests with a grammar fail."""
+        of a GPU's memory that the shard may use, `num_neighbours` the number of shards that share the memory of CPUs.
+        Without `constraints`, requests with a grammar fail."""
         self.longest_pause_s = 0.0  # longest time between two progress reports in the largest step; 0: no Warmup yet
         self._model = model
         self._platform = platform
@@ -83,6 +85,7 @@ class ModelRunner:
         self._on_progress = on_progress
         self._kv_dtype = kv_dtype or model.dtype
         self._memory_fraction = memory_fraction
+        self._num_neighbours = max(num_neighbours, platform.group.size)
         self._constraints = constraints or Constraints(GrammarCompiler(None), platform.device)
         self._kv_cache: list[KvLayer] = []
         self._row_state: RowState | None = None
@@ -121,7 +124,7 @@ class ModelRunner:
         self._run_largest_step(max_prefill_tokens, longest)
         with self._group.agreement("measure its memory"):
             faults.point("shard.warmup")
-            own = available_bytes(self._device, self._group.size, self._memory_fraction)
+            own = available_bytes(self._device, self._num_neighbours, self._memory_fraction)
         with self._group.collective_work("the warm-up"):
             available = max(0, min(self._group.exchange(own)) - rows * self._model.bytes_per_row)
         with self._group.agreement("make its KV cache"):

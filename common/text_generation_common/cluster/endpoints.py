@@ -27,6 +27,7 @@ class UnixEndpoint:
 class TcpEndpoint:
     host: str  # IP address or DNS name
     port: int
+    name: str | None = None  # the DNS name by which `host`, an address, was found
 
     @property
     def target(self) -> str:

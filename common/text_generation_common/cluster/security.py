@@ -141,16 +141,13 @@ class Security:
                 f"{endpoint.target} is in use, or not an address of this machine: choose another one"
             ) from None
 
-    def channel(
-        self, endpoint: Endpoint, role: Role, max_message_bytes: int, *, host: str | None = None
-    ) -> grpc.aio.Channel:
+    def channel(self, endpoint: Endpoint, role: Role, max_message_bytes: int) -> grpc.aio.Channel:
         """A channel to the server of `role` on `endpoint`. The server's certificate must name the role, the deployment
-        and `host`: by default the endpoint's; an endpoint that was found by a DNS name gives that name.
-        CredentialsError as of `check`."""
+        and the endpoint's host, or the DNS name by which the host was found. CredentialsError as of `check`."""
         credentials, options = self.channel_credentials(endpoint), channel_options(max_message_bytes)
         if credentials is None or self.identity is None or not isinstance(endpoint, TcpEndpoint):
             return grpc.aio.insecure_channel(endpoint.target, options=options)
-        name = Identity(self.identity.deployment, role).server_name(host or endpoint.host)
+        name = Identity(self.identity.deployment, role).server_name(endpoint.name or endpoint.host)
         options.append(("grpc.ssl_target_name_override", name))
         return grpc.aio.secure_channel(endpoint.target, credentials, options=options)
 

@@ -1,9 +1,10 @@
 """Messages about replicas on the line between launcher and front."""
 
-from text_generation_common.deployment import Demand, Deployment, ReplicaNote, ReplicaState
+from text_generation_common.autoscaling import Demand
+from text_generation_common.deployment import ReplicaNote, ReplicaReport, ReplicaState
 from text_generation_common.link import LinkEvent, LinkMessage
 
-DEPLOYMENT = Deployment(
+DEPLOYMENT = ReplicaReport(
     3,
     (
         ReplicaNote("Replica 0", ReplicaState.READY, "unix:///a"),
@@ -18,7 +19,7 @@ def test_messages_about_replicas_arrive_as_they_were_sent() -> None:
         LinkMessage(LinkEvent.ENGINES, deployment=DEPLOYMENT),
         LinkMessage(LinkEvent.SCALE, replicas=3),
         LinkMessage(LinkEvent.SCALED, reason="no"),
-        LinkMessage(LinkEvent.DEMAND, demand=Demand(0.25, 7, 128)),
+        LinkMessage(LinkEvent.DEMAND, demand=Demand(0.25, 7, 0.5)),
         LinkMessage(LinkEvent.LISTENING, address="10.0.0.3:9000"),
     ):
         assert LinkMessage.from_line(message.line()) == message

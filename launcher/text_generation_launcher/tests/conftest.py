@@ -128,7 +128,11 @@ def serve():
     threading.Thread(target=answer, args=[server], daemon=True).start()
     log("Connected", port=server.getsockname()[1])
 
+served = threading.Event()
+
 def say(line, event, epoch=0, reason=""):
+    if event == "listening":
+        served.set()
     line.sendall(json.dumps({"event": event, "epoch": epoch, "reason": reason}).encode() + bytes([10]))
 
 journal("start")
@@ -157,10 +161,12 @@ else:
         server = socket.socket(fileno=int(value("--listen-fd")))
     print("a plain line", file=sys.stderr, flush=True)
     threading.Thread(target=talk, daemon=True).start()
-    if "--engines" in sys.argv:
+    if "--engines-by-launcher" in sys.argv or "--engines" in sys.argv:
         serve()
         say(socket.socket(fileno=os.dup(int(value("--launcher-fd")))), "listening")
 if mode == "die_later":
+    if role() in ("router", "engine"):
+        served.wait()
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 if mode == "leave_early":

@@ -15,9 +15,11 @@ from text_generation_common.places import ServerPlace
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Programs
 from text_generation_launcher.config import LaunchPlan
+from text_generation_launcher.replica_site import ReplicaSite
 
 PROGRAMS = Programs("/bin/server", "/bin/router")
 PLACE = ServerPlace("/run/shard", None, "")
+SITE = ReplicaSite(PLACE)
 PLAIN = LaunchPlan(
     model_id="/models/m",
     num_shard=1,
@@ -60,12 +62,12 @@ def test_download_gets_tgi_s_command_line():
 
 def test_download_and_shards_get_the_flag_for_random_weights():
     config = with_flags(PLAIN, load_format=LoadFormat.dummy)
-    told = (commands.download(config, PROGRAMS, {}), commands.shard(config, PROGRAMS, {}, PLACE, 0, 1, cores=2))
+    told = (commands.download(config, PROGRAMS, {}), commands.shard(config, PROGRAMS, {}, SITE, 0, 1, cores=2))
     assert [options(command, 3)["--load-format"] for command in told] == [["dummy"], ["dummy"]]
 
 
 def test_shard_gets_no_flags_beyond_the_given_values():
-    command = commands.shard(PLAIN, PROGRAMS, {"HOME": "/h", "LOG_LEVEL": "debug"}, PLACE, rank=0, epoch=1, cores=6)
+    command = commands.shard(PLAIN, PROGRAMS, {"HOME": "/h", "LOG_LEVEL": "debug"}, SITE, rank=0, epoch=1, cores=6)
     assert command.argv[:3] == ("/bin/server", "serve", "/models/m")
     assert options(command, 3) == {
         "--uds-path": ["/run/shard"],
@@ -104,7 +106,7 @@ def test_shard_gets_all_given_values():
         huggingface_hub_cache="/cache",
         weights_cache_override="/override",
     )
-    command = commands.shard(config, PROGRAMS, {"HF_API_TOKEN": "t"}, PLACE, rank=1, epoch=4, cores=7)
+    command = commands.shard(config, PROGRAMS, {"HF_API_TOKEN": "t"}, SITE, rank=1, epoch=4, cores=7)
     flags = options(command, 3)
     assert flags["--sharded"] == []
     assert (flags["--dtype"], flags["--revision"], flags["--max-input-tokens"]) == (["float32"], ["r1"], ["10"])
@@ -183,7 +185,7 @@ def test_scheduling_flags_override_the_router_s_environment():
 @pytest.mark.parametrize(("given", "cores", "threads"), [("5", 8, "5"), (None, 8, "2"), (None, 2, "1")])
 def test_shards_share_the_cores_unless_the_user_says_otherwise(given, cores, threads):
     environ = {"OMP_NUM_THREADS": given} if given else {}
-    command = commands.shard(with_flags(PLAIN, num_shard=4), PROGRAMS, environ, PLACE, rank=0, epoch=1, cores=cores)
+    command = commands.shard(with_flags(PLAIN, num_shard=4), PROGRAMS, environ, SITE, rank=0, epoch=1, cores=cores)
     assert command.env["OMP_NUM_THREADS"] == threads
 
 
@@ -196,7 +198,7 @@ def test_keys_reach_the_router_s_environment_and_nothing_else():
     flags = options(router, 1)
     assert (flags["--api-key-file"], flags["--closed-routes"]) == (["/keys"], [])
     assert "API_KEY" not in commands.download(config, PROGRAMS, environ).env
-    assert "API_KEY" not in commands.shard(config, PROGRAMS, environ, PLACE, rank=0, epoch=1, cores=1).env
+    assert "API_KEY" not in commands.shard(config, PROGRAMS, environ, SITE, rank=0, epoch=1, cores=1).env
     assert "API_KEY" not in commands.router(PLAIN, PROGRAMS, {"API_KEY": ""}, PLACE, 7, 1, 9).env
 
 
@@ -204,7 +206,7 @@ def test_faults_reach_the_children_of_a_launcher_with_the_testing_flag():
     environ = {"FAILPOINTS": "shard.step:kill"}
 
     def children(config):
-        yield commands.shard(config, PROGRAMS, environ, PLACE, rank=0, epoch=1, cores=1)
+        yield commands.shard(config, PROGRAMS, environ, SITE, rank=0, epoch=1, cores=1)
         yield commands.router(config, PROGRAMS, environ, PLACE, listen_fd=7, port=1, launcher_fd=9)
 
     for child in children(PLAIN):
@@ -258,5 +260,5 @@ def test_programs_beside_the_interpreter_come_before_path(tmp_path: Path):
 @pytest.mark.parametrize("is_off", [False, True])
 def test_a_shard_learns_that_there_are_no_grammars(is_off):
     config = with_flags(PLAIN, disable_grammar_support=is_off)
-    command = commands.shard(config, PROGRAMS, {}, PLACE, rank=0, epoch=1, cores=2)
+    command = commands.shard(config, PROGRAMS, {}, SITE, rank=0, epoch=1, cores=2)
     assert ("--disable-grammar-support" in command.argv) == is_off

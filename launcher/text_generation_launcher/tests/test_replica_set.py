@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from text_generation_common.deployment import Deployment, ReplicaState
+from text_generation_common.deployment import ReplicaReport, ReplicaState
 from text_generation_common.errors import CommandError
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ScaleRefused, ShardFailed
 from text_generation_launcher.replica_set import ReplicaSet
-from text_generation_launcher.scaling import Changes, ends_server, plan_changes
+from text_generation_launcher.scaling import SetChanges, ends_server, plan_changes
 
 STARTING, READY, DRAINING, FAILED = ReplicaState
 LIMIT_S = 30.0
@@ -47,8 +47,9 @@ class Site:
 
     def __init__(self, wanted: int, most: int = 8, retry_s: float = 0.0) -> None:
         self.made: list[PretendedReplica] = []
-        self.told: list[Deployment] = []
-        self.set = ReplicaSet(self._make, wanted, most, self.told.append, ": the machine is small", retry_s)
+        self.told: list[ReplicaReport] = []
+        self.set = ReplicaSet(self._make, wanted, most, ": the machine is small", retry_s)
+        self.set.watch(self.told.append)
         self.running: asyncio.Task[None] | None = None
 
     def _make(self, number: int, on_change: Callable[[], None]) -> PretendedReplica:
@@ -189,10 +190,10 @@ def test_a_number_that_cannot_be_is_refused_and_changes_nothing(wanted: int, why
 
 def test_replicas_that_serve_least_leave_first() -> None:
     states = {0: FAILED, 1: READY, 2: STARTING, 3: READY}
-    assert plan_changes(states, 3, 8) == Changes(drain=(0,))
-    assert plan_changes(states, 1, 8) == Changes(drain=(0, 2, 3))
-    assert plan_changes({0: DRAINING, 2: READY}, 3, 8) == Changes(start=(1, 3))
-    assert plan_changes({0: DRAINING, 1: READY}, 2, 2) == Changes()
+    assert plan_changes(states, 3, 8) == SetChanges(drain=(0,))
+    assert plan_changes(states, 1, 8) == SetChanges(drain=(0, 2, 3))
+    assert plan_changes({0: DRAINING, 2: READY}, 3, 8) == SetChanges(start=(1, 3))
+    assert plan_changes({0: DRAINING, 1: READY}, 2, 2) == SetChanges()
 
 
 def test_a_failure_ends_the_server_unless_another_replica_goes_on() -> None:

@@ -29,8 +29,8 @@ class ShardGroups(Protocol):
     def blamed(self, group: ShardedClient) -> None:
         """To be called when the loss of this group was blamed on a request, which has ended with an error."""
 
-    def listening(self) -> None:
-        """To be called when the router begins to serve requests."""
+    def listening(self, address: str = "") -> None:
+        """To be called when the router begins to serve requests, or an engine at `address`."""
 
     async def close(self) -> None: ...
 
@@ -75,8 +75,8 @@ class LaunchedGroups:
     def blamed(self, group: ShardedClient) -> None:
         self._send(LinkEvent.BLAMED, group.epoch)
 
-    def listening(self) -> None:
-        self._send(LinkEvent.LISTENING)
+    def listening(self, address: str = "") -> None:
+        self._link.send(LinkMessage(LinkEvent.LISTENING, address=address))
 
     async def close(self) -> None:
         await cancelled(self._task)
@@ -132,7 +132,7 @@ class StandaloneGroups:
     def blamed(self, group: ShardedClient) -> None:
         pass
 
-    def listening(self) -> None:
+    def listening(self, address: str = "") -> None:
         pass
 
     async def close(self) -> None:

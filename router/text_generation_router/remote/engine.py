@@ -92,6 +92,11 @@ class RemoteEngine:
                 task.add_done_callback(self._note_end)
                 self._connections[target] = connection, task
 
+    def is_connected(self, endpoint: Endpoint) -> bool:
+        """Whether there is a connection to the engine at `endpoint`."""
+        found = self._connections.get(endpoint.target)
+        return found is not None and found[0].number in self._fleet.engines
+
     def _note_end(self, task: "asyncio.Task[None]") -> None:
         """A connection's task ends only if it is cancelled, or has an error of its own."""
         if task.cancelled() or (error := task.exception()) is None:

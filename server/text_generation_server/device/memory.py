@@ -11,14 +11,14 @@ from text_generation_common.memory import cpu_bytes, free_bytes
 GPU_SHARE = 0.9
 
 
-def available_bytes(device: torch.device, world_size: int, gpu_fraction: float) -> int:
+def available_bytes(device: torch.device, num_shard: int, gpu_fraction: float) -> int:
     """Bytes that one shard may use for keys and values. On a GPU, all memory of the shard together stays within
-    `gpu_fraction`.
+    `gpu_fraction`; CPUs' memory is shared by `num_shard` shards.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return gpu_bytes(free, total, torch.cuda.memory_reserved(device), gpu_fraction)
-    return cpu_bytes(free_bytes(), world_size)
+    return cpu_bytes(free_bytes(), num_shard)
 
 
 def gpu_bytes(free: int, total: int, reserved: int, fraction: float) -> int:

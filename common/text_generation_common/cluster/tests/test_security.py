@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -243,7 +244,7 @@ def test_an_engine_that_was_found_by_a_name_is_asked_for_that_name(deployment):
         ("a.b.engines.svc", grpc.StatusCode.UNAVAILABLE),
         (None, grpc.StatusCode.UNAVAILABLE),
     ):
-        connect = lambda at, host=host: client.channel(at, Role.ENGINE, LIMIT, host=host)  # noqa: E731
+        connect = lambda at, host=host: client.channel(replace(at, name=host), Role.ENGINE, LIMIT)  # noqa: E731
         assert call(server, connect) is expected
 
 

@@ -1,0 +1,96 @@
+"""Flags of servers with several processes or machines: fronts, which serve HTTP, and replicas, engines with shards."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from text_generation_common.flags.declaration import flag
+
+MOST_WORKERS, MOST_LOCAL_REPLICAS = 64, 64
+
+
+class Way(Enum):
+    """What one launcher starts."""
+
+    ROUTER = "a router, which is front and engine in one process, and its shards"
+    REPLICAS = "fronts and replicas on this machine"
+    FRONTS = "fronts of replicas elsewhere"
+    ENGINE = "a replica for fronts elsewhere"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecurityFlags:
+    """How ports between machines are protected."""
+
+    tls_dir: str | None = flag(
+        None,
+        "Folder with certificates for ports between machines, made by `text-generation-launcher certs`: that of this "
+        "role and host, or the whole of DIR.",
+    )
+    insecure_cluster: bool = flag(
+        False, "Open ports between machines without encryption and authentication, for private networks."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineListFlags:
+    """Where a front finds its engines."""
+
+    engines: tuple[str, ...] = flag(
+        (), "Addresses of engines, HOST:PORT with commas between, may be repeated: serve HTTP only, for these engines."
+    )
+    engines_dns: str | None = flag(
+        None, "NAME:PORT: serve HTTP only, for the engines at all addresses of this DNS name, asked again every 5 s."
+    )
+    resume_across_builds: bool = flag(
+        False,
+        "Let a request go on with an engine whose model or build is another one: its text may change in the middle.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOnlyFlags:
+    """A replica for fronts elsewhere."""
+
+    engine_only: bool = flag(False, "Serve fronts on other machines, at --engine-address, and no HTTP.")
+    engine_address: str | None = flag(
+        None, "HOST:PORT for the fronts of --engine-only, as they reach this machine; port 0: the kernel chooses one."
+    )
+    engine_address_file: str | None = flag(
+        None, "File into which the engine's address is written once it serves, for --engine-only."
+    )
+    # Without a variable: Kubernetes sets ENGINE_METRICS_PORT to an URL if there is a service `engine-metrics`.
+    engine_metrics_port: int | None = flag(
+        None,
+        "Port for /metrics and /health of --engine-only, as plain HTTP on the host of --engine-address.",
+        env=False,
+        min=1,
+        max=65535,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFlags:
+    api_workers: int = flag(
+        0,
+        "Number of processes that serve HTTP on the port (fronts), beside the engines; 0: one process does both, or, "
+        "with other flags that divide it, 1.",
+        min=0,
+        max=MOST_WORKERS,
+    )
+    replicas: int | None = flag(
+        None,
+        "Number of replicas on this machine, each an engine with --num-shard shards; they share cores and GPUs out.",
+        min=1,
+        max=MOST_LOCAL_REPLICAS,
+    )
+    engine_list: EngineListFlags = EngineListFlags()
+    engine: EngineOnlyFlags = EngineOnlyFlags()
+    security: SecurityFlags = SecurityFlags()
+
+    @property
+    def way(self) -> Way:
+        if self.engine.engine_only:
+            return Way.ENGINE
+        if self.engine_list.engines or self.engine_list.engines_dns is not None:
+            return Way.FRONTS
+        return Way.REPLICAS if self.api_workers or self.replicas is not None else Way.ROUTER
