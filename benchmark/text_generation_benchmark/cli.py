@@ -7,7 +7,7 @@ import typer
 
 from text_generation_benchmark.families.report import Against
 from text_generation_benchmark.output import show_table
-from text_generation_benchmark.replicas.cli import autoscaling, fleet, replicas
+from text_generation_benchmark.replicas.cli import autoscaling, balance, fleet, replicas, replicated
 from text_generation_benchmark.shards.cli import benchmark_shards
 from text_generation_benchmark.simulation.cli import replay, simulate
 from text_generation_common.flags.kinds import CpuTarget
@@ -20,6 +20,8 @@ app.command()(replay)
 app.command()(replicas)
 app.command()(fleet)
 app.command()(autoscaling)
+app.command()(replicated)
+app.command()(balance)
 
 
 @app.command()

@@ -19,6 +19,16 @@ class Prompts:
         self._words = [word for word in words if len(self._tokenizer.encode(f" {word}").ids) == self._added + 1]
         self._random = random.Random(0)
 
+    @property
+    def words(self) -> list[str]:
+        """Words that are one token each, with the space before them."""
+        return [f" {word}" for word in self._words]
+
+    @property
+    def answer(self) -> str:
+        """The word of which all answers consist that pretended shards give to chats."""
+        return self.words[0]
+
     def make(self, count: int, num_tokens: int) -> list[str]:
         """Makes `count` prompts of `num_tokens` tokens, including the tokens that the tokenizer adds at the start.
         RuntimeError if a prompt has another number of tokens.

@@ -21,7 +21,8 @@ FIRST_SYSTEM_ID, FIRST_TEXT_ID = 1_000_000, 2_000_000
 @dataclass(frozen=True, slots=True)
 class ChatLoad:
     """An arrival is the next turn of a chat that waits for no answer. A chat that has grown to `most_tokens` begins
-    again, with another system prompt. `shares=False`: each arrival is a new text as long as such a turn.
+    again, with another system prompt. `shares=False`: each arrival is a new text as long as such a turn. `exact`: a
+    request asks for as many tokens as it gets; otherwise for `max_new_tokens`, and its text ends earlier.
     """
 
     num_systems: int = 12
@@ -32,6 +33,7 @@ class ChatLoad:
     most_tokens: int = 5500
     max_new_tokens: int = 512
     shares: bool = True
+    exact: bool = False
 
     def __str__(self) -> str:
         if not self.shares:
@@ -100,7 +102,7 @@ class Chats:
             if len(chat.text) + user > load.most_tokens:
                 chat = self._begin()
             self._grow(chat, user)
-        return ChatTurn(chat, chat.text, output_tokens, load.max_new_tokens)
+        return ChatTurn(chat, chat.text, output_tokens, output_tokens if load.exact else load.max_new_tokens)
 
     def answered(self, turn: ChatTurn) -> None:
         """The chat may go on."""

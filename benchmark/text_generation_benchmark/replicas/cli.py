@@ -1,19 +1,25 @@
 """The commands `replicas` and `fleet`: their flags, and the tables they write."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from text_generation_benchmark.output import fail, show_table
+from text_generation_benchmark.replicas.balancing import LOAD as SMALL_CHATS
+from text_generation_benchmark.replicas.balancing import NUM_ENGINES, SLOTS, balance_table, compare_policies
 from text_generation_benchmark.replicas.chats import ChatLoad, steady_arrivals
 from text_generation_benchmark.replicas.deployment import FleetPlan
 from text_generation_benchmark.replicas.fleet import GPUS_PER_REPLICA, TARGETS, day, small_day
 from text_generation_benchmark.replicas.front import Policy
 from text_generation_benchmark.replicas.report import as_markdown, costs_as_text, run
 from text_generation_benchmark.replicas.scaling import ScalingPlan, run_scaled, scaling_table
+from text_generation_benchmark.replicas.throughput import as_markdown as throughput_table
+from text_generation_benchmark.replicas.throughput import measure_replicated
 from text_generation_benchmark.simulation.devices import MODELS
 from text_generation_benchmark.simulation.metrics import Targets
+from text_generation_common.model_folder import demo_directory
 from text_generation_router.scheduling.limits import Limits
 
 Flag = typer.Option
@@ -98,3 +104,36 @@ def autoscaling(
         f" {TARGETS.first_token_s:g} s, no gap above {TARGETS.gap_s:g} s."
     )
     show_table(f"{about}\n\n{scaling_table(runs)}", write, "replicas autoscaling")
+
+
+def replicated(
+    replicas: Annotated[
+        list[int] | None, Flag(min=1, help="Numbers of replicas; repeatable. Default: 1 and 8.")
+    ] = None,
+    fronts: Annotated[int, Flag(min=1, help="Fronts.")] = 2,
+    streams: Annotated[int, Flag(min=1, help="Streams for each replica.")] = 16,
+    seconds: Annotated[float, Flag(min=1, help="How long to measure each number in a turn.")] = 8,
+    turns: Annotated[int, Flag(min=1, help="Turns.")] = 3,
+    step_ms: Annotated[float, Flag(min=1, help="What a shard takes for a step at least.")] = 100,
+    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
+) -> None:
+    """Tokens per second of several live engines with pretended shards, beside one. The shards are made slower until the
+    cores are at most 60 % busy."""
+    counts = sorted(set(replicas or (1, 8)))
+    measured = measure_replicated(demo_directory(), counts, fronts, streams, seconds, turns, step_ms)
+    show_table(throughput_table(measured, streams), write, "replicas throughput")
+
+
+def balance(
+    apart: Annotated[bool, Flag(help="Prompts share nothing, instead of chats with shared system prompts.")] = False,
+    rate: Annotated[float, Flag(min=0.001, help="Requests per second.")] = 10,
+    duration: Annotated[float, Flag(min=1, help="Seconds during which requests arrive.")] = 30,
+    fronts: Annotated[list[int] | None, Flag(min=1, help="Fronts; repeatable. Default: 1 and 2.")] = None,
+    seed: Annotated[int, Flag(min=0, help="Seed of the load.")] = 0,
+    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
+) -> None:
+    """Policies of fronts, simulated and then live, with four engines in processes of their own and pretended shards."""
+    rows = compare_policies(demo_directory(), not apart, rate, duration, fronts or (1, 2), seed)
+    load = replace(SMALL_CHATS, shares=not apart)
+    about = f"{load}; {rate:g} requests per second for {duration:g} s; {NUM_ENGINES} engines with {SLOTS:,} slots."
+    show_table(f"{about}\n\n{balance_table(rows)}", write, f"replicas live {'apart' if apart else 'chats'}")

@@ -1,6 +1,8 @@
 """A shard without a model: it answers every step after a fixed time, with random tokens of a model's vocabulary.
 
 Run as `python -m text_generation_benchmark.router.shard MODEL_FOLDER UDS_PATH STEP_S`; listens on unix://UDS_PATH-0.
+STEP_S may be the file of a `SimulatedModel`: a step then takes what that model's steps cost, there are as many slots,
+and every token is the same word.
 """
 
 import asyncio
@@ -15,6 +17,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from text_generation_benchmark.prompts import Prompts
+from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost
 from text_generation_server.config import ShardConfig
 from text_generation_server.errors import MatcherError
 from text_generation_server.runner import Capacity
@@ -34,15 +38,18 @@ class TimedRunner:
     num_rows = 0
     longest_pause_s = 0.0
 
-    def __init__(self, step_s: float, token_ids: Sequence[int]) -> None:
-        self._step_s = step_s
+    def __init__(self, cost: StepCost, slots: int, token_ids: Sequence[int]) -> None:
+        """`cost`: of rows and prompt tokens. What rows and prompts attend to is not known here."""
+        if cost.kv_token_s or cost.prompt_position_s:
+            raise ValueError("a pretended shard knows no cost of attention: kv_token_s and prompt_position_s must be 0")
+        self._cost, self._slots = cost, slots
         chosen = torch.randint(len(token_ids), (TOKENS,), generator=torch.Generator().manual_seed(0))
         self._tokens = torch.tensor(token_ids, dtype=torch.int32)[chosen]
         self._logprobs = -torch.rand(TOKENS, generator=torch.Generator().manual_seed(1))
         self._at = 0
 
     def warmup(self, *_: int | None) -> Capacity:
-        return Capacity(SLOTS, MAX_TOTAL_TOKENS)
+        return Capacity(self._slots, MAX_TOTAL_TOKENS)
 
     def clear(self, batch_id: int | None) -> None:
         pass
@@ -54,8 +61,9 @@ class TimedRunner:
         self, decoding: list[StepBatch], slots: torch.Tensor, new_batch_id: int, chunks: list[PromptChunk]
     ) -> Pending[StepOutput]:
         ids = [i for batch in decoding for i in batch.request_ids] + [c.request_id for c in chunks if c.last]
-        if self._step_s:
-            time.sleep(self._step_s)
+        rows = sum(len(batch.request_ids) for batch in decoding)
+        if step_s := self._cost.seconds(rows, 0, sum(chunk.end - chunk.start for chunk in chunks)):
+            time.sleep(step_s)
         at = self._at if self._at + len(ids) <= TOKENS else 0
         self._at = at + len(ids)
         here = slice(at, at + len(ids))
@@ -64,12 +72,26 @@ class TimedRunner:
         return completed(output)
 
 
-async def serve(model: Path, uds_path: str, step_s: float) -> None:
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+def fixed_cost(step_s: float) -> StepCost:
+    return StepCost(step_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def make_runner(model: Path, tokenizer: Tokenizer, step: str) -> TimedRunner:
+    """`step`: seconds, or the file of a SimulatedModel."""
+    if Path(step).is_file():
+        pretended = SimulatedModel.read(Path(step))
+        return TimedRunner(pretended.cost, pretended.slots, [tokenizer.encode(Prompts(model).answer).ids[-1]])
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    return TimedRunner(
+        fixed_cost(float(step)), SLOTS, [i for i in range(tokenizer.get_vocab_size()) if i not in special]
+    )
+
+
+async def serve(model: Path, uds_path: str, step: str) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     grammars: Future[None] = Future()
     grammars.set_exception(MatcherError("pretended shards follow no grammar"))
-    runner = TimedRunner(step_s, [i for i in range(tokenizer.get_vocab_size()) if i not in special])
+    runner = make_runner(model, tokenizer, step)
     facts = SimpleNamespace(vocab_size=tokenizer.get_vocab_size(), max_positions=MAX_TOTAL_TOKENS, eos_token_ids=())
     shard: Any = SimpleNamespace(
         runner=runner, tokenizer=tokenizer, model_config=facts, dtype=torch.float32, device=torch.device("cpu"),
@@ -87,4 +109,4 @@ async def serve(model: Path, uds_path: str, step_s: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])))
+    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
