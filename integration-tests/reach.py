@@ -15,8 +15,10 @@ ACCEPTS = 0x10000
 
 
 def addresses(launcher: int) -> set[tuple[str, int]]:
-    """Address and port of every TCP or UDP socket of the server on which others can begin to talk."""
-    return processes.listening(processes.family(launcher))
+    """Address and port of every TCP or UDP socket of the server on which others can begin to talk. gRPC's sockets have
+    IPv4 addresses in the form of IPv6."""
+    found = processes.listening(processes.family(launcher))
+    return {(address.removeprefix("::ffff:"), port) for address, port in found}
 
 
 def open_to_others(launcher: int) -> list[str]:
