@@ -144,7 +144,7 @@ def test_the_dashboards_variables_are_those_of_its_queries(series: Series) -> No
 
 def test_every_metric_of_the_scheduler_is_shown(series: Series) -> None:
     shown = {re.sub(r"_(bucket|sum|count)$", "", name) for expression, _ in queries() for name in _names(expression)}
-    ours = {name for name in series if re.match(r"tgi_(slots|prefi|queue|shard|recomputed|books|router)", name)}
+    ours = {name for name in series if re.match(r"tgi_(slots|prefi|queue|shard|recomputed|books|router|front)", name)}
     ours |= {"tgi_request_preemptions", "tgi_request_resumes", "tgi_request_length_estimate_ratio", "tgi_batch_concat"}
     ours |= {f"tgi_request_time_{what}_duration" for what in ("to_first_token", "between_tokens")}
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in ours} <= shown

@@ -7,7 +7,7 @@ import typer
 
 from text_generation_benchmark.families.report import Against
 from text_generation_benchmark.output import show_table
-from text_generation_benchmark.replicas.cli import autoscaling, balance, fleet, replicas, replicated
+from text_generation_benchmark.replicas.cli import autoscaling, balance, choice, fleet, replicas, replicated
 from text_generation_benchmark.shards.cli import benchmark_shards
 from text_generation_benchmark.simulation.cli import replay, simulate
 from text_generation_common.flags.kinds import CpuTarget
@@ -19,6 +19,7 @@ app.command()(simulate)
 app.command()(replay)
 app.command()(replicas)
 app.command()(fleet)
+app.command()(choice)
 app.command()(autoscaling)
 app.command()(replicated)
 app.command()(balance)

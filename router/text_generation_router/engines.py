@@ -6,6 +6,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
@@ -49,7 +50,7 @@ async def find_engine(config: RouterConfig, metrics: Metrics) -> ServedEngine:
     """The engine of the config. It is not started. Raises StartError."""
     link = await line_to_launcher(config.launcher_fd)
     if config.is_front:
-        return await _remote(config, link)
+        return await _remote(config, link, metrics)
     groups = shard_groups(link, config.master_shard_uds_path)
     most = config.requests.max_concurrent_requests
     engine = LocalEngine(groups, EngineConfig(config.tokens, config.scheduling, most), metrics)
@@ -66,7 +67,7 @@ def shard_groups(link: Link | None, master_uds_path: str) -> ShardGroups:
     return LaunchedGroups(link, master_uds_path) if link is not None else StandaloneGroups(master_uds_path)
 
 
-async def _remote(config: RouterConfig, link: Link | None) -> ServedEngine:
+async def _remote(config: RouterConfig, link: Link | None, metrics: Metrics) -> ServedEngine:
     try:
         security = security_of(Role.FRONT, config.security, None)
         endpoints = [parse_endpoint(text) for address in config.engine_list.engines for text in address.split(",")]
@@ -77,6 +78,7 @@ async def _remote(config: RouterConfig, link: Link | None) -> ServedEngine:
         raise StartError(f"{error.reason}: {error.hint}" if error.hint else error.reason) from None
     placement = placement_of(config.placement, config.block_hash_key, random.randrange(MOST_ENGINES))
     engine = RemoteEngine(endpoints, security, placement, config.engine_list.resume_across_builds)
+    _show(engine, metrics)
     tasks = [asyncio.create_task(_follow(name, engine), name="engines by name")] if name is not None else []
     line = FrontLine(link, engine)
 
@@ -105,6 +107,15 @@ def _name_to_follow(text: str | None) -> TcpEndpoint | None:
 
 async def _follow(name: TcpEndpoint, engine: RemoteEngine) -> None:
     await FollowedName(name, engine.connect, engine.is_connected).run()
+
+
+def _show(engine: RemoteEngine, metrics: Metrics) -> None:
+    """From now on the page of metrics shows what happens between this front and its engines."""
+    for count, counter in metrics.front_counters.items():
+        counter.set_function(partial(getattr, engine.counts, count))
+    metrics.front_engines.set_function(lambda: engine.num_engines)
+    metrics.front_suspects.set_function(lambda: engine.num_suspects)
+    metrics.front_cached_blocks.set_function(lambda: engine.num_cached_blocks)
 
 
 class FrontLine:

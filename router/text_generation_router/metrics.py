@@ -59,6 +59,18 @@ def half_doublings(maximum: int) -> list[float]:
 # step's budget of prompt tokens, or a prefix that is being computed for another request.
 WAITS = ("turn", "rule", "rows", "memory", "budget", "prefix")
 MOST_REQUESTS = 1024  # the last bound of the sizes of batches
+# What fronts count about their engines (`RemoteCounts`): the end of each metric's name, and its description.
+FRONT_COUNTS = {
+    "lost_engines": ("lost_engines", "Connections to engines that were lost"),
+    "resumes": ("resumes", "Requests that were sent to another engine after a loss"),
+    "withdrawals": ("withdrawals", "Queued requests that were asked back from an engine"),
+    "moves": ("moves", "Requests that left an engine for another one without a loss"),
+    "late": ("late_messages", "Messages of engines about requests that had ended or moved"),
+    "dropped_tokens": ("dropped_tokens", "Tokens of engines that were there before or came too late"),
+    "broken_rules": ("broken_rules", "Times that an engine was cut off for breaking the protocol"),
+    "news_bytes": ("news_bytes", "Bytes of news about loads and caches"),
+    "news_gaps": ("news_gaps", "Times that an engine told its whole cache again, because news were missing"),
+}
 RATIOS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
@@ -79,6 +91,7 @@ class Metrics:
         self._add_batch_metrics()
         self._add_shard_metrics()
         self._add_scheduling_metrics()
+        self._add_front_metrics()
 
     def set_limits(self, max_input_tokens: int, max_total_tokens: int) -> None:
         """To be called once, after warm-up and before the first request."""
@@ -216,6 +229,18 @@ class Metrics:
             "tgi_request_time_between_tokens_duration", "Seconds from a token of a request to its next"
         )
         self.books_errors = self._counter("tgi_books_errors", "Times that token slots or rows did not add up")
+
+    def _add_front_metrics(self) -> None:
+        """Metrics of a front whose engines are other processes; in other routers they stay at zero. None of them has a
+        label for each engine: engines have pages of their own."""
+        self.front_counters = {
+            count: self._plain_step_counter(f"tgi_front_{name}", text) for count, (name, text) in FRONT_COUNTS.items()
+        }
+        self.front_engines = self._gauge("tgi_front_engines", "Engines that fronts are connected to, for each front")
+        self.front_suspects = self._gauge("tgi_front_suspects", "Requests that may have ended an engine")
+        self.front_cached_blocks = self._gauge(
+            "tgi_front_cached_blocks", "Blocks that engines are known to have cached"
+        )
 
     def _counter(self, name: str, text: str, **labels: Sequence[str]) -> Counter:
         """A counter. `labels`: at most one label, and its values."""

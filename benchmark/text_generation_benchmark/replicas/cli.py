@@ -10,6 +10,7 @@ from text_generation_benchmark.output import fail, show_table
 from text_generation_benchmark.replicas.balancing import LOAD as SMALL_CHATS
 from text_generation_benchmark.replicas.balancing import NUM_ENGINES, SLOTS, balance_table, compare_policies
 from text_generation_benchmark.replicas.chats import ChatLoad, steady_arrivals
+from text_generation_benchmark.replicas.choice_speed import measure
 from text_generation_benchmark.replicas.deployment import FleetPlan
 from text_generation_benchmark.replicas.fleet import GPUS_PER_REPLICA, TARGETS, day, small_day
 from text_generation_benchmark.replicas.front import Policy
@@ -20,6 +21,7 @@ from text_generation_benchmark.replicas.throughput import measure_replicated
 from text_generation_benchmark.simulation.devices import MODELS
 from text_generation_benchmark.simulation.metrics import Targets
 from text_generation_common.model_folder import demo_directory
+from text_generation_router.remote.placement import MOST_ENGINES
 from text_generation_router.scheduling.limits import Limits
 
 Flag = typer.Option
@@ -137,3 +139,12 @@ def balance(
     load = replace(SMALL_CHATS, shares=not apart)
     about = f"{load}; {rate:g} requests per second for {duration:g} s; {NUM_ENGINES} engines with {SLOTS:,} slots."
     show_table(f"{about}\n\n{balance_table(rows)}", write, f"replicas live {'apart' if apart else 'chats'}")
+
+
+def choice(
+    engines: Annotated[int, Flag(min=2, max=MOST_ENGINES, help="Engines of the front.")] = 125,
+    calls: Annotated[int, Flag(min=10, help="Measured calls of each kind.")] = 2000,
+    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
+) -> None:
+    """Measures the processor time of a front to choose among many engines, apart from hashing the prompt."""
+    show_table(measure(engines, calls), write, "replicas choice")

@@ -123,6 +123,7 @@ class Attempts:
 
     def withdraw(self, group: RemoteGroup, even_begun: bool = False) -> None:
         group.is_leaving = group.has_moved = True
+        self._counts.withdrawals += len(group.members)
         for request in group.members.values():
             self._order(Withdraw(request.wire_index, even_begun))
 

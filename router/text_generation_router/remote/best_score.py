@@ -41,6 +41,10 @@ class BestScore(Placement):
     def wants_cache(self) -> bool:  # type: ignore[override]
         return len(self._engines) > 1
 
+    @property
+    def num_cached_blocks(self) -> int:  # type: ignore[override]
+        return len(self.index)
+
     def joined(self, engine: int, capacity: int, num_open: Callable[[], int]) -> None:
         self._engines.add(engine)
         self.index.join(engine, BLOCKS_PER_BLOCK * capacity // BLOCK_TOKENS)

@@ -162,7 +162,7 @@ class FrontBooks:
             return
         self._fleet.suspects.take_back(group.number)
         if error.reason in (Refusal.CLOSED, Refusal.DRAINING):
-            engine.is_closing = True
+            engine.close()
             insort(self._waiting, group, key=_number)
         elif error.reason is Refusal.OTHER_SUSPECTS:
             if not group.is_suspect:
@@ -246,7 +246,8 @@ class FrontBooks:
             return  # the sink has ended the request
         engine.attempts.forget(request)
         if told.reason in ELSEWHERE:
-            engine.is_closing |= told.reason is EndReason.CLOSED
+            if told.reason is EndReason.CLOSED:
+                engine.close()
             self._go_elsewhere(request, told)
         else:
             self._close(request, told)

@@ -161,6 +161,21 @@ class RemoteEngine:
         """Number of requests that the engines allow this front. Without any engine: what they allowed last."""
         return self._fleet.permits
 
+    @property
+    def num_engines(self) -> int:
+        """Number of engines that are connected."""
+        return len(self._fleet.engines)
+
+    @property
+    def num_suspects(self) -> int:
+        """Number of requests that may have ended an engine."""
+        return len(self._fleet.suspects)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Number of different blocks that engines are known to have cached."""
+        return self._fleet.num_cached_blocks
+
     async def is_healthy(self) -> bool:
         """Whether any engine says that its shards work."""
         asked = [asyncio.ensure_future(connection.is_healthy()) for connection, _ in self._connections.values()]

@@ -1,7 +1,7 @@
 """The engines that one front is connected to: what each of them told, and which of them gets a group of requests.
 Pure: no input or output, and no clock."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from text_generation_router.engine.protocol import Load, Snapshot, TokenLimits
@@ -26,23 +26,34 @@ class EngineView:
     facts: EngineFacts
     told: ToldLoad
     attempts: Attempts
-    is_closing: bool = False  # whether the engine has refused requests because the engine ends
-
     is_full: bool = False  # whether the engine has refused to go on with a request since it told its load
     has_other_suspects: bool = False  # whether it has refused a suspect since then, because of another front's
+    is_open: bool = field(init=False)  # whether the engine takes requests
+    is_ready: bool = field(init=False)  # whether it has shards too
+    _is_closing: bool = False  # whether the engine has refused requests because the engine ends
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the engine takes requests."""
-        return not (self.is_closing or self.told.load.is_draining)
+    def __post_init__(self) -> None:
+        self.tell(self.told)
+
+    def tell(self, told: ToldLoad) -> None:
+        self.told = told
+        self.is_full = self.has_other_suspects = False
+        self._is_closing = self._is_closing and told.load.is_draining
+        self._look()
+
+    def close(self) -> None:
+        """The engine has refused a request because the engine ends."""
+        self._is_closing = True
+        self._look()
+
+    def _look(self) -> None:
+        # Read for each request and engine.
+        self.is_open = not (self._is_closing or self.told.load.is_draining)
+        self.is_ready = self.is_open and self.told.load.is_ready
 
     @property
     def takes_resubmits(self) -> bool:
         return not self.is_full and self.attempts.num_unanswered < MOST_RESUBMITS
-
-    @property
-    def is_ready(self) -> bool:
-        return self.is_open and self.told.load.is_ready
 
 
 class Fleet:
@@ -73,8 +84,7 @@ class Fleet:
         view = self.engines[engine]
         was_ready = view.is_ready
         self.permits += told.permits - view.told.permits
-        view.is_full = view.has_other_suspects = False
-        view.told, view.is_closing = told, view.is_closing and told.load.is_draining
+        view.tell(told)
         self._service.tell(engine, view.facts.term, told.served, now)
         newest = view.attempts.newest_answered if told.newest_index is None else told.newest_index
         self._placement.told(engine, told, newest, now)
@@ -84,6 +94,11 @@ class Fleet:
     def wants_cache(self) -> bool:
         """Whether engines are to tell of their caches."""
         return self._placement.wants_cache
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Number of different blocks that engines are known to have cached."""
+        return self._placement.num_cached_blocks
 
     def cached(self, engine: int, sequence: int, news: CacheNews) -> bool:
         """Takes news of an engine's cache. False: some are missing before these."""
@@ -105,10 +120,9 @@ class Fleet:
 
     def submit(self, group: RemoteGroup, now: float) -> bool:
         """Submits the group, if there is an engine for it."""
-        engines = self._engines_for(group, now)
-        if not engines:
+        engine = self.engine_for(group, now)
+        if engine is None:
             return False
-        engine = engines[0] if len(engines) == 1 else self._choose(group, engines)
         view = self.engines[engine]
         elsewhere = self._service.elsewhere(engine, view.facts.term, group.request.share)
         view.attempts.submit(group, now, elsewhere, self.suspects.trial(group.number))
@@ -116,8 +130,19 @@ class Fleet:
         self.suspects.send(group.number, engine)
         return True
 
+    def engine_for(self, group: RemoteGroup, now: float) -> int | None:
+        """The engine that the group goes to. None: there is none now."""
+        engines = self._engines_for(group, now)
+        if len(engines) > 1:
+            return self._choose(group, engines)
+        return engines[0] if engines else None
+
     def _engines_for(self, group: RemoteGroup, now: float) -> list[int]:
         """The engines that may get the group: with shards, or else without."""
+        if group.is_new and not self.suspects:
+            ready = [engine for engine, view in self.engines.items() if view.is_ready]
+            if ready:
+                return ready
         engines = [engine for engine, view in self.engines.items() if view.is_open and self._goes_on(group, view)]
         if group.is_accepted:
             engines = [engine for engine in engines if self.engines[engine].takes_resubmits]

@@ -19,6 +19,7 @@ class Placement(ABC):
     """Chooses among engines, which have numbers. It is told of each engine's loads and of all that is sent to it."""
 
     wants_cache = False  # whether engines are to tell of their caches
+    num_cached_blocks = 0  # number of different blocks that they are known to have
 
     @abstractmethod
     def joined(self, engine: int, capacity: int, num_open: Callable[[], int]) -> None:

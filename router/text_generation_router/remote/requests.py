@@ -52,6 +52,11 @@ class RemoteGroup:
             self.on_answer(refused)
 
     @property
+    def is_new(self) -> bool:
+        """Whether no engine has accepted the group yet."""
+        return not self.is_accepted and self.digest is None
+
+    @property
     def num_uncomputed(self) -> int:
         """Number of tokens of prompt and outputs. An engine that begins with the group computes the prompt once."""
         return len(self.request.input_ids) + sum(len(member.output_ids) for member in self.members.values())

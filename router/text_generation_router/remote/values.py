@@ -84,6 +84,7 @@ class RemoteCounts:
 
     lost_engines: int = 0
     resumes: int = 0  # requests that were submitted again after a loss
+    withdrawals: int = 0  # requests that an engine was asked to give back, if possible
     moves: int = 0  # requests that were withdrawn from an engine and submitted to another one
     late: int = 0  # messages about requests that had ended or moved
     dropped_tokens: int = 0  # tokens that were there before, or came for such requests

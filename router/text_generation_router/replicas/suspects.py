@@ -85,6 +85,10 @@ class Suspects:
         group = self._groups.get(request)
         return SuspectTrial(group.key, group.is_alone) if group is not None else None
 
+    def __len__(self) -> int:
+        """Number of suspects. Without any, every engine may get every request."""
+        return len(self._groups)
+
     def losses(self, request: int) -> int:
         """Number of losses that the suspect has met since its last token."""
         group = self._groups.get(request)

@@ -1,11 +1,13 @@
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from text_generation_router.metrics import Metrics, duration_buckets, half_doublings
+from text_generation_router.metrics import FRONT_COUNTS, Metrics, duration_buckets, half_doublings
 from text_generation_router.metrics_page import render
+from text_generation_router.remote.values import RemoteCounts
 
 GOLDEN = Path(__file__).with_name("metrics.golden")
 
@@ -52,6 +54,14 @@ def test_a_fresh_page_has_at_most_1000_series_with_the_longest_context_too():
     metrics = made(LONGEST, LONGEST)
     metrics.describe(lambda: FACTS)
     assert 500 < len(series_of(metrics)) <= 1000
+
+
+def test_all_that_fronts_count_is_on_the_page(metrics):
+    assert set(FRONT_COUNTS) == {field.name for field in fields(RemoteCounts)}
+    names = {f"tgi_front_{name}" for name, _ in FRONT_COUNTS.values()}
+    assert {name for name in series_of(metrics) if name.startswith("tgi_front")} == names | {
+        f"tgi_front_{name}" for name in ("engines", "suspects", "cached_blocks")
+    }
 
 
 def test_tgis_buckets_are_all_there_when_they_are_asked_for():

@@ -60,7 +60,7 @@ def test_requests_of_a_lost_engine_end_on_the_others_and_fronts_know_every_cache
             assert replica is not None
             for number, news in enumerate(replica.log.take(), 1):
                 assert front.index.take(engine, front._sequences[engine] + number, news)
-        front.index.forget_expected(1e9)
+        front.tick(1e9)
         break  # news can be taken once
     front = deployment.fronts[0]
     prompts = [sent.turn.prompt.array for sent in deployment.done[-40:]]
@@ -69,7 +69,7 @@ def test_requests_of_a_lost_engine_end_on_the_others_and_fronts_know_every_cache
         cache = replica.engine.scheduler.memory.cache
         for prompt in prompts:
             hashes = HistoryHashes(HASHER, NAMESPACE, prompt).hashes
-            assert front.index.matched(hashes)[engine] == cache.match(NAMESPACE, prompt) // BLOCK_TOKENS
+            assert front.index.matched_by(engine, hashes) == cache.match(NAMESPACE, prompt) // BLOCK_TOKENS
 
 
 def test_queued_requests_move_to_an_engine_that_has_come_back() -> None:

@@ -166,7 +166,7 @@ def know(index: CacheIndex, engine: int, hashes: Sequence[int]) -> None:
     assert index.take(engine, 1, CacheNews(list(hashes), [], is_snapshot=True))
 
 
-@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=130), extra=st.integers(0, 5))
+@given(lengths=st.lists(st.integers(0, MOST_LOOKS - 5), min_size=1, max_size=130), extra=st.integers(0, 5))
 def test_an_index_counts_the_first_blocks_of_each_engine(lengths: list[int], extra: int) -> None:
     index, prompt = CacheIndex(len(lengths)), list(range(1000, 1000 + max(lengths) + extra))
     for engine, length in enumerate(lengths):
