@@ -37,6 +37,7 @@ from text_generation_launcher.commands import engine as engine_command
 from text_generation_launcher.commands import front as front_command
 from text_generation_launcher.commands import router as router_command
 from text_generation_launcher.config import LauncherConfig, LaunchPlan
+from text_generation_launcher.control_cli import CONTROL, ControlFlags, ScaleFlags
 from text_generation_launcher.replica_site import ReplicaSite
 from text_generation_router import cli as router
 from text_generation_router import engine_cli
@@ -49,6 +50,9 @@ RECORDED = Path(__file__).with_name("command_lines.golden")
 CONFIGS: dict[str, tuple[ProgramFlags, Any]] = {
     "launcher": (LAUNCHER, LauncherConfig),
     "launcher certs": (CERTS, CertsFlags),
+    "launcher scale": (CONTROL, ScaleFlags),
+    "launcher replicas": (CONTROL, ControlFlags),
+    "launcher restart-fronts": (CONTROL, ControlFlags),
     "router": (ROUTER, RouterFlags),
     "engine": (ROUTER, EngineFlags),
     "server serve": (SHARD, ServeFlags),
@@ -56,7 +60,7 @@ CONFIGS: dict[str, tuple[ProgramFlags, Any]] = {
 }
 APPS = {
     "launcher": launcher.command_line(lambda config: 0, {}),
-    "launcher certs": launcher.certs_command_line(),
+    **{f"launcher {name}": make() for name, make in launcher.COMMANDS.items()},
     "router": router.app,
     "engine": engine_cli.app,
 }
@@ -132,7 +136,8 @@ def wrong_numbers() -> Iterator[tuple[str, str, str]]:
 def test_every_program_refuses_numbers_out_of_range(name: str, flag: str, number: str) -> None:
     app, words = (APPS[name], []) if name in APPS else (server.app, name.split()[1:])
     model = ["--tokenizer-name", "m"]
-    needed = {"router": model, "engine": [*model, "--address", "unix:///e"], "launcher": []}.get(name, ["m"])
+    special = {"router": model, "engine": [*model, "--address", "unix:///e"], "launcher scale": ["2"]}
+    needed = special.get(name, [] if name.startswith("launcher") and "certs" not in name else ["m"])
     result = CliRunner().invoke(app, [*words, *needed, flag, number])
     assert result.exit_code == 2 and "Invalid value for" in result.output and flag in result.output
 

@@ -24,7 +24,7 @@ from text_generation_common.flags.declaration import from_values, values_of
 from text_generation_common.flags.environment import from_environment
 from text_generation_common.flags.model import DEMO_MODEL
 from text_generation_common.flags.process import InheritedFlags
-from text_generation_common.flags.programs import LAUNCHER
+from text_generation_common.flags.programs import LAUNCHER, ProgramFlags
 from text_generation_common.logs import setup_logging
 from text_generation_common.places import ServerPlace
 from text_generation_common.typer_command import WRONG_USAGE, ReportingCommand, make_app, taking
@@ -43,11 +43,17 @@ logger = logging.getLogger("text_generation_launcher")
 
 HELP = """Serve a model over HTTP: one router, and one shard per device.
 
-`text-generation-launcher certs` makes certificates for ports between machines instead."""
+`text-generation-launcher certs` makes certificates for ports between machines instead; `scale`, `replicas` and
+`restart-fronts` are commands to a launcher that runs."""
 CERTS_HELP = """Make a deployment's CA, and for each HOST a certificate and key of each role: DIR/ROLE/HOST.
 
 HOST is an IP address or a DNS name, as other machines call it; `*.NAME` stands for each name with one more label. A
 further run adds hosts with the same CA and changes no certificate. DIR/ca.key stays off the machines that serve."""
+SCALE_HELP = """Let the server on --port have another NUMBER of replicas from now on.
+
+A replica that leaves drains: its queued requests move to others at once, its running ones end there or move."""
+REPLICAS_HELP = "Print the state of each replica of the server on --port."
+RESTART_HELP = "Replace the fronts of the server on --port one after another, without the loss of a request."
 VERSION = inspect.Parameter(
     "version",
     inspect.Parameter.KEYWORD_ONLY,
@@ -67,8 +73,9 @@ def main(arguments: Sequence[str] | None = None, program_directories: Sequence[P
     directories = [Path(sys.executable).parent] if program_directories is None else program_directories
     words = sys.argv[1:] if arguments is None else list(arguments)
     # Not a command of the app: then every start would need the name of a command, which TGI's does not have.
-    if words[:1] == ["certs"]:
-        certs_command_line()(words[1:], prog_name="text-generation-launcher certs")
+    for name, make in COMMANDS.items():
+        if words[:1] == [name]:
+            make()(words[1:], prog_name=f"text-generation-launcher {name}")
     app = command_line(lambda config: run(config, environ, directories), environ)
     app(args=None if arguments is None else words)
 
@@ -91,16 +98,61 @@ def certs_command_line() -> typer.Typer:
     # Imported here, because a server's start does not need it.
     from text_generation_launcher.certs import CERTS, CertsFlags, make_or_check
 
-    def certs(values: dict[str, Any]) -> None:
+    return _command_line(
+        lambda values: make_or_check(from_values(CertsFlags, values), typer.echo), CERTS, CertsFlags, CERTS_HELP
+    )
+
+
+def scale_command_line() -> typer.Typer:
+    from text_generation_launcher.control_cli import CONTROL, ScaleFlags, scale
+
+    return _command_line(
+        lambda values: scale(from_values(ScaleFlags, values), typer.echo), CONTROL, ScaleFlags, SCALE_HELP
+    )
+
+
+def replicas_command_line() -> typer.Typer:
+    from text_generation_launcher.control_cli import CONTROL, ControlFlags, replicas
+
+    return _command_line(
+        lambda values: replicas(from_values(ControlFlags, values), typer.echo), CONTROL, ControlFlags, REPLICAS_HELP
+    )
+
+
+def restart_command_line() -> typer.Typer:
+    from text_generation_launcher.control_cli import CONTROL, ControlFlags, restart_fronts
+
+    return _command_line(
+        lambda values: restart_fronts(from_values(ControlFlags, values), typer.echo),
+        CONTROL,
+        ControlFlags,
+        RESTART_HELP,
+    )
+
+
+def _command_line(
+    run: Callable[[dict[str, Any]], int | None], program: ProgramFlags, flags: type, text: str
+) -> typer.Typer:
+    """A command that serves nothing. `run` returns its exit status, or None for 0."""
+
+    def command(values: dict[str, Any]) -> None:
         try:
-            raise typer.Exit(make_or_check(from_values(CertsFlags, values), typer.echo))
+            raise typer.Exit(run(values) or 0)
         except CommandError as error:
             typer.echo(report.told(error.reason, error.hint), err=True)
             raise typer.Exit(WRONG_USAGE if isinstance(error, WrongUsage) else 1) from None
 
     app = make_app()
-    app.command(cls=ReportingCommand, help=CERTS_HELP)(taking(certs, CERTS, CertsFlags))
+    app.command(cls=ReportingCommand, help=text)(taking(command, program, flags))
     return app
+
+
+COMMANDS: Mapping[str, Callable[[], typer.Typer]] = {
+    "certs": certs_command_line,
+    "scale": scale_command_line,
+    "replicas": replicas_command_line,
+    "restart-fronts": restart_command_line,
+}
 
 
 def run(config: LauncherConfig, environ: Mapping[str, str], program_directories: Sequence[Path]) -> int:

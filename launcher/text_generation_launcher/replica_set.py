@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from text_generation_common.deployment import ReplicaNote, ReplicaReport, ReplicaState
 from text_generation_common.errors import CommandError
+from text_generation_common.flags.cluster import MOST_REPLICAS
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ScaleRefused
 from text_generation_launcher.replica import AnyReplica, MakeReplica
@@ -16,8 +17,6 @@ from text_generation_launcher.scaling import ends_server, plan_changes
 
 logger = logging.getLogger("text_generation_launcher")
 
-# Most replicas of one server.
-MOST_REPLICAS = 1024
 # Seconds until the first new start of a replica that could not be kept alive; the wait doubles up to the longest. A
 # replica that was ready for LONG_RUN_S seconds begins with the first wait again.
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
@@ -75,13 +74,13 @@ class ReplicaSet:
         self.has_served = False  # whether any replica was ready
 
     @property
-    def deployment(self) -> ReplicaReport:
+    def report(self) -> ReplicaReport:
         """The replicas, and how many are wanted."""
         return ReplicaReport(self._wanted, tuple(member.note for member in self._members.values()))
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        return self.deployment.endpoints
+        return self.report.endpoints
 
     def watch(self, watcher: Callable[[ReplicaReport], None]) -> None:
         """From now on `watcher` is called with every change of the deployment."""
@@ -186,7 +185,7 @@ class ReplicaSet:
 
     def _tell(self) -> None:
         """Tells the deployment, if it has changed."""
-        if (found := self.deployment) != self._told:
+        if (found := self.report) != self._told:
             self._told = found
             for watcher in self._watchers:
                 watcher(found)

@@ -33,6 +33,10 @@ class Serving(Protocol):
     def has_listened(self) -> bool:
         """Whether requests were served."""
 
+    @property
+    def replicas(self) -> ReplicaSet | None:
+        """The replicas that can be scaled; None: there are none."""
+
     def stop(self) -> None:
         """Lets the processes end when their requests are done; then `run` returns."""
 
@@ -79,6 +83,7 @@ class RouterAndShards:
     """One process is front and engine."""
 
     def __init__(self, spawner: Spawner, site: ReplicaSite) -> None:
+        self.replicas = None
         self._shards = OwnedShards(spawner, site, "Webserver", spawner.start_router)
 
     @property
@@ -101,6 +106,7 @@ class EngineAlone:
     def __init__(self, spawner: Spawner, place: ServerPlace) -> None:
         flags = spawner.plan.cluster.engine
         assert flags.engine_address is not None
+        self.replicas = None
         self._file = AddressFile(flags.engine_address_file)
         self._replica = LocalReplica(spawner, ReplicaSite(place), flags.engine_address, None, self._on_change)
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from text_generation_common.flags.cluster import Way
@@ -16,6 +17,7 @@ from text_generation_common.tasks import cancelled
 from text_generation_launcher import model
 from text_generation_launcher.commands import Programs
 from text_generation_launcher.config import LaunchPlan
+from text_generation_launcher.control import commands_of, controlled
 from text_generation_launcher.errors import DownloadError
 from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import SEE_LOG, Child, log_last_lines
@@ -100,7 +102,10 @@ class Supervisor:
         """Returns when `stop` has ended what serves. Raises when that cannot be kept alive."""
         if self._spawner.plan.cluster.way is not Way.FRONTS:  # Fronts read no weights.
             await self._get_weights()
-        await self._serving.run()
+        async with AsyncExitStack() as stack:
+            if self._spawner.plan.cluster.way in (Way.FRONTS, Way.REPLICAS):
+                await stack.enter_async_context(controlled(self._place.control_socket, commands_of(self._serving)))
+            await self._serving.run()
 
     async def _get_weights(self) -> None:
         plan = self._spawner.plan

@@ -5,7 +5,7 @@ from enum import Enum
 
 from text_generation_common.flags.declaration import flag
 
-MOST_WORKERS, MOST_LOCAL_REPLICAS = 64, 64
+MOST_WORKERS, MOST_LOCAL_REPLICAS, MOST_REPLICAS = 64, 64, 1024
 
 
 class Way(Enum):

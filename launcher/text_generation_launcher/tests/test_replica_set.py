@@ -58,7 +58,7 @@ class Site:
 
     @property
     def states(self) -> list[ReplicaState]:
-        return [replica.state for replica in self.set.deployment.replicas]
+        return [replica.state for replica in self.set.report.replicas]
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -183,7 +183,7 @@ def test_a_number_that_cannot_be_is_refused_and_changes_nothing(wanted: int, why
     async def scenario(site: Site) -> None:
         with pytest.raises(ScaleRefused, match=why):
             site.set.scale(wanted)
-        assert site.set.deployment.wanted == 2
+        assert site.set.report.wanted == 2
 
     on_site(scenario, wanted=2)
 
