@@ -166,5 +166,23 @@ def router(
     show_table(as_markdown(times), write, "router")
 
 
+@app.command()
+def fronts(
+    turns: Annotated[int, typer.Option(min=6, help="Runs of the load on each of two servers, in turns.")] = 9,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to measure processor time.")] = 10,
+    streams: Annotated[int, typer.Option(min=2, help="Streams at a time.")] = 64,
+    step_ms: Annotated[float, typer.Option(min=0, help="What the shard without a model takes for a step.")] = 10,
+    only: Annotated[list[str] | None, typer.Option(help="speed, time or stopped; repeatable. Default: all.")] = None,
+    write: Annotated[Path | None, typer.Option(help="A Markdown file; its marked tables are replaced.")] = None,
+) -> None:
+    """What it costs that front and engine are processes of their own: speed, processor time, and a stopped front."""
+    from text_generation_benchmark.fronts.cli import PARTS, run_part
+
+    for part in only or PARTS:
+        if part not in PARTS:
+            raise typer.BadParameter(f"{part} is not one of {', '.join(PARTS)}", param_hint="--only")
+        show_table(run_part(part, turns, seconds, streams, step_ms / 1000), write, f"fronts {part}")
+
+
 def main() -> None:
     app()

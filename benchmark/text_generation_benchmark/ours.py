@@ -4,7 +4,7 @@ import contextlib
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,20 +35,20 @@ KERNELS = re.compile(r"kernels: ([\w']+(?: \(\w+\))?)")
 LAUNCHER = Path(sys.executable).parent / "text-generation-launcher"
 
 
-def server_command(model: Path, folder: Path, launcher: Path = LAUNCHER) -> ServerCommand:
+def server_command(model: Path, folder: Path, launcher: Path = LAUNCHER, more: Sequence[str] = ()) -> ServerCommand:
     port = free_port()
     arguments = [str(launcher), "--model-id", str(model), "--port", str(port), "--hostname", "127.0.0.1"]
     arguments += ["--shard-uds-path", f"{folder}/shard", "--dtype", "bfloat16", "--max-total-tokens", "4096"]
     # The KV cache gets more slots than any load here needs, but not all free memory, which the peers share.
     arguments += ["--max-batch-total-tokens", "32768"]
-    return ServerCommand("the server", arguments, port, "/health", start_s=300)
+    return ServerCommand("the server", [*arguments, *more], port, "/health", start_s=300)
 
 
 @contextlib.contextmanager
-def running_ours(model: Path, launcher: Path = LAUNCHER) -> Iterator[Served]:
-    """`launcher` may belong to another version that is installed elsewhere."""
+def running_ours(model: Path, launcher: Path = LAUNCHER, more: Sequence[str] = ()) -> Iterator[Served]:
+    """`launcher` may belong to another version that is installed elsewhere. `more`: more flags."""
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
-        command = server_command(model, Path(folder), launcher)
+        command = server_command(model, Path(folder), launcher, more)
         log = Path(folder) / "log"
         with running(command, log):
             yield Served(command.port, kernels_named(log.read_text()))

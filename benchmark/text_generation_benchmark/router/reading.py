@@ -3,7 +3,8 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,10 +85,32 @@ class Reader(asyncio.Protocol):
 async def measure_writer(pid: int, port: int, request: bytes, streams: int, seconds: float) -> tuple[WriterTime, bytes]:
     """Reads `streams` streams. Returns what the writing process used in `seconds` seconds, once all streams have begun,
     and the first bytes of a stream."""
+    [used], received = await measure_writers([pid], [port], request, streams, seconds)
+    return used, received
+
+
+async def measure_writers(
+    pids: Sequence[int], ports: Sequence[int], request: bytes, streams: int, seconds: float
+) -> tuple[list[WriterTime], bytes]:
+    """As `measure_writer`, for several processes that write the streams together; the ports get equal parts of the
+    streams. `tokens` of each result are those of all streams."""
+    async with reading_streams(ports, request, streams) as readers:
+        before = [ProcessTime.of(pid) for pid in pids]
+        events, started = sum(reader.events for reader in readers), time.perf_counter()
+        await asyncio.sleep(seconds)
+        used = [ProcessTime.of(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
+        tokens, wall_s = sum(reader.events for reader in readers) - events, time.perf_counter() - started
+    return [WriterTime(each, tokens, wall_s) for each in used], readers[0].received
+
+
+@asynccontextmanager
+async def reading_streams(ports: Sequence[int], request: bytes, streams: int) -> AsyncIterator[list[Reader]]:
+    """Inside this context streams are read, each of which has begun: stream i comes from port i modulo their number.
+    RuntimeError if a stream ends before the context does."""
     warm = asyncio.Semaphore(0)
     readers: list[Reader] = []
-    for _ in range(streams):
-        readers.append(await _connected(port, lambda: Reader(request, warm)))
+    for i in range(streams):
+        readers.append(await _connected(ports[i % len(ports)], lambda: Reader(request, warm)))
     try:
         async with asyncio.timeout(BEGIN_S):
             for _ in range(streams):
@@ -95,16 +118,14 @@ async def measure_writer(pid: int, port: int, request: bytes, streams: int, seco
     except TimeoutError:
         slowest = min(readers, key=lambda reader: reader.events)
         raise RuntimeError(f"a stream had {slowest.events} events: {slowest.received[-300:]!r}") from None
-    before, events, started = ProcessTime.of(pid), sum(reader.events for reader in readers), time.perf_counter()
-    await asyncio.sleep(seconds)
-    used, tokens = ProcessTime.of(pid) - before, sum(reader.events for reader in readers) - events
-    wall_s = time.perf_counter() - started
-    ended = [reader for reader in readers if reader.ended]
-    for reader in readers:
-        reader.transport.abort()
-    if ended:
-        raise RuntimeError(f"a stream ended too early: {ended[0].received[-300:]!r}")
-    return WriterTime(used, tokens, wall_s), readers[0].received
+    try:
+        yield readers
+        ended = [reader for reader in readers if reader.ended]
+        if ended:
+            raise RuntimeError(f"a stream ended too early: {ended[0].received[-300:]!r}")
+    finally:
+        for reader in readers:
+            reader.transport.abort()
 
 
 async def _connected(port: int, make: Callable[[], Reader]) -> Reader:

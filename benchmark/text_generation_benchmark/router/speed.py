@@ -73,24 +73,41 @@ def on_core(core: int) -> Iterator[None]:
 @contextlib.contextmanager
 def running_router(model: Path, folder: Path, router: Path, step_s: float) -> Iterator[ChildServer]:
     """A router, and a shard that takes `step_s` seconds for a step. The router has the first core for itself."""
-    uds_path, port = f"{folder}/shard", free_port()
-    arguments = [str(router), "--tokenizer-name", str(model), "--master-shard-uds-path", f"{uds_path}-0"]
-    arguments += ["--port", str(port), "--hostname", "127.0.0.1", "--max-concurrent-requests", "512"]
-    shard_arguments = [sys.executable, "-m", "text_generation_benchmark.router.shard"]
-    shard_arguments += [str(model), uds_path, str(step_s)]
-    shard = ChildServer(ServerCommand("the shard", shard_arguments, 0, "", START_S), folder / "shard.log")
+    with running_shard(model, folder, step_s) as socket:
+        arguments = [str(router), "--master-shard-uds-path", socket, *router_arguments(model)]
+        with running_on_first_core(arguments, folder / "router.log") as server:
+            yield server
+
+
+def router_arguments(model: Path) -> list[str]:
+    return ["--tokenizer-name", str(model), "--hostname", "127.0.0.1", "--max-concurrent-requests", "512"]
+
+
+@contextlib.contextmanager
+def running_on_first_core(router: Sequence[str], log: Path) -> Iterator[ChildServer]:
+    """A router on a free port, by its command line."""
+    port = free_port()
+    server = ChildServer(ServerCommand("the router", [*router, "--port", str(port)], port, "/health", START_S), log)
+    with on_core(0):
+        server.start()
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def running_shard(model: Path, folder: Path, step_s: float) -> Iterator[str]:
+    """A shard without a model, which takes `step_s` seconds for a step. Gives the path of its socket."""
+    uds_path = f"{folder}/shard"
+    arguments = [sys.executable, "-m", "text_generation_benchmark.router.shard", str(model), uds_path, str(step_s)]
+    shard = ChildServer(ServerCommand("the shard", arguments, 0, "", START_S), folder / "shard.log")
     with on_core(1):
         shard.start()
     try:
         wait_for(Path(f"{uds_path}-0"))
-        server = ChildServer(ServerCommand("the router", arguments, port, "/health", START_S), folder / "router.log")
-        with on_core(0):
-            server.start()
-        try:
-            server.wait_until_ready()
-            yield server
-        finally:
-            server.stop()
+        yield f"{uds_path}-0"
     finally:
         shard.running.kill()
         shard.running.wait()

@@ -189,7 +189,7 @@ class FrontBooks:
 
     def tokens(self, engine: EngineView, run: TokenRun, first: EngineFirst | None, ended: Ended | None) -> None:
         """`ended` is given with the request's last tokens."""
-        if (request := engine.attempts.find(run.index)) is None:
+        if (request := engine.attempts.find(run.wire_index)) is None:
             self._counts.dropped_tokens += len(run.ids)
             return
         tokens = request.take(run, first, self._clock())

@@ -105,7 +105,7 @@ def _tokens(message: pb.Tokens, engine: EngineView, books: FrontBooks) -> None:
     }
     if not message.ended:
         for run in runs:
-            books.tokens(engine, run, firsts.pop(run.index, None) if firsts else None, None)
+            books.tokens(engine, run, firsts.pop(run.wire_index, None) if firsts else None, None)
         return
     ended = {each.index: ended_of(each) for each in message.ended}
     _ending_tokens(runs, firsts, ended, engine, books)
@@ -119,10 +119,10 @@ def _ending_tokens(
     books: FrontBooks,
 ) -> None:
     """Tokens of a step, some of which are the last of their requests."""
-    last = {run.index: place for place, run in enumerate(runs)}
+    last = {run.wire_index: place for place, run in enumerate(runs)}
     for place, run in enumerate(runs):
-        end = ended.pop(run.index, None) if place == last[run.index] else None
-        books.tokens(engine, run, firsts.pop(run.index, None), end)
+        end = ended.pop(run.wire_index, None) if place == last[run.wire_index] else None
+        books.tokens(engine, run, firsts.pop(run.wire_index, None), end)
     for index, end in ended.items():
         if (first := firsts.pop(index, None)) is not None:
             books.computed(engine, index, first, end)

@@ -92,9 +92,9 @@ class RawFront:
             self._end(message.ended)
         elif kind == "tokens":
             for run in runs_of(message.tokens):
-                known = self.ids.setdefault(run.index, [])
-                first = self.first_positions.setdefault(run.index, run.position)
-                assert run.position == first + len(known) and run.index not in self.ends
+                known = self.ids.setdefault(run.wire_index, [])
+                first = self.first_positions.setdefault(run.wire_index, run.position)
+                assert run.position == first + len(known) and run.wire_index not in self.ends
                 known += run.ids
             for ended in message.tokens.ended:
                 self._end(ended)

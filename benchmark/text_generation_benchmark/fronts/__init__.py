@@ -1,0 +1,1 @@
+"""What it costs that fronts and their engine are processes of their own."""
