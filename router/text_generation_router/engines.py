@@ -40,7 +40,8 @@ ANSWER_S = 2.0
 @dataclass(frozen=True, slots=True)
 class ServedEngine:
     run: EngineRun
-    permits: Callable[[], int]  # number of requests that this router may have there at a time
+    permits: Callable[[], int]  # number of requests that the engine takes at a time
+    permits_elsewhere: Callable[[], int]  # the part of them that other fronts have there
     listening: Callable[[], None]  # tells the launcher, if there is one, that the router serves requests
     close: Callable[[], Awaitable[None]]  # closes the engine and the line to the launcher
     others: "FrontLine | None" = None  # the line of a front to its launcher, which has other fronts on the port
@@ -54,7 +55,7 @@ async def find_engine(config: RouterConfig, metrics: Metrics) -> ServedEngine:
     groups = shard_groups(link, config.master_shard_uds_path)
     most = config.requests.max_concurrent_requests
     engine = LocalEngine(groups, EngineConfig(config.tokens, config.scheduling, most), metrics)
-    return ServedEngine(engine, lambda: most, groups.listening, engine.close)
+    return ServedEngine(engine, lambda: most, lambda: 0, groups.listening, engine.close)
 
 
 async def line_to_launcher(launcher_fd: int | None) -> Link | None:
@@ -87,7 +88,14 @@ async def _remote(config: RouterConfig, link: Link | None, metrics: Metrics) -> 
         await engine.close()
         await line.close()
 
-    return ServedEngine(engine, lambda: engine.permits, line.listening, close, line if link is not None else None)
+    def permits() -> int:
+        return config.requests.max_concurrent_requests * max(1, engine.num_engines)
+
+    def permits_elsewhere() -> int:
+        return max(0, permits() - engine.permits)
+
+    others = line if link is not None else None
+    return ServedEngine(engine, permits, permits_elsewhere, line.listening, close, others)
 
 
 def security_of(role: Role, flags: SecurityFlags, host: str | None) -> Security:

@@ -150,7 +150,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         await stack.enter_async_context(joined_with_others(metrics, config.metrics_file))
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
         validator = Validator(tokenizer, grammars, lambda: request_limits(config, engine.snapshot()))
-        permits = Permits(served.permits, lambda: engine.load().retry_after_s)
+        permits = Permits(served.permits, lambda: engine.load().retry_after_s, served.permits_elsewhere)
         tracer = tracer_for(config)
         if tracer is not None:
             stack.push_async_callback(tracer.close)

@@ -117,12 +117,19 @@ class OwnerHolder(PermitHolder):
 
 class Permits:
     """All permits. `capacity` returns their number, which may change. `retry_after_s` returns the seconds after which a
-    request that is refused now is worth sending again.
+    request that is refused now is worth sending again. `elsewhere` returns the number of permits that other processes
+    hold.
     """
 
-    def __init__(self, capacity: Callable[[], int], retry_after_s: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        capacity: Callable[[], int],
+        retry_after_s: Callable[[], int],
+        elsewhere: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._capacity_now = capacity
         self._retry_after_s = retry_after_s
+        self._elsewhere = elsewhere
         self._out = 0
         self._owners: dict[str, OwnerHolder] = {}
 
@@ -134,7 +141,11 @@ class Permits:
     def left(self) -> int:
         """Number of permits left. Negative if tenants below their shares got permits beyond the capacity, or if the
         capacity has become smaller."""
-        return self._capacity - self._out
+        return self._capacity - self._all_out
+
+    @property
+    def _all_out(self) -> int:
+        return self._out + self._elsewhere()
 
     def take(self, share: Share, count: int) -> Permit:
         """Permits for `count` generations of one HTTP request. Raises OverloadedError."""
@@ -170,18 +181,21 @@ class Permits:
         """Whether the owner and tenant `share` get `count` permits although fewer are left. Other requests may be
         refused to make room.
         """
-        if count > self._capacity:
+        # Requests of other processes belong to tenants that are not known here, so only the other permits are shared
+        # out. One is there in any case, so that no tenant waits for ever.
+        own = max(1, self._capacity - self._elsewhere())
+        if count > own:
             return False
         owner = self._owners.get(share.owner) or OwnerHolder()
         tenant = owner.tenants.get(share.tenant) or TenantHolder()
-        owners_share = max(1, self._capacity // (len(self._owners) + (owner.held == 0)))
+        owners_share = max(1, own // (len(self._owners) + (owner.held == 0)))
         if _is_below(owner, owners_share, count):
             self._refuse(count, lambda: self._most_above(owners_share))
-            return self._out + count <= MOST_OUT * self._capacity
+            return self._all_out + count <= MOST_OUT * self._capacity
         tenants_share = max(1, owners_share // (len(owner.tenants) + (tenant.held == 0)))
         if _is_below(tenant, tenants_share, count):
             self._refuse(count, lambda: owner.newest_not_begun(tenants_share))
-            return owner.held + count <= MOST_OUT * owners_share and self._out + count <= MOST_OUT * self._capacity
+            return owner.held + count <= MOST_OUT * owners_share and self._all_out + count <= MOST_OUT * self._capacity
         return False
 
     def _most_above(self, share: int) -> Permit | None:

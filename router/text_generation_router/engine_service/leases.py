@@ -7,9 +7,9 @@ F = TypeVar("F", bound=Hashable)
 
 
 def leases(permits: int, used: Mapping[F, int]) -> dict[F, int]:
-    """The lease of each front: what it uses now, and an equal part of the permits that are free. The leases' sum is
-    `permits`, or what is used, if that is more. `used`: requests that each front has on the engine.
+    """The lease of each front: the permits that the others do not use, so that one front may have the whole load.
+    `used`: requests that each front has on the engine. Fronts that take permits at the same time may take more than
+    there are, until they are told of each other.
     """
-    free = max(0, permits - sum(used.values()))
-    part, rest = divmod(free, max(1, len(used)))
-    return {front: count + part + (place < rest) for place, (front, count) in enumerate(used.items())}
+    total = sum(used.values())
+    return {front: max(0, permits - (total - count)) for front, count in used.items()}

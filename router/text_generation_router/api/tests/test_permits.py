@@ -28,7 +28,8 @@ class FakeGeneration:
 
 class Pot:
     def __init__(self, capacity: int) -> None:
-        self.permits = Permits(lambda: capacity, lambda: 3)
+        self.elsewhere = 0
+        self.permits = Permits(lambda: capacity, lambda: 3, lambda: self.elsewhere)
 
     def take(self, owner: str, tenant: str = "", has_begun: bool = False) -> tuple[Permit, FakeGeneration]:
         permit, generation = self.permits.take(Share(owner, tenant), 1), FakeGeneration(has_begun)
@@ -51,6 +52,25 @@ def test_one_tenant_alone_gets_all_permits_and_no_more():
     assert pot.permits.left == 0 and pot.is_refused("a")
     with pytest.raises(OverloadedError):
         Pot(2).permits.take(Share("a"), 3)
+
+
+def test_permits_that_other_processes_hold_are_not_given_out_again():
+    pot = Pot(8)
+    pot.elsewhere = 5
+    for _ in range(3):
+        pot.take("a", has_begun=True)
+    assert pot.permits.left == 0 and pot.is_refused("a")
+    assert not pot.is_refused("b"), "a tenant without a request gets one on top"
+    assert pot.is_refused("b")
+    pot.elsewhere = 0
+    assert not pot.is_refused("a") and pot.permits.left == 3
+
+
+def test_each_tenant_gets_one_request_at_a_time_where_other_processes_hold_all_permits():
+    pot = Pot(4)
+    pot.elsewhere = 4
+    assert [pot.is_refused(owner) for owner in "aabbccdd"] == [False, True] * 4
+    assert pot.is_refused("e"), "twice as many as there are is the most"
 
 
 def test_a_newcomer_gets_the_place_of_the_newest_that_has_not_begun():

@@ -14,11 +14,16 @@ from text_generation_router.errors import FrontLostError
 
 
 @given(st.integers(0, 300), st.dictionaries(st.text(max_size=3), st.integers(0, 90), min_size=1, max_size=8))
-def test_leases_are_what_fronts_use_and_equal_parts_of_the_rest(permits: int, used: dict[str, int]) -> None:
+def test_each_front_may_have_all_that_the_others_do_not_use(permits: int, used: dict[str, int]) -> None:
     shared = leases(permits, used)
-    assert sum(shared.values()) == max(permits, sum(used.values()))
-    parts = [shared[front] - used[front] for front in used]
-    assert min(parts) >= 0 and max(parts) - min(parts) <= 1
+    for front, lease in shared.items():
+        others = sum(count for name, count in used.items() if name != front)
+        assert lease == max(0, permits - others)
+
+
+def test_one_front_may_have_the_whole_load() -> None:
+    assert leases(8, {"a": 0, "b": 0}) == {"a": 8, "b": 8}
+    assert leases(8, {"a": 8, "b": 0}) == {"a": 8, "b": 0}
 
 
 def test_without_fronts_nothing_is_leased() -> None:
