@@ -49,6 +49,13 @@ def test_a_documented_command_is_taken(command, tmp_path):
     assert resolve_cluster(flags)
 
 
+def test_metrics_that_the_page_of_machines_names_exist():
+    golden = (REPOSITORY / "router/text_generation_router/tests/metrics.golden").read_text()
+    named = set(re.findall(r"`(tgi_\w+)`", (REPOSITORY / "docs" / "machines.md").read_text()))
+    assert "tgi_queue_size" in named
+    assert named <= set(re.findall(r"^# TYPE (\S+)", golden, re.MULTILINE))
+
+
 def test_every_way_to_serve_is_documented():
     assert {launched(shlex.split(command)).cluster.way for command in launches()} == set(Way)
 
