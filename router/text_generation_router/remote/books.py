@@ -121,6 +121,7 @@ class FrontBooks:
         now = self._clock()
         if self._fleet.tell(number, told, now):
             self._fleet.withdraw_queued(now)
+        self._fleet.leave_draining(now)
         self.place(is_late=True)
 
     def lost(self, number: int, loss: EngineLoss) -> None:

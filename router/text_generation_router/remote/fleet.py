@@ -10,7 +10,7 @@ from text_generation_router.remote.placement import Placement
 from text_generation_router.remote.requests import RemoteGroup
 from text_generation_router.remote.values import EngineFacts, EngineLoss, ToldLoad
 from text_generation_router.replicas.cache_news import CacheNews
-from text_generation_router.replicas.moves import QueuedRequest, plan_moves
+from text_generation_router.replicas.moves import QueuedRequest, plan_leaves, plan_moves, takes_leavers
 from text_generation_router.replicas.service import ServiceBook
 from text_generation_router.replicas.suspects import LostRequests, Suspects, meeting_engine
 from text_generation_router.wire.version import WITH_BEGUN
@@ -50,6 +50,12 @@ class EngineView:
         # Read for each request and engine.
         self.is_open = not (self._is_closing or self.told.load.is_draining)
         self.is_ready = self.is_open and self.told.load.is_ready
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the load that the engine told contains all that it was sent."""
+        newest = self.told.newest_index
+        return not self.attempts.num_unanswered and (newest is None or newest >= self.attempts.newest_answered)
 
     @property
     def takes_resubmits(self) -> bool:
@@ -171,6 +177,23 @@ class Fleet:
                         self.engines[engine].is_ready for engine in self._engines_for(group, now)
                     ):
                         view.attempts.withdraw(group)
+
+    def leave_draining(self, now: float) -> None:
+        """Takes running requests back from engines that drain: the next few once the engines that can take them have
+        told loads that contain all that they were sent."""
+        targets = {engine for engine, view in self.engines.items() if takes_leavers(view.told.load) and view.is_current}
+        for view in self.engines.values() if targets else ():
+            if view.told.load.is_draining and view.facts.version >= WITH_BEGUN:
+                groups = [group for group in view.attempts.groups if group.is_answered]
+                if any(group.is_leaving for group in groups):
+                    continue
+                may_leave = [
+                    group
+                    for group in groups
+                    if group.number not in self.suspects and targets.intersection(self._engines_for(group, now))
+                ]
+                for group in may_leave[: plan_leaves(group.num_uncomputed for group in may_leave)]:
+                    view.attempts.withdraw(group, even_begun=True)
 
     def balance(self, now: float) -> None:
         """Takes queued groups back from engines whose expected wait is much longer than that of another one."""

@@ -1,4 +1,5 @@
 """Which queued requests move to another engine, by Withdraw. Each moves at most once, and off an engine that drains.
+Running requests leave such an engine too, a few at a time.
 
 The wait that an engine tells is the wait of a request behind all others. So a front looks at its newest queued requests
 first: for these, it is about right.
@@ -11,6 +12,9 @@ from text_generation_router.replicas.choice import EngineLoad
 
 # A request moves only if its wait falls to at most this part of what it is, and by at least GAIN_S seconds.
 PART, GAIN_S = 0.5, 2.0
+# Running requests leave an engine that drains for engines that expect a wait of at most LEAVE_WAIT_S seconds and have at
+# most LEAVE_TOKENS tokens to compute; at a time at most LEAVE_AT_ONCE of them, or as many as have LEAVE_TOKENS together.
+LEAVE_WAIT_S, LEAVE_TOKENS, LEAVE_AT_ONCE = 1.0, 4096, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,21 @@ class Move:
     index: int
     source: int
     target: int
+
+
+def takes_leavers(load: EngineLoad) -> bool:
+    """Whether the engine can take running requests of an engine that drains, without holding up its own."""
+    return load.is_open and load.wait_s <= LEAVE_WAIT_S and load.uncomputed <= LEAVE_TOKENS
+
+
+def plan_leaves(tokens: Iterable[int]) -> int:
+    """How many requests leave at a time, of running requests that have these numbers of tokens to compute again."""
+    count = total = 0
+    for each in tokens:
+        if count == LEAVE_AT_ONCE or (count and total + each > LEAVE_TOKENS):
+            break
+        count, total = count + 1, total + each
+    return count
 
 
 def plan_moves(queued: Iterable[QueuedRequest], loads: Mapping[int, EngineLoad]) -> list[Move]:

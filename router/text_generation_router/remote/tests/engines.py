@@ -55,7 +55,7 @@ class BookedEngine:
                 del self.rows[order.index]
                 reason = EndReason.STOPPED if isinstance(order, EndAt) else EndReason.CANCELLED
                 self.books.ended(self.view, order.index, Ended(reason))
-            elif not self.rows[order.index].has_begun:
+            elif order.even_begun or not self.rows[order.index].has_begun:
                 del self.rows[order.index]
                 self.books.ended(self.view, order.index, Ended(EndReason.WITHDRAWN))
 

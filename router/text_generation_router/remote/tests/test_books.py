@@ -278,7 +278,7 @@ def test_copies_of_a_prompt_stay_on_one_engine_after_a_loss() -> None:
     assert sorted(len(submit) for other in others for submit in other.submits) == [2]
 
 
-def test_queued_requests_leave_an_engine_that_drains_together_and_running_ones_stay() -> None:
+def test_queued_requests_leave_an_engine_that_drains_together_and_at_once() -> None:
     front = Front()
     engine = front.join()
     [running] = front.ask([5], 9)
@@ -287,8 +287,9 @@ def test_queued_requests_leave_an_engine_that_drains_together_and_running_ones_s
     queued = front.ask([6], 2, copies=2)
     engine.obey()
     other = front.join(1)
+    front.books.told(1, told(wait_s=5.0))
     front.books.told(0, told(is_draining=True))
-    assert [type(order) for order in engine.view.attempts.orders] == [Withdraw, Withdraw]
+    assert engine.view.attempts.orders == [Withdraw(2), Withdraw(3)], "a running one would wait elsewhere"
     engine.obey()
     other.obey()
     assert [len(submit) for submit in other.submits] == [2] and not other.submits[0][0].past.has_run
@@ -296,6 +297,41 @@ def test_queued_requests_leave_an_engine_that_drains_together_and_running_ones_s
     other.step()
     assert all(listener.ids == expected_tokens([6], 2) for listener in queued) and running.end is None
     assert front.counts.moves == 2
+
+
+def test_running_requests_leave_an_engine_that_drains_a_few_at_a_time() -> None:
+    front = Front()
+    engine = front.join()
+    listeners = [front.ask([5, number], 9)[0] for number in range(20)]
+    engine.obey()
+    engine.step()
+    other = front.join(1)
+    front.books.told(0, told(is_draining=True))
+    for left in (12, 4, 0):
+        assert all(order.even_begun for order in engine.view.attempts.orders if isinstance(order, Withdraw))
+        engine.obey()
+        front.books.told(0, told(is_draining=True))
+        assert not engine.view.attempts.orders, "the other engine has not answered"
+        other.obey()
+        front.books.told(0, told(is_draining=True))
+        assert len(engine.rows) == left
+    for _ in range(9):
+        other.step()
+    assert [each.ids for each in listeners] == [expected_tokens([5, number], 9) for number in range(20)]
+    assert front.counts.moves == 20
+
+
+def test_running_requests_stay_on_a_draining_engine_while_others_have_much_to_do() -> None:
+    front = Front()
+    engine, _ = front.join(0), front.join(1)
+    front.books.told(1, told(tokens=5000))
+    front.ask([5], 9)
+    engine.obey()
+    engine.step()
+    front.books.told(0, told(is_draining=True))
+    assert not engine.view.attempts.orders
+    front.books.told(1, told())
+    assert engine.view.attempts.orders == [Withdraw(1, even_begun=True)]
 
 
 def test_nothing_leaves_a_draining_engine_while_there_is_no_other() -> None:
