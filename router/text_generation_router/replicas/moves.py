@@ -12,8 +12,8 @@ from text_generation_router.replicas.choice import EngineLoad
 
 # A request moves only if its wait falls to at most this part of what it is, and by at least GAIN_S seconds.
 PART, GAIN_S = 0.5, 2.0
-# Running requests leave an engine that drains for engines that expect a wait of at most LEAVE_WAIT_S seconds and have at
-# most LEAVE_TOKENS tokens to compute; at a time at most LEAVE_AT_ONCE of them, or as many as have LEAVE_TOKENS together.
+# Running requests leave an engine that drains for engines that expect a wait of at most LEAVE_WAIT_S seconds and have
+# at most LEAVE_TOKENS tokens to compute: LEAVE_AT_ONCE of them at most, or as many as have LEAVE_TOKENS together.
 LEAVE_WAIT_S, LEAVE_TOKENS, LEAVE_AT_ONCE = 1.0, 4096, 8
 
 
