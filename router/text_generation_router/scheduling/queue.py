@@ -46,11 +46,16 @@ class Queue:
         """
         return self.num_tokens + tokens <= most or self._accounts.may_wait(share, tokens, most)
 
+    def limit_lead(self, tokens: float) -> None:
+        """From now on, service of other engines puts an owner or tenant behind the others here by at most `tokens`."""
+        self._accounts.most_lead = tokens
+
     def account(self, share: Share) -> Tenant | None:
         return self._accounts.find(share)
 
     def append(self, request: Running) -> None:
         tenant = request.tenant = self._accounts.tenant(request.request.share, request.past.served_elsewhere)
+        self._accounts.begin_to_wait(tenant)
         self._restore()
         # An idle tenant or owner earns no credit: its counter is lifted to the lowest waiting one (VTC).
         if not tenant.owner.num_waiting:

@@ -92,6 +92,8 @@ class Scheduler:
 
     def _begin(self, limits: Limits, end_tokens: frozenset[int]) -> None:
         self.limits = limits
+        # Service of other engines puts a tenant behind the others here by a time that the engine's size sets.
+        self.queue.limit_lead(limits.capacity)
         self._end_tokens = end_tokens
         self.steps = SentSteps()
         self.memory = Memory(limits.capacity, limits.policy.prefix_caching, self._cache_observer)

@@ -1,5 +1,7 @@
 """Accounts of owners and their tenants: tokens served, and numbers of running and waiting requests."""
 
+from math import inf
+
 from text_generation_router.scheduling.share import Share
 
 # A generated token is charged as two prompt tokens, which is about its cost (Sheng et al., VTC).
@@ -8,16 +10,25 @@ OUTPUT_WEIGHT = 2
 
 class Account:
     """Counts of one owner or tenant. The virtual token counter `served` never falls. It includes what other engines
-    have served, and what an account without requests was lifted by; `total` is what this engine has served."""
+    have served, and what an account without requests was lifted by; `total` is what this engine has served.
 
-    __slots__ = ("num_running", "num_waiting", "served", "total", "waiting_tokens")
+    What other engines serve is told while requests wait here. It must not put those requests off again and again, so
+    it counts when a request joins, or when the account begins to wait; and then by a limited lead."""
+
+    __slots__ = ("num_running", "num_waiting", "served", "total", "uncounted", "waiting_tokens")
 
     def __init__(self, served: float) -> None:
         self.served = served
         self.total = 0.0
+        self.uncounted = 0.0  # tokens that other engines have served and that are not part of `served` yet
         self.num_running = 0
         self.num_waiting = 0
         self.waiting_tokens = 0  # number of prompt and output tokens of the waiting requests
+
+    def count_elsewhere(self, most: float) -> None:
+        """Counts what other engines have served, as long as `served` is at most `most`. The rest is forgiven."""
+        self.served = max(self.served, min(self.served + self.uncounted, most))
+        self.uncounted = 0.0
 
     def may_wait(self, tokens: int, part: int) -> bool:
         """Whether a request of `tokens` tokens may wait, if the account's waiting requests may have `part` tokens in
@@ -53,8 +64,8 @@ class Owner(Account):
 class Tenant(Account):
     __slots__ = ("elsewhere", "owner")
 
-    def __init__(self, owner: Owner, elsewhere: float = 0.0) -> None:
-        super().__init__(max(owner.floor, elsewhere))
+    def __init__(self, owner: Owner, served: float = 0.0, elsewhere: float = 0.0) -> None:
+        super().__init__(served)
         self.owner = owner
         self.elsewhere = elsewhere  # the largest number of tokens that other engines were said to have served
 
@@ -62,8 +73,8 @@ class Tenant(Account):
         """Notes that other engines have served `tokens` tokens in all. Numbers that were told before change nothing."""
         if (more := tokens - self.elsewhere) > 0:
             self.elsewhere = tokens
-            self.served += more
-            self.owner.served += more
+            self.uncounted += more
+            self.owner.uncounted += more
 
     @property
     def is_crowded_out(self) -> bool:
@@ -114,6 +125,9 @@ class Accounts:
     def __init__(self, max_idle: int) -> None:
         self.owners: dict[str, Owner] = {}
         self.floor = 0.0  # `served` of the owner whose request joined last; a new owner begins with it
+        # Tokens by which service of other engines may put an account before the account whose request joined last. The
+        # first accounts have no other one to be compared with.
+        self.most_lead = inf
         self._max_idle = max_idle
         self._num_tenants = 0
 
@@ -129,17 +143,31 @@ class Accounts:
         if self._num_tenants >= self._max_idle:
             self._forget_idle()
         if (owner := self.owners.get(share.owner)) is None:
-            owner = self.owners[share.owner] = Owner(max(self.floor, elsewhere))
+            owner = self.owners[share.owner] = Owner(max(self.floor, min(elsewhere, self._most(self.floor))))
         else:
-            owner.served += elsewhere
-        tenant = owner.tenants[share.tenant] = Tenant(owner, elsewhere)
+            owner.uncounted += elsewhere
+        served = max(owner.floor, min(elsewhere, self._most(owner.floor)))
+        tenant = owner.tenants[share.tenant] = Tenant(owner, served, elsewhere)
         self._num_tenants += 1
         return tenant
 
+    def _most(self, floor: float) -> float:
+        return floor + self.most_lead if floor else inf
+
+    def begin_to_wait(self, tenant: Tenant) -> None:
+        """Counts what other engines have served before a request of `tenant` waits."""
+        owner = tenant.owner
+        if not owner.num_waiting:
+            owner.count_elsewhere(self._most(self.floor))
+        if not tenant.num_waiting:
+            tenant.count_elsewhere(self._most(owner.floor))
+
     def note_served(self, tenant: Tenant) -> None:
         """Notes that a request of `tenant` joined just now: new owners and tenants begin with its counters."""
-        tenant.owner.floor = tenant.served
-        self.floor = tenant.owner.served
+        owner = tenant.owner
+        owner.floor, self.floor = tenant.served, owner.served
+        owner.count_elsewhere(self._most(self.floor))
+        tenant.count_elsewhere(self._most(owner.floor))
 
     def may_wait(self, share: Share, tokens: int, most: int) -> bool:
         """Whether `tokens` more waiting tokens are within the equal part of `most` that belongs to `share`. Owners with

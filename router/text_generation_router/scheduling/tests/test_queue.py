@@ -113,7 +113,7 @@ def test_what_other_engines_served_counts_once_however_often_it_is_told(
         owners = [waiting.add(owner).tenant.owner for owner in "ab"]
         for owner, tokens in told:
             waiting.add(owner, past=Past(served_elsewhere=tokens))
-        return [owner.served for owner in owners]
+        return [owner.served + owner.uncounted for owner in owners]
 
     repeated = [*told, *told[::2]]
     random.shuffle(repeated)
@@ -134,6 +134,54 @@ def test_a_tenant_that_is_new_here_is_not_charged_again_for_what_the_others_had(
     waiting.add("a", past=Past(served_elsewhere=900))
     waiting.take()
     assert waiting.add("b", past=Past(served_elsewhere=900)).tenant.owner.served == 910
+
+
+LEAD = 1000
+told_tokens = st.integers(0, 2**53).map(float)
+
+
+@given(
+    tenants=st.booleans(),
+    before=told_tokens,
+    others=st.lists(st.tuples(st.sampled_from("bcd"), st.integers(1, 200), told_tokens), min_size=1, max_size=30),
+    told=st.lists(told_tokens, max_size=30),
+)
+def test_a_request_waits_for_a_limited_service_of_others_whatever_is_told_of_other_engines(
+    tenants: bool, before: float, others: list[tuple[str, int, float]], told: list[float]
+) -> None:
+    """Owners, or tenants of one owner, flood the queue beside one request. Further requests come with any numbers."""
+    waiting = Waiting()
+    waiting.queue.limit_lead(LEAD)
+
+    def add(name: str, length: int, elsewhere: float) -> Running:
+        owner, tenant = ("", name) if tenants else (name, "")
+        return waiting.add(owner, length=length, tenant=tenant, past=Past(served_elsewhere=elsewhere))
+
+    name, length, _ = others[0]
+    add(name, length, 0)
+    waiting.take()  # the first account of all has no other one to be compared with
+    request, served = add("a", 10, before), Counter[str]()
+    for number in range(10_000):
+        name, length, elsewhere = others[number % len(others)]
+        add(name, length, elsewhere)
+        if number < len(told):
+            add("a", 10, told[number])
+        if (taken := waiting.take()) is request:
+            break
+        share = taken.request.share
+        served[share.tenant if tenants else share.owner] += taken.num_tokens
+    assert taken is request and max(served.values(), default=0) <= LEAD + 200
+
+
+def test_what_other_engines_serve_meanwhile_counts_when_the_next_request_joins() -> None:
+    waiting = Waiting()
+    waiting.queue.limit_lead(LEAD)
+    for owner in "aabbb":
+        waiting.add(owner)
+    waiting.add("a", past=Past(served_elsewhere=300))
+    assert [waiting.take().request.share.owner for _ in range(4)] == ["a", "b", "b", "b"], "without it: a, b, a, b"
+    account = waiting.queue.account(Share("a"))
+    assert account is not None and (account.served, account.owner.served, account.total) == (310, 310, 10)
 
 
 def test_lower_priorities_go_first() -> None:
