@@ -189,6 +189,23 @@ def test_shards_share_the_cores_unless_the_user_says_otherwise(given, cores, thr
     assert command.env["OMP_NUM_THREADS"] == threads
 
 
+def test_the_key_of_the_block_hashes_reaches_fronts_and_engines_by_the_environment_only():
+    key = "0123456789abcdef" * 4
+    environ = {"BLOCK_HASH_KEY": key}
+    plan = with_flags(PLAIN, api_workers=1)
+    with_it = [
+        commands.front(plan, PROGRAMS, environ, PLACE, 0, listen_fd=3, port=1, launcher_fd=4),
+        commands.engine(plan, PROGRAMS, environ, SITE, "unix:///e", launcher_fd=5),
+    ]
+    without = [
+        commands.shard(plan, PROGRAMS, environ, SITE, rank=0, epoch=1, cores=1),
+        commands.download(plan, PROGRAMS, environ),
+    ]
+    assert all(command.env["BLOCK_HASH_KEY"] == key for command in with_it)
+    assert all("BLOCK_HASH_KEY" not in command.env for command in without)
+    assert not any(key in word for command in (*with_it, *without) for word in command.argv)
+
+
 def test_keys_reach_the_router_s_environment_and_nothing_else():
     config = with_flags(PLAIN, api_key=("one", "two"), api_key_file="/keys", closed_routes=True)
     environ = {"API_KEY": "of the environment"}

@@ -20,6 +20,7 @@ from text_generation_router.remote import reading
 from text_generation_router.remote.attempts import Attempts
 from text_generation_router.remote.books import FrontBooks
 from text_generation_router.remote.fleet import EngineView, Fleet
+from text_generation_router.remote.news_budget import NewsBudget
 from text_generation_router.remote.values import EngineLoss, RemoteCounts
 from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.version import VERSION
@@ -74,6 +75,7 @@ class EngineConnection:
         self._counts = counts
         self._on_change = on_change
         self._stub: Any = None  # set while the engine is connected
+        self._news_budget = NewsBudget(0.0)
         self._heard_s = 0.0  # time of the loop at which the engine last sent a message
         self._pause_s = FIRST_PAUSE_S
         self._told: set[str] = set()  # the problems since the engine was connected last, which were logged
@@ -204,9 +206,10 @@ class EngineConnection:
                 while wants_cache == self._fleet.wants_cache and self._take_news(await _message(news)):
                     pass
             except grpc.aio.AioRpcError:
-                await asyncio.sleep(WATCH_S)
+                pass
             finally:
                 news.cancel()
+            await asyncio.sleep(WATCH_S)
             wants_cache = self._fleet.wants_cache
             news = self._news(stub, wants_cache)
 
@@ -214,7 +217,9 @@ class EngineConnection:
         """False: news of the cache are missing before these."""
         self._heard_s = asyncio.get_running_loop().time()
         self._pause_s = FIRST_PAUSE_S
-        self._counts.news_bytes += message.ByteSize()
+        size = message.ByteSize()
+        self._counts.news_bytes += size
+        self._news_budget.take(size, self._heard_s)
         match message.WhichOneof("message"):
             case "load":
                 self._books.told(self.number, reading.told_load_of(message.load))

@@ -2,7 +2,7 @@
 test tells it to do something else."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +53,9 @@ class FakeService(pb_grpc.EngineServiceServicer):
     submits: list[list[Submitted]] = field(default_factory=list)
     orders: list[str] = field(default_factory=list)  # kinds of the messages received
     num_news: int = 0
+    wanted_cache: list[bool] = field(default_factory=list)  # whether each News call wanted to know of the cache
+    # What each News call that wants it is told of the cache.
+    caches: Callable[[], Iterable[pb.Cache]] = lambda: ()
     made: int = 0
     rows: dict[int, ServedRow] = field(default_factory=dict)
     _out: "asyncio.Queue[pb.EngineMessage]" = field(default_factory=asyncio.Queue)
@@ -156,7 +159,12 @@ class FakeService(pb_grpc.EngineServiceServicer):
 
     async def News(self, request: pb.NewsRequest, context: Any) -> None:
         self.num_news += 1
+        self.wanted_cache.append(request.wants_cache)
         self._news_over.clear()
+        if self.tells_load:
+            await context.write(pb.NewsMessage(load=self.load))
+        for cache in self.caches() if request.wants_cache else ():
+            await context.write(pb.NewsMessage(cache=cache))
         while not self._news_over.is_set():
             if self.tells_load:
                 await context.write(pb.NewsMessage(load=self.load))

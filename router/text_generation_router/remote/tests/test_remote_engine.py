@@ -15,12 +15,17 @@ from text_generation_common.cluster.security import Security
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.tests.fakes import Listener, expected_tokens
 from text_generation_router.errors import Refusal, RefusedError
+from text_generation_router.remote import connection, news_budget
+from text_generation_router.remote.best_score import BestScore
 from text_generation_router.remote.engine import RemoteEngine
+from text_generation_router.remote.placement import Placement
 from text_generation_router.remote.tests.engines import SNAPSHOT
 from text_generation_router.remote.tests.fake_service import FakeService
+from text_generation_router.replicas.cache_news import MAX_HASHES
 from text_generation_router.replicas.choice import EngineLoad
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
+from text_generation_router.wire.arrays import UINT64, packed
 from text_generation_router.wire.prompts import pieces_of
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
@@ -29,11 +34,11 @@ PROMPTS = [[1, 2, 3], [4, 5], [6]]
 class Asker:
     """A front with one or two addresses of engines."""
 
-    def __init__(self, folder: Path, engines: int) -> None:
+    def __init__(self, folder: Path, engines: int, placement: Placement | None = None) -> None:
         self.paths = [str(folder / f"engine-{number}") for number in range(engines)]
         self.endpoints = [UnixEndpoint(path) for path in self.paths]
         security = Security(Role.FRONT, None, insecure=False, logger=logging.getLogger("test"))
-        self.engine = RemoteEngine(self.endpoints, security)
+        self.engine = RemoteEngine(self.endpoints, security, placement)
 
     def submit(
         self, ids: list[int], count: int, copies: int = 1, credits: int = 512, **options: object
@@ -51,10 +56,12 @@ class Asker:
         return listener
 
 
-def run(folder: Path, use: Callable[[Asker], Awaitable[None]], engines: int = 1) -> None:
+def run(
+    folder: Path, use: Callable[[Asker], Awaitable[None]], engines: int = 1, placement: Placement | None = None
+) -> None:
     async def with_front() -> None:
         before = asyncio.all_tasks()
-        front = Asker(folder, engines)
+        front = Asker(folder, engines, placement)
         try:
             await asyncio.wait_for(use(front), 60)
         finally:
@@ -335,6 +342,64 @@ def test_a_news_call_that_ends_is_made_again_and_costs_nothing(tmp_path: Path) -
             assert front.engine.counts.lost_engines == 0 and len(service.hellos) == 1
 
     run(tmp_path, use)
+
+
+def news(sequence: int, added: list[int], is_snapshot: bool = False) -> pb.Cache:
+    return pb.Cache(sequence=sequence, is_snapshot=is_snapshot, added=packed(added, UINT64))
+
+
+def test_news_of_caches_are_wanted_while_there_are_several_engines_and_told_again_after_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "WATCH_S", 0.01)
+    placement = BestScore(bytes(32))
+
+    async def use(front: Asker) -> None:
+        def known(number: int) -> int:
+            return placement.index.num_blocks(number)
+
+        async with FakeService(front.paths[0]) as first:
+            first.caches = lambda: [news(1, [1, 2], True), news(2, [3]), *([news(4, [5])] * (len(calls) < 3))]
+            calls = first.wanted_cache
+            await front.engine.start()
+            await asyncio.sleep(0.1)
+            assert calls == [False] and not known(0)
+            async with FakeService(front.paths[1]):
+                await until(lambda: calls == [False, True, True])
+                await until(lambda: known(0) == 3)
+                assert front.engine.counts.news_gaps == 1 and front.engine.num_cached_blocks == 3
+            await until(lambda: calls == [False, True, True, False])
+        assert not front.engine.counts.broken_rules
+
+    run(tmp_path, use, 2, placement)
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [news(1, list(range(MAX_HASHES + 1)), True), pb.Cache(sequence=1, is_snapshot=True, removed=b"1234567")],
+)
+def test_an_engine_that_tells_nonsense_of_its_cache_is_cut_off(tmp_path: Path, cache: pb.Cache) -> None:
+    async def use(front: Asker) -> None:
+        async with FakeService(front.paths[0]) as liar, FakeService(front.paths[1]):
+            liar.caches = lambda: [cache]
+            await front.engine.start()
+            await until(lambda: front.engine.counts.broken_rules > 0)
+            assert await front.ask([1, 2], 30).all_ids() == expected_tokens([1, 2], 30)
+
+    run(tmp_path, use, 2, BestScore(bytes(32)))
+
+
+def test_an_engine_that_floods_a_front_with_news_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(news_budget, "BURST_BYTES", 200_000)
+
+    async def use(front: Asker) -> None:
+        async with FakeService(front.paths[0]) as liar, FakeService(front.paths[1]):
+            liar.caches = lambda: (news(number, [number], number == 1) for number in count(1))
+            await front.engine.start()
+            await until(lambda: front.engine.counts.broken_rules > 0)
+            assert await front.ask([1, 2], 30).all_ids() == expected_tokens([1, 2], 30)
+
+    run(tmp_path, use, 2, BestScore(bytes(32)))
 
 
 def test_engines_are_added_and_taken_away(tmp_path: Path) -> None:
