@@ -1,6 +1,5 @@
 """Makes the command lines and environments of the children from the plan. No input or output."""
 
-import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -130,16 +129,20 @@ def front(
     listen_fd: int,
     port: int,
     launcher_fd: int,
+    connections_fd: int | None = None,
 ) -> Command:
-    """The command of front `number`: a router whose engines are other processes. Connections are shared out."""
-    most_connections = math.ceil(plan.http.max_connections / plan.cluster.api_workers)
+    """The command of front `number`: a router whose engines are other processes. `connections_fd`: a file of
+    `connection_counts.py`, by which the fronts share out connections; None: this one does not."""
     options = _options(
+        connections_fd=connections_fd,
+        front_number=number if connections_fd is not None else None,
         engines_by_launcher=plan.cluster.way is Way.REPLICAS,
         metrics_file=place.metrics_file(f"front{number}"),
         **_of_router(plan, listen_fd, launcher_fd),
     )
-    options += _router_flags(plan, replace(plan.http, port=port, max_connections=most_connections))
-    argv, fds = (programs.router, *options), (listen_fd, launcher_fd)
+    options += _router_flags(plan, replace(plan.http, port=port))
+    argv = (programs.router, *options)
+    fds = (listen_fd, launcher_fd, *([connections_fd] if connections_fd is not None else []))
     # A front logs by itself why it cannot reach an engine, and gRPC need not write it once more.
     env = {"GRPC_VERBOSITY": "NONE"} | _router_env(plan, environ)
     return Command("router", argv, env, fds, log_fields={"worker": number})

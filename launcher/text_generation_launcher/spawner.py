@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 
+from text_generation_common.connection_counts import PLACES, ConnectionCounts, make_file
 from text_generation_common.cores import usable_cores
 from text_generation_common.errors import CommandError
 from text_generation_common.places import ServerPlace
@@ -40,6 +41,8 @@ class Spawner:
         self._listen_fd = listen_fd
         self._port = port
         self._janitor = janitor
+        self._connections: ConnectionCounts | None = None  # numbers of the fronts
+        self._connections_fd: int | None = None
 
     async def start_download(self, takes: Callable[[logging.LogRecord], bool]) -> Child:
         command = commands.download(self.plan, self._programs, self._environ)
@@ -66,10 +69,25 @@ class Spawner:
     async def start_front(self, number: int, launcher_fd: int) -> Child:
         """Starts one of the engines' fronts. `launcher_fd`: as in `start_router`."""
         assert self._listen_fd is not None
+        if self._connections is None:
+            self._connections_fd = make_file()
+            self._connections = ConnectionCounts(self._connections_fd)
+        connections, is_placed = self._connections, number < PLACES
         command = commands.front(
-            self.plan, self._programs, self._environ, self._place, number, self._listen_fd, self._port, launcher_fd
+            self.plan,
+            self._programs,
+            self._environ,
+            self._place,
+            number,
+            self._listen_fd,
+            self._port,
+            launcher_fd,
+            self._connections_fd if is_placed else None,
         )
-        return await self._start(command, WebserverCannotStart)
+        child = await self._start(command, WebserverCannotStart)
+        if is_placed:
+            child.exited.add_done_callback(lambda _: connections.clear(number))
+        return child
 
     def running_as(self, name: str, replica: int | None = None) -> list[Child]:
         """The running children of one kind, download, shard, engine or router; or those of one replica. Fronts are

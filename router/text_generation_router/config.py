@@ -48,6 +48,10 @@ class RouterFlags:
     block_hash_key: str = flag("", "Key of what engines tell of their caches.", hidden=True, secret=True)
     security: SecurityFlags = SecurityFlags()
     launcher_fd: int | None = flag(None, "An inherited socket to the launcher.", env=False, hidden=True, min=0)
+    connections_fd: int | None = flag(
+        None, "An inherited file with the number of connections of each front.", env=False, hidden=True, min=0
+    )
+    front_number: int = flag(0, "Place of this front in the file.", env=False, hidden=True, min=0)
     metrics_file: str | None = flag(
         None, "File with this process's metrics, beside those of the server's other processes.", env=False, hidden=True
     )
@@ -74,6 +78,8 @@ class RouterConfig:
     tracing: TracingFlags
     listen_fd: int | None  # a bound socket, inherited; replaces hostname and port
     launcher_fd: int | None  # an inherited socket to the launcher; None: no launcher
+    connections_fd: int | None  # see `connection_counts.py`; None: there are no other fronts
+    front_number: int
     metrics_file: str | None  # file with this process's metrics; None: /metrics shows this process only
     placement: PlacementPolicy
     block_hash_key: bytes | None = field(repr=False)  # key of the deployment; None: engines do not tell their caches

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from text_generation_common.addresses import address_of, bound_socket, reachable
+from text_generation_common.connection_counts import ConnectionCounts
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.fields import ListLimits
@@ -26,6 +27,7 @@ from text_generation_router.config import RouterConfig
 from text_generation_router.engine.protocol import Snapshot
 from text_generation_router.engines import find_engine
 from text_generation_router.errors import ShardsError, StartError
+from text_generation_router.http.accepting import SharedPlace
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.gate import Gate
@@ -178,8 +180,14 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             ignored,
             tracer,
         )
+        place = shared_place(config)
         http = uvicorn_config(
-            create_app(services), connection_limits(config), hits, answers_at_once(config), services.dialects
+            create_app(services),
+            connection_limits(config),
+            hits,
+            answers_at_once(config),
+            services.dialects,
+            place.num_elsewhere if place is not None else lambda: 0,
         )
 
         def on_listening() -> None:
@@ -187,7 +195,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             mention_addresses(config, listener.getsockname()[1])
 
         patience_s = config.http.graceful_termination_timeout
-        server = Server(http, gate, engine.close, patience_s, on_listening, served.others)
+        server = Server(http, gate, engine.close, patience_s, on_listening, served.others, place)
         engine.failed.add_done_callback(lambda _: server.stop())
         await stop.serve(server, listener)
         if engine.failed.done():
@@ -223,6 +231,18 @@ def connection_limits(config: RouterConfig) -> ConnectionLimits:
         payload_bytes=config.requests.payload_limit,
         write_s=config.http.stream_write_timeout,
     )
+
+
+def shared_place(config: RouterConfig) -> SharedPlace | None:
+    """Raises StartError if the file is not one of connection counts."""
+    if config.connections_fd is None:
+        return None
+    try:
+        return SharedPlace(ConnectionCounts(config.connections_fd), config.front_number)
+    except (OSError, ValueError) as error:
+        raise StartError(
+            f"--connections-fd {config.connections_fd} is not a file of connection counts: {error}"
+        ) from error
 
 
 def facts_of(config: RouterConfig, shards: Snapshot) -> dict[str, str]:

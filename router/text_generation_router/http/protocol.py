@@ -6,7 +6,7 @@ limits are checked when a request begins or data arrives.
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -46,14 +46,17 @@ class Connection(HttpToolsProtocol):
         hits: LimitHits,
         at_once: Mapping[bytes, ASGIApp],
         dialects: ErrorDialects,
+        num_elsewhere: Callable[[], int],
     ) -> None:
         """`at_once`: applications for GET and HEAD, by URL, that wait for nothing but their client. They answer in the
-        callback that reads the request, however much other work is ready."""
+        callback that reads the request, however much other work is ready. `num_elsewhere` returns the number of
+        connections of other processes that share the limit."""
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
         self._hits = hits
         self._at_once = at_once
         self._dialects = dialects
+        self._num_elsewhere = num_elsewhere
         self._may_answer_at_once = True  # once for all data that is received together: it may hold many requests
         self._application: ASGIApp = self.app
         # The newest request, and earlier requests that were unanswered when it began.
@@ -70,7 +73,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._reading = WriteDeadline(self.loop, transport, self._limits, self._hits)
         transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
-        if len(self.connections) > self._limits.max_connections:
+        if len(self.connections) + self._num_elsewhere() > self._limits.max_connections:
             self._end(Limit.CONNECTIONS, TooManyConnectionsError())
         else:
             self._expect_headers()

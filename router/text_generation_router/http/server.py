@@ -9,13 +9,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from text_generation_common.tasks import cancelled
+from text_generation_router.http.accepting import SharedListener, SharedPlace
 from text_generation_router.http.crowds import Crowds
 from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.gate import Gate
@@ -50,7 +51,8 @@ class OtherServers(Protocol):
 class Server(uvicorn.Server):
     """The HTTP server. `end_streams` ends every unfinished generation; `drain` calls it after `patience_s` seconds.
 
-    `on_listening` is called once the server accepts connections. `others`: None if there are none.
+    `on_listening` is called once the server accepts connections. `others` and `place`: None if no other server has the
+    socket.
     """
 
     def __init__(
@@ -61,8 +63,11 @@ class Server(uvicorn.Server):
         patience_s: float,
         on_listening: Callable[[], None] = lambda: None,
         others: OtherServers | None = None,
+        place: SharedPlace | None = None,
     ) -> None:
         super().__init__(config)
+        self._place = place
+        self._shared: SharedListener | None = None
         self._others = others
         self._on_listening = on_listening
         self._gate = gate
@@ -72,12 +77,27 @@ class Server(uvicorn.Server):
         self._crowds = Crowds(self._give_back_memory)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        if self._place is None:
+            await super().startup(sockets)
+        else:
+            assert sockets is not None
+            self._start_shared(sockets[0], self._place)
         self._on_listening()
+
+    def _start_shared(self, listener: socket.socket, place: SharedPlace) -> None:
+        """In place of uvicorn's start, whose servers accept all connections that wait."""
+        make: Any = self.config.http_protocol_class
+        connection = partial(make, config=self.config, server_state=self.server_state, app_state={})
+        self._shared = SharedListener(listener, connection, lambda: len(self.server_state.connections), place)
+        self._shared.listen(self.config.backlog)
+        self.servers = [self._shared]  # type: ignore[list-item]  # uvicorn only closes them
+        self.started = True
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn calls this ten times a second."""
         self._crowds.note(len(self.server_state.connections))
+        if self._shared is not None:
+            self._shared.note()
         return await super().on_tick(counter)
 
     def _give_back_memory(self) -> None:
@@ -200,10 +220,16 @@ def uvicorn_config(
     hits: LimitHits,
     at_once: Mapping[bytes, ASGIApp] = MappingProxyType({}),
     dialects: ErrorDialects | None = None,
+    num_elsewhere: Callable[[], int] = lambda: 0,
 ) -> uvicorn.Config:
-    """`at_once`: see `Connection`."""
+    """`at_once`, `num_elsewhere`: see `Connection`."""
     connection = partial(
-        Connection, limits=limits, hits=hits, at_once=at_once, dialects=dialects or ErrorDialects(is_tgis=False)
+        Connection,
+        limits=limits,
+        hits=hits,
+        at_once=at_once,
+        dialects=dialects or ErrorDialects(is_tgis=False),
+        num_elsewhere=num_elsewhere,
     )
     return uvicorn.Config(
         app,
