@@ -15,6 +15,7 @@ from text_generation_common.cluster.certificates import host_of, read_certificat
 from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
 from text_generation_common.cluster.identity import Role
 from text_generation_common.flags.cluster import Way
+from text_generation_launcher import cli
 from text_generation_launcher.cluster_plan import resolve_cluster
 
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
@@ -47,6 +48,19 @@ def test_a_documented_command_is_taken(command, tmp_path):
     if (file := flags.engine.engine_address_file) is not None:
         flags = replace(flags, engine=replace(flags.engine, engine_address_file=str(tmp_path / file)))
     assert resolve_cluster(flags)
+
+
+def to_a_running_server() -> list[str]:
+    found = [command for page in PAGES for command in commands(page, "text-generation-launcher")]
+    return [command for command in found if command.split()[1] in ("scale", "replicas", "restart-fronts")]
+
+
+@pytest.mark.parametrize("command", to_a_running_server())
+def test_a_documented_command_to_a_running_server_is_taken(command, tmp_path, capsys):
+    """There is no server, so a command of the right form is answered by an error about that."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*shlex.split(command)[1:], "--shard-uds-path", str(tmp_path / "none")])
+    assert ended.value.code == 1, capsys.readouterr().err
 
 
 def test_metrics_that_the_page_of_machines_names_exist():
