@@ -201,11 +201,11 @@ class Fleet:
             return
         loads = {engine: view.told.load for engine, view in self.engines.items() if view.is_open}
         queued = {group.number: group for view in self.engines.values() for group in view.attempts.groups}
-        may_move = [
+        may_move = (  # looked at only if any engine's wait is long
             QueuedRequest(group.number, group.engine, group.num_uncomputed, group.has_moved)
             for group in queued.values()
             if group.engine in loads and group.can_leave and len(self._engines_for(group, now)) > 1
-        ]
+        )
         for move in plan_moves(may_move, loads):
             self.engines[move.source].attempts.withdraw(queued[move.index])
 
