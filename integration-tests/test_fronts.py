@@ -28,7 +28,7 @@ def test_fronts_and_engine_are_reached_by_the_api_port_and_sockets_of_their_owne
     assert reach.addresses(server.pid) == {("127.0.0.1", server.port)}
     assert reach.open_to_others(server.pid) == []
     paths = reach.unix_sockets(processes.family(server.pid))
-    assert len(paths) == 3, "a shard's two sockets, and the engine's"
+    assert len(paths) == 4, "a shard's two sockets, the engine's and the launcher's"
 
 
 def test_a_killed_engine_is_replaced_and_no_stream_notices(server, one_shard: list[StreamAnswer]) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from text_generation_router.engine.tests.fakes import FakeShards, World, dies_at, expected_tokens, prompt, serve
+from text_generation_router.engine.tests.fakes import FakeShards, Serve, World, dies_at, expected_tokens, prompt
+from text_generation_router.engine.tests.fakes import serve as in_this_process
 from text_generation_router.scheduling.request import EndReason
 
 
@@ -11,7 +12,7 @@ def carried(world: World) -> set[int]:
     return {request_id for step in world.forward_steps for request_id in step.request_ids}
 
 
-def test_a_request_is_in_no_step_before_its_grammar_is_compiled() -> None:
+def test_a_request_is_in_no_step_before_its_grammar_is_compiled(serve: Serve) -> None:
     async def use(world: World) -> None:
         shards = world.groups.made[0]
         shards.may_compile.clear()
@@ -25,7 +26,7 @@ def test_a_request_is_in_no_step_before_its_grammar_is_compiled() -> None:
     serve(use)
 
 
-def test_a_refused_grammar_fails_its_request_before_any_step() -> None:
+def test_a_refused_grammar_fails_its_request_before_any_step(serve: Serve) -> None:
     async def use(world: World) -> None:
         world.groups.made[0].refusals = {"bad": "its grammar is bad"}
         bad, good = world.ask(prompt(0), 6, grammar="bad"), world.ask(prompt(1), 6, grammar="good")
@@ -36,7 +37,7 @@ def test_a_refused_grammar_fails_its_request_before_any_step() -> None:
     serve(use)
 
 
-def test_one_grammar_is_compiled_at_a_time_and_owners_take_turns() -> None:
+def test_one_grammar_is_compiled_at_a_time_and_owners_take_turns(serve: Serve) -> None:
     async def use(world: World) -> None:
         shards = world.groups.made[0]
         shards.may_compile.clear()
@@ -63,10 +64,10 @@ def test_a_request_that_ends_before_its_turn_is_not_compiled() -> None:
         await asyncio.sleep(0.01)
         assert shards.compiled == ["0"] and carried(world) == {first.index}
 
-    serve(use)
+    in_this_process(use)
 
 
-def test_a_request_whose_shards_are_lost_meanwhile_goes_on_with_the_next() -> None:
+def test_a_request_whose_shards_are_lost_meanwhile_goes_on_with_the_next(serve: Serve) -> None:
     async def use(world: World) -> None:
         shards = world.groups.made[0]
         shards.may_compile.clear()

@@ -47,7 +47,7 @@ def test_requests_that_do_not_fit_wait_their_turn(serve: Serve) -> None:
     serve(use, lambda: FakeShards(capacity=100))
 
 
-def test_the_shards_keep_rows_for_the_largest_batch_and_slots_for_all_requests() -> None:
+def test_the_shards_keep_rows_for_the_largest_batch_and_slots_for_all_requests(serve: Serve) -> None:
     async def use(world: World) -> None:
         listeners = world.ask_all(6, 8)
         assert await all_ids(listeners) == [expected_tokens(prompt(i), 8) for i in range(6)]
@@ -251,7 +251,7 @@ def test_a_request_ends_with_the_token_that_completes_its_grammar(serve: Serve) 
     serve(use)
 
 
-def test_the_cache_keeps_nothing_of_a_request_whose_logits_were_not_finite() -> None:
+def test_the_cache_keeps_nothing_of_a_request_whose_logits_were_not_finite(serve: Serve) -> None:
     async def use(world: World) -> None:
         async def cached(ids: range) -> int:
             listener = world.ask(list(ids), 5)
@@ -392,7 +392,7 @@ def test_a_deadline_ends_a_running_request(serve: Serve) -> None:
     serve(use)
 
 
-def test_a_request_that_ends_before_its_deadline_is_not_ended_again() -> None:
+def test_a_request_that_ends_before_its_deadline_is_not_ended_again(serve: Serve) -> None:
     async def use(world: World) -> None:
         listener = world.ask([1, 2, 3], 2, timeout_s=0.05)
         assert len(await listener.all_ids()) == 2
@@ -427,7 +427,9 @@ def test_a_queue_of_too_many_tokens_refuses_requests_and_says_when_to_retry() ->
     serve(use, max_rows=1, max_queued_tokens=60)
 
 
-def test_rows_without_a_request_are_noticed_when_the_engine_is_idle(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_without_a_request_are_noticed_when_the_engine_is_idle(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
     async def use(world: World) -> None:
         for rows, errors in ((0, 0), (3, 1)):
             world.groups.made[0].rows_left = rows
