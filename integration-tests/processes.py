@@ -1,5 +1,6 @@
 """The processes of a running server, found by pid: their roles, their listening sockets and their memory."""
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -46,11 +47,29 @@ def engine(launcher: int) -> psutil.Process:
     raise LookupError(f"the launcher {launcher} has no engine now")
 
 
-def _children(launcher: int, program: str) -> list[psutil.Process]:
+def engines(launcher: int) -> dict[int, psutil.Process]:
+    """The engines by the numbers of their replicas. An engine that is being started or has just died may be missing."""
+    return {_replica(process): process for process in _children(launcher, "text-generation-engine")}
+
+
+def shards_of_replicas(launcher: int) -> dict[int, psutil.Process]:
+    """A shard of each replica, by the replica's number. Shards that start or have just died may be missing."""
+    return {_replica(process): process for process in _children(launcher, "text-generation-server", "serve")}
+
+
+def _replica(process: psutil.Process) -> int:
+    """The number in the path of the sockets: `shard-0`, `shard.r1-0` …"""
+    words = process.cmdline()
+    path = words[words.index("--master-shard-uds-path" if "--master-shard-uds-path" in words else "--uds-path") + 1]
+    found = re.search(r"\.r(\d+)(-\d+)?$", path)
+    return int(found[1]) if found else 0
+
+
+def _children(launcher: int, program: str, *arguments: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(launcher).children():
         with suppress(psutil.Error):  # the process ended meanwhile
-            if _runs(process, program):
+            if _runs(process, program, *arguments):
                 found.append(process)
     return found
 

@@ -61,6 +61,8 @@ def check_api_keys(access: AccessFlags, closed_routes: bool) -> None:
     for key in access.api_key:
         if not key or any(character.isspace() for character in key):
             raise ArgumentValidation("--api-key is empty or contains a space: choose a key without spaces")
+    if access.admin_api_key is not None and access.admin_api_key in ("", *access.api_key):
+        raise ArgumentValidation("--admin-api-key is empty or also an --api-key: choose a key of its own")
     if closed_routes and not access.api_key and access.api_key_file is None:
         raise ArgumentValidation(
             "--closed-routes needs a key that opens these routes: pass --api-key or --api-key-file as well"

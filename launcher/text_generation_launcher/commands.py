@@ -17,6 +17,8 @@ from text_generation_launcher.config import LaunchPlan
 from text_generation_launcher.errors import DownloadError, WebserverCannotStart
 from text_generation_launcher.replica_site import ReplicaSite
 
+# Variables with keys of clients, which only routers get.
+KEYS = ("API_KEY", "ADMIN_API_KEY")
 # Seconds between two lines in which a download tells its progress to the launcher.
 PROGRESS_S = 0.5
 
@@ -174,7 +176,7 @@ def engine(
     )
     for group in (plan.files, plan.tokens, plan.scheduling, plan.compute, plan.cluster.security):
         options += _flags(group)
-    env = _inherited(plan, environ, "API_KEY") | _token(environ) | _variables(values_of(plan.cache))
+    env = _inherited(plan, environ, *KEYS) | _token(environ) | _variables(values_of(plan.cache))
     env |= _variables(values_of(plan.shard))
     argv = (programs.engine, *options)
     return Command("engine", argv, env, (launcher_fd,), log_fields=site.log_fields, replica=site.number)
@@ -208,9 +210,12 @@ def _router_flags(plan: LaunchPlan, http: HttpFlags) -> list[str]:
 
 
 def _router_env(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    env = _inherited(plan, environ, "API_KEY") | _token(environ) | _variables(values_of(plan.cache))
+    env = _inherited(plan, environ, *KEYS) | _token(environ) | _variables(values_of(plan.cache))
+    # Keys are not flags: every user of the machine can read command lines.
     if plan.access.api_key:
-        env["API_KEY"] = " ".join(plan.access.api_key)  # not a flag: every user of the machine can read command lines
+        env["API_KEY"] = " ".join(plan.access.api_key)
+    if plan.access.admin_api_key:
+        env["ADMIN_API_KEY"] = plan.access.admin_api_key
     return env
 
 
@@ -251,7 +256,7 @@ def _options(**values: object) -> list[str]:
 
 
 def _server_env(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    inherited = _inherited(plan, environ, "LOG_LEVEL", "API_KEY", block_key.VARIABLE)
+    inherited = _inherited(plan, environ, "LOG_LEVEL", *KEYS, block_key.VARIABLE)
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # progress bars redraw a line, which makes no sense in a log
     return inherited | quiet | _token(environ) | _variables(values_of(plan.cache))
 

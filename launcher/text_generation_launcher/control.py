@@ -30,7 +30,8 @@ def commands_of(serving: Serving) -> dict[str, Run]:
     def report(command: Mapping[str, Any]) -> object:
         if serving.replicas is None:
             raise ScaleRefused("this server starts no replicas", "start it with --replicas N")
-        return serving.replicas.report.as_json()
+        demand = serving.demand
+        return serving.replicas.report.as_json() | {"num_requests": demand.requests if demand is not None else 0}
 
     def scale(command: Mapping[str, Any]) -> object:
         wanted = command.get("replicas")

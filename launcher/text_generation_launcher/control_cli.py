@@ -57,6 +57,7 @@ def restart_fronts(flags: ControlFlags, echo: Echo) -> None:
 
 def _tell(answer: Mapping[str, Any], echo: Echo) -> None:
     report = ReplicaReport.from_json(answer)
-    echo(f"{report.wanted} wanted, {report.count(ReplicaState.READY)} ready")
+    ready, requests = report.count(ReplicaState.READY), answer["num_requests"]
+    echo(f"{report.wanted} wanted, {ready} ready; {requests} requests")
     for replica in report.replicas:
         echo("  ".join(filter(None, (replica.name, replica.state, replica.endpoint, replica.reason))))

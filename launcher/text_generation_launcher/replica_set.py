@@ -96,6 +96,7 @@ class ReplicaSet:
             raise ScaleRefused("the server is stopping", "start it again with another --replicas")
         logger.info("Scaling from %d to %d replicas", self._wanted, wanted)
         self._wanted = wanted
+        self._tell()  # before the command that asked is answered
         self._note_change()
 
     def stop(self) -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
+from text_generation_common.autoscaling import Demand
 from text_generation_common.deployment import ReplicaReport
 from text_generation_common.flags.cluster import MOST_LOCAL_REPLICAS, Way
 from text_generation_common.link import LinkEvent, LinkMessage
@@ -36,6 +38,10 @@ class Serving(Protocol):
     @property
     def replicas(self) -> ReplicaSet | None:
         """The replicas that can be scaled; None: there are none."""
+
+    @property
+    def demand(self) -> Demand | None:
+        """What clients want now; None: that is not known here."""
 
     def stop(self) -> None:
         """Lets the processes end when their requests are done; then `run` returns."""
@@ -83,7 +89,7 @@ class RouterAndShards:
     """One process is front and engine."""
 
     def __init__(self, spawner: Spawner, site: ReplicaSite) -> None:
-        self.replicas = None
+        self.replicas = self.demand = None
         self._shards = OwnedShards(spawner, site, "Webserver", spawner.start_router)
 
     @property
@@ -106,7 +112,7 @@ class EngineAlone:
     def __init__(self, spawner: Spawner, place: ServerPlace) -> None:
         flags = spawner.plan.cluster.engine
         assert flags.engine_address is not None
-        self.replicas = None
+        self.replicas = self.demand = None
         self._file = AddressFile(flags.engine_address_file)
         self._replica = LocalReplica(spawner, ReplicaSite(place), flags.engine_address, None, self._on_change)
 
@@ -136,6 +142,7 @@ class FrontsAndReplicas:
 
     def __init__(self, spawner: Spawner, num_fronts: int, replicas: ReplicaSet | None) -> None:
         self.replicas = replicas
+        self._demands: dict[KeptProcess, Demand] = {}  # what each front told last
         self._spawner = spawner
         patience_s = spawner.plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
         self._fronts = Fronts(spawner.start_front, num_fronts, patience_s, self._take)
@@ -166,9 +173,22 @@ class FrontsAndReplicas:
         finally:
             await cancelled(fronts, *replicas)
 
+    @property
+    def demand(self) -> Demand:
+        """What the clients of all fronts want: the sum of the fronts' words, and the longest wait that one expects."""
+        self._demands = {front: demand for front, demand in self._demands.items() if front.listening.is_set()}
+        told = self._demands.values()
+        return Demand(
+            max((demand.wait_s for demand in told), default=inf),
+            sum(demand.requests for demand in told),
+            sum(demand.used for demand in told),
+        )
+
     def _take(self, front: KeptProcess, message: LinkMessage) -> None:
         if message.event is LinkEvent.SCALE:
             front.send(LinkMessage(LinkEvent.SCALED, reason=self._scale(message.replicas)))
+        elif message.event is LinkEvent.DEMAND and message.demand is not None:
+            self._demands[front] = message.demand
 
     def _scale(self, wanted: int) -> str:
         """Asks for `wanted` replicas. Returns why they are refused, or ""."""

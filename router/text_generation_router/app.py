@@ -6,6 +6,7 @@ from fastapi import FastAPI, Response
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
+from text_generation_router.api.admin import AdminRoutes
 from text_generation_router.api.anthropic import MessagesRoutes
 from text_generation_router.api.chat import ChatRoutes
 from text_generation_router.api.clouds import CloudRoutes
@@ -69,6 +70,13 @@ def create_app(services: Services) -> FastAPI:
         add_get(app, path, endpoint, open=not config.http.closed_routes)
     for path, document in DocumentRoutes(services).endpoints.items():
         add_get(app, path, document, open=not config.http.closed_routes)
+    if config.admin_key_digest is not None:
+        admin = AdminRoutes(config.admin_key_digest, services.replicas)
+        # Open to the Guard, which knows the clients' keys: these routes compare their own key.
+        add_get(app, "/admin/replicas", admin.replicas, open=True)
+        app.router.add_api_route(
+            "/admin/replicas", admin.scale, methods=["POST"], response_class=Response, route_class_override=OpenRoute
+        )
     add_error_handlers(app, services.limit_hits, services.dialects)
     app.add_middleware(Paced, callers=services.callers)
     app.add_middleware(Gated, gate=services.gate, dialects=services.dialects)

@@ -89,6 +89,7 @@ class RouterConfig:
     master_shard_uds_path: str  # "" if the engine is in another process
     compute_type: str
     api_key_digests: tuple[bytes, ...] = field(repr=False)  # if empty, no request needs a key
+    admin_key_digest: bytes | None = field(repr=False)  # None: there are no routes for administrators
     trusted_proxies: tuple[Network, ...]  # proxies whose forwarding headers name the client's address
 
     @property

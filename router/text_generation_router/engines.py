@@ -24,7 +24,7 @@ from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import EngineRun
 from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
 from text_generation_router.engine_names import FollowedName
-from text_generation_router.errors import StartError
+from text_generation_router.errors import ScalingError, StartError
 from text_generation_router.metrics import Metrics
 from text_generation_router.remote.best_score import placement_of
 from text_generation_router.remote.engine import RemoteEngine
@@ -33,8 +33,10 @@ from text_generation_router.sockets import inherited_socket
 
 logger = logging.getLogger("text_generation_router")
 
-# Seconds for the launcher to answer that a front may leave.
+# Seconds for the launcher to answer that a front may leave, or to a wish for replicas.
 ANSWER_S = 2.0
+# Seconds between two messages that tell the launcher what clients demand.
+DEMAND_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class ServedEngine:
     permits_elsewhere: Callable[[], int]  # the part of them that other fronts have there
     listening: Callable[[], None]  # tells the launcher, if there is one, that the router serves requests
     close: Callable[[], Awaitable[None]]  # closes the engine and the line to the launcher
+    replicas: "FrontLine | None" = None  # the line to a launcher that may have replicas
     others: "FrontLine | None" = None  # the line of a front to its launcher, which has other fronts on the port
 
 
@@ -81,7 +84,7 @@ async def _remote(config: RouterConfig, link: Link | None, metrics: Metrics) -> 
     engine = RemoteEngine(endpoints, security, placement, config.engine_list.resume_across_builds)
     _show(engine, metrics)
     tasks = [asyncio.create_task(_follow(name, engine), name="engines by name")] if name is not None else []
-    line = FrontLine(link, engine)
+    line = FrontLine(link, engine, metrics.note_replicas)
 
     async def close() -> None:
         await cancelled(*tasks)
@@ -94,8 +97,8 @@ async def _remote(config: RouterConfig, link: Link | None, metrics: Metrics) -> 
     def permits_elsewhere() -> int:
         return max(0, permits() - engine.permits)
 
-    others = line if link is not None else None
-    return ServedEngine(engine, permits, permits_elsewhere, line.listening, close, others)
+    launched = line if link is not None else None
+    return ServedEngine(engine, permits, permits_elsewhere, line.listening, close, launched, launched)
 
 
 def security_of(role: Role, flags: SecurityFlags, host: str | None) -> Security:
@@ -130,19 +133,28 @@ class FrontLine:
     """The line from a router whose engines are other processes to its launcher, which may be absent. Implements
     OtherServers: the launcher knows whether other fronts take the place of this one."""
 
-    def __init__(self, link: Link | None, engine: RemoteEngine) -> None:
-        """`engine` fails when the launcher ends."""
+    def __init__(
+        self,
+        link: Link | None,
+        engine: RemoteEngine,
+        on_report: Callable[[ReplicaReport], None] = lambda report: None,
+    ) -> None:
+        """`engine` fails when the launcher ends. `on_report` is called when the launcher tells of its replicas."""
         self._link = link
         self._may_leave = asyncio.Event()
         self.are_ending = False
         self._engine = engine
-        self._newest: ReplicaReport | None = None  # what the launcher told, and the engine has not taken yet
+        self._on_report = on_report
+        self.report: ReplicaReport | None = None  # what the launcher told last of its replicas
         self._told = asyncio.Event()
+        self._scaling = asyncio.Lock()
+        self._scaled: asyncio.Future[str] | None = None  # the launcher's answer to `scale`
         self._tasks: list[asyncio.Task[None]] = []
         if link is not None:
             self._tasks = [
                 asyncio.create_task(self._listen(link), name="launcher"),
                 asyncio.create_task(self._connect(), name="engines of the launcher"),
+                asyncio.create_task(self._tell_demand(link), name="demand"),
             ]
 
     def listening(self) -> None:
@@ -167,8 +179,11 @@ class FrontLine:
                 self.are_ending |= message.event is LinkEvent.ENDING
                 self._may_leave.set()
             elif message.event is LinkEvent.ENGINES and message.deployment is not None:
-                self._newest = message.deployment
+                self.report = message.deployment
+                self._on_report(message.deployment)
                 self._told.set()
+            elif message.event is LinkEvent.SCALED and self._scaled is not None and not self._scaled.done():
+                self._scaled.set_result(message.reason)
         if not self._engine.failed.done():
             self._engine.failed.set_result(None)
 
@@ -177,8 +192,27 @@ class FrontLine:
         while True:
             await self._told.wait()
             self._told.clear()
-            if self._newest is not None:
-                await self._engine.connect(map(parse_endpoint, self._newest.endpoints))
+            if self.report is not None:
+                await self._engine.connect(map(parse_endpoint, self.report.endpoints))
+
+    async def _tell_demand(self, link: Link) -> None:
+        while True:
+            await asyncio.sleep(DEMAND_S)
+            link.send(LinkMessage(LinkEvent.DEMAND, demand=self._engine.demand))
+
+    async def scale(self, wanted: int) -> None:
+        """Implements ReplicaControl. One request at a time, so that an answer belongs to the last one."""
+        if self._link is None:
+            raise ScalingError("this front has no launcher: scale its engines where they were started")
+        async with self._scaling:
+            self._scaled = asyncio.get_running_loop().create_future()
+            self._link.send(LinkMessage(LinkEvent.SCALE, replicas=wanted))
+            try:
+                reason = await asyncio.wait_for(self._scaled, ANSWER_S)
+            except TimeoutError:
+                raise ScalingError(f"the launcher did not answer within {ANSWER_S:g} s: look at its log") from None
+        if reason:
+            raise ScalingError(reason)
 
     async def close(self) -> None:
         await cancelled(*self._tasks)

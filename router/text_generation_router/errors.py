@@ -28,6 +28,7 @@
     ├── InvalidRequestError         400
     ├── UnauthorizedError           401
     ├── NoSuchRouteError            404
+    ├── ScalingError                409
     ├── MethodError                 405
     └── BodyError
         ├── UnsupportedMediaTypeError   415
@@ -253,6 +254,12 @@ class UnauthorizedError(InferenceError):
 
     def __init__(self) -> None:
         super().__init__("This route needs an API key: send one as `Authorization: Bearer KEY`")
+
+
+class ScalingError(InferenceError):
+    """There cannot be as many replicas as an administrator asks for."""
+
+    error_type, status, label = "scaling", 409, "validation"
 
 
 class NoSuchRouteError(InferenceError):

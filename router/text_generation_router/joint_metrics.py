@@ -29,7 +29,8 @@ WRITE_S = 2.0
 STALE_S = 3 * WRITE_S
 # Gauges whose joint value is not a sum.
 LOWEST = frozenset({"process_start_time_seconds", "process_max_fds"})
-HIGHEST = frozenset({"tgi_info"})
+# Every front tells of the same replicas, and not at the same moment.
+HIGHEST = frozenset({"tgi_info", "tgi_replicas"})
 
 Key = tuple[str, tuple[tuple[str, str], ...]]  # name and labels of a sample
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
+from text_generation_common.deployment import ReplicaReport, ReplicaState
 from text_generation_router.metrics_page import FamilySource, OwnFamilies
 from text_generation_router.step_instruments import (
     Facts,
@@ -241,6 +242,12 @@ class Metrics:
         self.front_cached_blocks = self._gauge(
             "tgi_front_cached_blocks", "Blocks that engines are known to have cached"
         )
+        self._replicas = Gauge("tgi_replicas", "Replicas of this launcher", ("state",), registry=self.registry)
+        self.note_replicas(ReplicaReport(0))
+
+    def note_replicas(self, report: ReplicaReport) -> None:
+        for state in ReplicaState:
+            self._replicas.labels(state=state.value).set(report.count(state))
 
     def _counter(self, name: str, text: str, **labels: Sequence[str]) -> Counter:
         """A counter. `labels`: at most one label, and its values."""

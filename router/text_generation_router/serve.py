@@ -179,6 +179,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             ErrorDialects(config.http.tgi_dialect),
             ignored,
             tracer,
+            served.replicas,
         )
         place = shared_place(config)
         http = uvicorn_config(

@@ -41,6 +41,12 @@ class AccessFlags:
         "does not show, several keys are separated by spaces.",
         secret=True,
     )
+    admin_api_key: str | None = flag(
+        None,
+        "Key for /admin/replicas, which does not exist without it; other keys do not open it, nor this one other "
+        "routes. Better given in the environment, which `ps` does not show.",
+        secret=True,
+    )
     api_key_file: str | None = flag(None, "File with the SHA-256 digest of one key in each line.")
     trusted_proxy: tuple[str, ...] = flag(
         (), "Address or network of a proxy whose Forwarded or X-Forwarded-For is believed, may be repeated."

@@ -38,7 +38,7 @@ def test_replicas_are_scaled_by_a_command_and_leave_nothing_behind(site):
     site.wait_until(lambda: states(site) == ["ready", "ready"], "both are ready")
     told = command(site, "scale", "3")
     assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith("3 wanted, 2 ready\nReplica 0  ready  unix://")
+    assert told.stdout.startswith("3 wanted, 2 ready; 0 requests\nReplica 0  ready  unix://")
     site.wait_until(lambda: states(site) == ["ready"] * 3, "the third is ready")
     assert len({shard["env"]["MACHINE_SHARDS"] for shard in site.starts("shard")}) == 2, "2 and then 3 shards here"
     assert command(site, "scale", "1").returncode == 0

@@ -92,6 +92,7 @@ OWN_FLAGS = {
     "priority-between-tenants": False,
     "stream-write-timeout": 30,
     "api-workers": 0,
+    "admin-api-key": None,
     "replicas": None,
     "engines": None,
     "engines-dns": None,

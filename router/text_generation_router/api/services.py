@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from text_generation_router.api.admin import ReplicaControl
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.ignored import IgnoredParameters
 from text_generation_router.api.inference import Inference
@@ -37,6 +38,7 @@ class Services:
     dialects: ErrorDialects
     ignored: IgnoredParameters
     tracer: Tracer | None = None  # None: there are no traces
+    replicas: ReplicaControl | None = None  # None: there is no launcher with replicas
 
     @property
     def style(self) -> Style:

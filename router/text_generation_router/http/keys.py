@@ -96,11 +96,19 @@ def digests_of(keys: Iterable[str], file: str | None) -> tuple[bytes, ...]:
     return tuple(digests) + (_read(Path(file)) if file is not None else ())
 
 
+def admin_digest_of(key: str | None) -> bytes | None:
+    """The digest of the administrators' key. Raises StartError, whose text never shows the key."""
+    return None if not key else _digest("--admin-api-key", key)
+
+
 def _digest_of(number: int, key: str) -> bytes:
+    return _digest(f"--api-key number {number}", key)
+
+
+def _digest(name: str, key: str) -> bytes:
     if not key or not all("!" <= character <= "~" for character in key):
         raise StartError(
-            f"--api-key number {number} is empty or has characters that no header can carry: use visible ASCII without"
-            " spaces"
+            f"{name} is empty or has characters that no header can carry: use visible ASCII without spaces"
         )
     return hashlib.sha256(key.encode()).digest()
 

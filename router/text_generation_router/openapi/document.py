@@ -10,7 +10,7 @@ from text_generation_router.api.contract import Contract, Refused, Renamed, Rule
 from text_generation_router.openapi.anthropic_answers import AnthropicErrorJson
 from text_generation_router.openapi.native_answers import ErrorJson
 from text_generation_router.openapi.operation_json import ANSWER_HEADERS, Interface, Schemas, operation_json
-from text_generation_router.openapi.operations import OPERATIONS, Tag
+from text_generation_router.openapi.operations import Tag
 from text_generation_router.openapi.v1_answers import V1ErrorJson
 
 REF = "#/components/schemas/{model}"
@@ -35,16 +35,18 @@ CONTRACTS: dict[str, Contract] = {
 
 
 def document_of(interface: Interface) -> dict[str, Any]:
-    made, definitions = TypeAdapter.json_schemas(list(_described()), ref_template=REF)
+    made, definitions = TypeAdapter.json_schemas(list(_described(interface)), ref_template=REF)
     schemas: Schemas = {key: schema for (key, _), schema in made.items()}
     components: dict[str, Any] = {
         "schemas": {name: _component(name, schema) for name, schema in sorted(definitions["$defs"].items())},
         "headers": {name: {"description": text, "schema": {"type": "string"}} for name, text in ANSWER_HEADERS.items()},
     }
-    if interface.has_keys:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    bearer = {"type": "http", "scheme": "bearer"}
+    schemes = ({"key": bearer} if interface.has_keys else {}) | ({"admin_key": bearer} if interface.has_admin else {})
+    if schemes:
+        components["securitySchemes"] = schemes
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    for operation in interface.operations:
         paths.setdefault(operation.path, {})[operation.method] = operation_json(operation, interface, schemas)
     return {
         "openapi": "3.1.0",
@@ -59,9 +61,9 @@ def document_of(interface: Interface) -> dict[str, Any]:
     }
 
 
-def _described() -> Iterator[tuple[str, Any, TypeAdapter[Any]]]:
+def _described(interface: Interface) -> Iterator[tuple[str, Any, TypeAdapter[Any]]]:
     """What needs a schema: the key of each in `Schemas`, pydantic's mode, and the type."""
-    for operation in OPERATIONS:
+    for operation in interface.operations:
         for part, kind in (("body", operation.body), ("answer", operation.answer), ("event", operation.event)):
             if kind is not None:
                 yield f"{operation.name} {part}", "validation", TypeAdapter(kind)

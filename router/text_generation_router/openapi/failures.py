@@ -35,6 +35,7 @@ GENERATION: Errors = (
 TEMPLATE: Errors = (errors.TemplateError,)
 MODEL: Errors = (errors.UnknownModelError,)
 PROMPTS: Errors = (errors.TooManyPromptsError, errors.SuffixError)
+SCALING: Errors = (errors.UnauthorizedError, errors.ScalingError)
 UNHEALTHY: Errors = (errors.UnhealthyError,)
 
 

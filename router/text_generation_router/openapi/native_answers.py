@@ -159,6 +159,28 @@ class VersionJson(AnswerJson):
     """The version."""
 
 
+class ReplicaJson(AnswerJson):
+    """One replica: an engine and its shards."""
+
+    name: str
+    """The name, as in log lines."""
+    state: Literal["starting", "ready", "draining", "failed"]
+    """What the replica does; failed: it waits for its next start."""
+    endpoint: str | None
+    """Where fronts connect; null: nowhere yet."""
+    reason: str
+    """Why the replica has failed; empty: it has not."""
+
+
+class ReplicasJson(AnswerJson):
+    """The replicas of the server."""
+
+    wanted: Count
+    """Number of replicas that there are to be."""
+    replicas: list[ReplicaJson]
+    """The replicas that there are."""
+
+
 class InfoJson(AnswerJson):
     """What is served, and its limits."""
 

@@ -9,7 +9,7 @@ from text_generation_router.http.dialects import ANTHROPIC, OPENAI, ErrorDialect
 from text_generation_router.openapi import failures
 from text_generation_router.openapi.anthropic_answers import AnthropicErrorJson
 from text_generation_router.openapi.native_answers import ErrorJson
-from text_generation_router.openapi.operations import Access, Operation
+from text_generation_router.openapi.operations import ADMIN_OPERATIONS, OPERATIONS, Access, Operation
 from text_generation_router.openapi.v1_answers import V1ErrorJson
 
 # Schemas of bodies, answers and events, by the operation's name and the part.
@@ -59,6 +59,11 @@ class Interface:
     has_keys: bool = False
     closed_routes: bool = False
     tgi_dialect: bool = False
+    has_admin: bool = False
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return (*OPERATIONS, *(ADMIN_OPERATIONS if self.has_admin else ()))
 
     def needs_key(self, operation: Operation) -> bool:
         closed = operation.access is Access.ALWAYS or (operation.access is Access.CLOSED and self.closed_routes)
@@ -80,6 +85,8 @@ def operation_json(operation: Operation, interface: Interface, schemas: Schemas)
         made["requestBody"] = {"required": True, "content": {"application/json": content}}
     if interface.needs_key(operation):
         made["security"] = [{"key": []}]
+    if operation.access is Access.ADMIN:
+        made["security"] = [{"admin_key": []}]
     return made
 
 

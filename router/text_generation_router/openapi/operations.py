@@ -6,7 +6,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from text_generation_router.api.anthropic_schemas import CountTokensRequest, MessagesRequest
 from text_generation_router.api.responses_schemas import ResponsesRequest
@@ -22,6 +22,7 @@ from text_generation_router.openapi.native_answers import (
     GenerateJson,
     InfoJson,
     PredictionsJson,
+    ReplicasJson,
     SpanJson,
     TokenEventJson,
     VersionJson,
@@ -50,6 +51,15 @@ class Access(Enum):
     NEVER = "never"
     CLOSED = "closed"  # with --closed-routes
     ALWAYS = "always"
+    ADMIN = "admin"  # the administrators' own key, without which the route does not exist
+
+
+class ScaleRequest(BaseModel):
+    """What an administrator asks for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    replicas: Annotated[int, Field(ge=1, description="Number of replicas that there are to be.")]
 
 
 class Instances(BaseModel):
@@ -145,6 +155,31 @@ REFUSED = (
     " answer's header `X-Ignored-Parameters`, or refused if the server has `--strict-parameters`."
 )
 
+ADMIN_OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="get",
+        path="/admin/replicas",
+        name="replicas",
+        tag=Tag.SERVER,
+        summary="The state of each replica.",
+        access=Access.ADMIN,
+        answer=ReplicasJson,
+        errors=failures.SCALING,
+    ),
+    Operation(
+        method="post",
+        path="/admin/replicas",
+        name="scale",
+        tag=Tag.SERVER,
+        summary="Asks for another number of replicas.",
+        description="The answer comes before they are there. A replica that leaves drains first.",
+        access=Access.ADMIN,
+        body=ScaleRequest,
+        examples={"Three replicas": {"replicas": 3}},
+        answer=ReplicasJson,
+        errors=(*failures.SCALING, *failures.BODY),
+    ),
+)
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="post",

@@ -22,6 +22,7 @@ class DocumentRoutes:
             has_keys=bool(config.api_key_digests),
             closed_routes=config.http.closed_routes,
             tgi_dialect=config.http.tgi_dialect,
+            has_admin=config.admin_key_digest is not None,
         )
         self._content = b""
         self.endpoints = {

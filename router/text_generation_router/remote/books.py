@@ -57,6 +57,11 @@ class FrontBooks:
 
     # What the front asks for.
 
+    @property
+    def num_requests(self) -> int:
+        """Number of requests on engines, or waiting for one."""
+        return len(self._open)
+
     def submit_all(
         self,
         requests: Sequence[GenerationRequest],

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
+from text_generation_common.autoscaling import Demand
 from text_generation_common.cluster.endpoints import Endpoint
 from text_generation_common.cluster.security import Security
 from text_generation_common.tasks import cancelled
@@ -155,6 +156,12 @@ class RemoteEngine:
 
     def load(self) -> Load:
         return self._fleet.load
+
+    @property
+    def demand(self) -> Demand:
+        """What the clients of this front want now."""
+        requests, permits = self._books.num_requests, self.permits
+        return Demand(self._fleet.least_wait_s, requests, requests / permits if permits else 0.0)
 
     @property
     def permits(self) -> int:

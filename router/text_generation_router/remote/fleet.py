@@ -2,7 +2,7 @@
 Pure: no input or output, and no clock."""
 
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf, isfinite
 
 from text_generation_router.engine.protocol import Load, Snapshot, TokenLimits
 from text_generation_router.remote.attempts import Attempts
@@ -229,8 +229,13 @@ class Fleet:
 
     @property
     def load(self) -> Load:
-        waits = [view.told.load.wait_s for view in self.engines.values() if view.is_open]
-        return Load(max(1, ceil(min(waits, default=1.0))))
+        wait_s = self.least_wait_s
+        return Load(max(1, ceil(wait_s if isfinite(wait_s) else 1.0)))
+
+    @property
+    def least_wait_s(self) -> float:
+        """Expected wait of a request that arrives now, on the engine where it is shortest; infinite: on none."""
+        return min((view.told.load.wait_s for view in self.engines.values() if view.is_open), default=inf)
 
 
 def _lost(facts: EngineFacts, groups: list[RemoteGroup], loss: EngineLoss) -> LostRequests:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from text_generation_common.flags.declaration import with_flags
 from text_generation_router.api import reading_child
+from text_generation_router.api.admin import ReplicaControl
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.fields import ListLimits
 from text_generation_router.api.ignored import IgnoredParameters
@@ -375,7 +376,12 @@ class Server:
     writes_directly = True  # whether events may be written past ASGI, as in `Connection`
 
     def __init__(
-        self, tokenizer: Tokenizer, tracer: Tracer | None = None, template: str = TEMPLATE, **config: Any
+        self,
+        tokenizer: Tokenizer,
+        tracer: Tracer | None = None,
+        template: str = TEMPLATE,
+        replicas: ReplicaControl | None = None,
+        **config: Any,
     ) -> None:
         self.engine, self.metrics = FakeEngine(), Metrics()
         limits = self.engine.limits
@@ -417,6 +423,7 @@ class Server:
             ErrorDialects(self.config.http.tgi_dialect),
             ignored,
             tracer,
+            replicas,
         )
         self.services = services
         self.app = create_app(services)

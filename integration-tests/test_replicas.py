@@ -1,0 +1,89 @@
+"""Three replicas and two fronts on one machine: replicas are killed, taken away and added, and no stream notices."""
+
+import asyncio
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+
+import httpx
+import processes
+import pytest
+from scale import SHORT
+from server_process import LAUNCHER, ServerProcess, wait_until
+from streams import StreamAnswer, StreamClients, compare, run_streams
+
+REPLICAS, FRONTS = 3, 2
+LIMIT_S = 120
+ADMIN = {"Authorization": "Bearer an-administrator"}
+QUARTER = SHORT.num_streams * SHORT.new_tokens // 4
+Disturb = Callable[[StreamClients], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    environ = {"ADMIN_API_KEY": ADMIN["Authorization"].removeprefix("Bearer ")}
+    flags = ("--replicas", str(REPLICAS), "--api-workers", str(FRONTS))
+    with SHORT.server(1, *flags, environ=environ) as server:
+        wait_until(lambda: states(server) == ["ready"] * REPLICAS, LIMIT_S, "all replicas are ready")
+        yield server
+
+
+def states(server: ServerProcess) -> list[str]:
+    """The states of the replicas, by the front that answers."""
+    answer = httpx.get(f"{server.url}/admin/replicas", headers=ADMIN, timeout=30)
+    return sorted(replica["state"] for replica in answer.json()["replicas"])
+
+
+async def until(server: ServerProcess, expected: list[str]) -> None:
+    await asyncio.to_thread(wait_until, lambda: states(server) == expected, LIMIT_S, f"replicas are {expected}")
+
+
+def assert_equal_beside(server: ServerProcess, expected: list[StreamAnswer], disturb: Disturb) -> None:
+    """Every stream ends with its text while `disturb` runs."""
+    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, disturb)
+    assert str(compare(expected, answers)) == str(compare(expected, expected))
+
+
+def test_replicas_are_taken_away_and_added_under_load_and_no_stream_notices(server, one_shard) -> None:
+    engines = processes.engines(server.pid)
+    assert engines.keys() == processes.shards_of_replicas(server.pid).keys() == set(range(REPLICAS))
+
+    async def scale(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(QUARTER)
+        async with httpx.AsyncClient(headers=ADMIN, timeout=30) as client:
+            answer = await client.post(f"{server.url}/admin/replicas", json={"replicas": 1})
+        assert (answer.status_code, answer.json()["wanted"]) == (200, 1)
+        await until(server, ["ready"])
+        command = [str(LAUNCHER), "scale", "3", "--shard-uds-path", server.uds_path]
+        told = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+        assert told.stdout.startswith("3 wanted"), told.stderr
+        await until(server, ["ready"] * REPLICAS)
+
+    assert_equal_beside(server, one_shard, scale)
+    assert processes.engines(server.pid)[0] == engines[0]
+
+
+def test_a_killed_engine_and_a_killed_shard_of_other_replicas_cost_no_stream(server, one_shard) -> None:
+    async def kill(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(QUARTER)
+        processes.engines(server.pid)[0].kill()
+        processes.shards_of_replicas(server.pid)[1].kill()
+
+    assert_equal_beside(server, one_shard, kill)
+    wait_until(lambda: states(server) == ["ready"] * REPLICAS, LIMIT_S, "both are replaced")
+
+
+def test_a_killed_front_costs_its_own_connections_only(server, one_shard: list[StreamAnswer]) -> None:
+    engines = processes.engines(server.pid)
+    victim, other = processes.routers(server.pid)
+
+    async def kill(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(QUARTER)
+        victim.kill()
+
+    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, kill)
+    ended = [(expected, got) for expected, got in zip(one_shard, answers, strict=True) if not got.error]
+    assert compare([expected for expected, _ in ended], [got for _, got in ended]).is_equal
+    assert ended, "the living front had no stream"
+    wait_until(lambda: len(processes.routers(server.pid)) == FRONTS, LIMIT_S, "another front is started")
+    assert other in processes.routers(server.pid)
+    assert processes.engines(server.pid) == engines

@@ -1,0 +1,89 @@
+"""The routes of administrators, with a key of their own: which replicas there are, and how many there are to be."""
+
+from typing import Any, Protocol
+
+import orjson
+from fastapi import Request, Response
+
+from text_generation_common.deployment import ReplicaReport
+from text_generation_router.errors import (
+    InvalidJsonError,
+    PayloadTooLargeError,
+    ScalingError,
+    UnauthorizedError,
+    UnprocessableError,
+)
+from text_generation_router.http.encoding import json_response
+from text_generation_router.http.keys import authorization_of, is_allowed
+
+# Most bytes of a body.
+BODY_BYTES = 4096
+NO_REPLICAS = "this server starts no replicas: start it with --replicas"
+
+
+class ReplicaControl(Protocol):
+    """The launcher, as a front sees it."""
+
+    @property
+    def report(self) -> ReplicaReport | None:
+        """The replicas; None: the launcher has none, or has not told them yet."""
+
+    async def scale(self, wanted: int) -> None:
+        """Asks for another number of replicas. Raises ScalingError."""
+
+
+class AdminRoutes:
+    def __init__(self, key_digest: bytes, replicas: ReplicaControl | None) -> None:
+        """`key_digest`: that of the administrators' key. `replicas` None: there is no launcher with replicas."""
+        self._digests = (key_digest,)
+        self._replicas = replicas
+
+    async def replicas(self, request: Request) -> Response:
+        """The state of each replica."""
+        self._check_key(request)
+        return json_response(_json_of(self._report()))
+
+    async def scale(self, request: Request) -> Response:
+        """Asks for another number of replicas, and answers before they are there."""
+        self._check_key(request)
+        self._report()
+        wanted = _wanted(await _body(request))
+        assert self._replicas is not None
+        await self._replicas.scale(wanted)
+        return json_response(_json_of(self._report()))
+
+    def _check_key(self, request: Request) -> None:
+        """Also without a header the comparison takes the same time."""
+        if not is_allowed(authorization_of(request.scope), self._digests):
+            raise UnauthorizedError
+
+    def _report(self) -> ReplicaReport:
+        report = self._replicas.report if self._replicas is not None else None
+        if report is None:
+            raise ScalingError(NO_REPLICAS)
+        return report
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES:
+            raise PayloadTooLargeError(BODY_BYTES)
+    return body
+
+
+def _wanted(body: bytes) -> int:
+    try:
+        fields: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJsonError(str(error)) from None
+    if not isinstance(fields, dict) or fields.keys() != {"replicas"}:
+        raise UnprocessableError("", 'give {"replicas": NUMBER} and nothing else')
+    if type(wanted := fields["replicas"]) is not int:
+        raise UnprocessableError("replicas", "give a whole number")
+    return wanted
+
+
+def _json_of(report: ReplicaReport) -> dict[str, Any]:
+    return report.as_json()
