@@ -14,6 +14,7 @@ from text_generation_benchmark.replicas.choice_speed import measure
 from text_generation_benchmark.replicas.deployment import FleetPlan
 from text_generation_benchmark.replicas.fleet import GPUS_PER_REPLICA, TARGETS, day, small_day
 from text_generation_benchmark.replicas.front import Policy
+from text_generation_benchmark.replicas.news_speed import measure_news
 from text_generation_benchmark.replicas.report import as_markdown, costs_as_text, run
 from text_generation_benchmark.replicas.scaling import ScalingPlan, run_scaled, scaling_table
 from text_generation_benchmark.replicas.throughput import as_markdown as throughput_table
@@ -67,6 +68,7 @@ def fleet(
     rate: Annotated[float, Flag(min=0.001, help="Requests per second, on average over the day.")] = 60,
     day_seconds: Annotated[float, Flag(min=24, help="Seconds that stand for the day.")] = 120,
     policy: Annotated[list[Policy] | None, Flag(help="How fronts choose; repeatable. Default: all.")] = None,
+    messages: Annotated[int, Flag(min=1, help="Messages of each kind that are sent to measure their cost.")] = 2000,
     seed: Annotated[int, Flag(min=0, help="Seed of the load.")] = 0,
     write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
 ) -> None:
@@ -80,7 +82,11 @@ def fleet(
         f" {loss.end - loss.first} replicas are lost from 11 to 13 o'clock. Good: first token within"
         f" {TARGETS.first_token_s:g} s, no gap above {TARGETS.gap_s:g} s."
     )
-    costs = "\n\n".join(costs_as_text(summary) for plan, summary in runs if plan.policy is Policy.SCORE)
+    costs = "\n\n".join(
+        costs_as_text(summary, measure_news(0, messages), measure_news(max(1, round(summary.hashes)), messages))
+        for plan, summary in runs
+        if plan.policy is Policy.SCORE
+    )
     show_table(f"{about}\n\n{as_markdown(runs)}\n\n{costs}".rstrip(), write, "replicas day")
 
 

@@ -16,7 +16,7 @@ from text_generation_benchmark.process import ChildServer
 from text_generation_benchmark.replicas.processes import LiveReplicas, live_replicas
 from text_generation_benchmark.router.reading import WriterTime, measure_writer, request_bytes
 
-MOST_STEP_MS = 1000.0
+MOST_STEP_MS = 500.0
 MOST_BUSY = 0.6  # part of the cores' time beyond which the cores would limit, not the replicas
 CPU_LINE = Path("/proc/stat")
 

@@ -98,8 +98,9 @@ def test_the_commands_print_a_table() -> None:
     small = ["--rate", "10", "--policy", "score", "--fronts", "1"]
     result = CliRunner().invoke(app, ["replicas", *small, "--duration", "3", "--apart"])
     assert result.exit_code == 0 and "| score  | 1      |" in result.output
-    result = CliRunner().invoke(app, ["fleet", *small, "--engines", "3", "--day-seconds", "24"])
+    result = CliRunner().invoke(app, ["fleet", *small, "--engines", "3", "--day-seconds", "24", "--messages", "50"])
     assert result.exit_code == 0 and "to choose an engine" in result.output
+    assert "messages a second to 1 fronts" in result.output
 
 
 def test_replicas_that_follow_the_load_come_go_and_lose_no_request() -> None:
