@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import httpx
 import processes
 import pytest
+import reach
 from scale import SHORT
 from server_process import LAUNCHER, ServerProcess, wait_until
 from streams import StreamAnswer, StreamClients, compare, run_streams
@@ -41,6 +42,13 @@ def assert_equal_beside(server: ServerProcess, expected: list[StreamAnswer], dis
     """Every stream ends with its text while `disturb` runs."""
     answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, disturb)
     assert str(compare(expected, answers)) == str(compare(expected, expected))
+
+
+def test_the_api_s_port_alone_is_open_and_no_socket_is_for_other_users(server) -> None:
+    assert reach.addresses(server.pid) == {("127.0.0.1", server.port)}
+    assert reach.open_to_others(server.pid) == []
+    paths = reach.unix_sockets(processes.family(server.pid))
+    assert len([path for path in paths if path.endswith("-engine")]) == REPLICAS
 
 
 def test_replicas_are_taken_away_and_added_under_load_and_no_stream_notices(server, one_shard) -> None:
