@@ -169,14 +169,18 @@ class Fleet:
 
     def withdraw_queued(self, now: float) -> None:
         """Takes groups back that wait on engines that are draining or have no shards, if another engine can take them
-        now. A group that is known to have begun stays."""
+        now. From an engine without shards, groups that have made a token there leave too. The others that have begun
+        there stay: the likeliest cause of the loss is among them, and must not go on to end other shards."""
         for view in self.engines.values():
-            if not view.is_ready:
-                for group in view.attempts.groups:
-                    if group.can_leave and any(
-                        self.engines[engine].is_ready for engine in self._engines_for(group, now)
-                    ):
-                        view.attempts.withdraw(group)
+            if view.is_ready:
+                continue
+            has_lost_shards = view.is_open and view.facts.version >= WITH_BEGUN
+            for group in view.attempts.groups:
+                goes_on = has_lost_shards and group.is_answered and not group.is_leaving and group.is_proven_here
+                if not (group.can_leave or goes_on):
+                    continue
+                if any(self.engines[engine].is_ready for engine in self._engines_for(group, now)):
+                    view.attempts.withdraw(group, even_begun=not group.can_leave)
 
     def leave_draining(self, now: float) -> None:
         """Takes running requests back from engines that drain: the next few once the engines that can take them have

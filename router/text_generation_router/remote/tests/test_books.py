@@ -468,6 +468,24 @@ def test_a_request_goes_to_an_engine_with_shards_or_else_waits_at_one_that_expec
     assert sum(len(engine.view.attempts.orders) for engine in engines) == 1
 
 
+def test_streams_of_an_engine_without_shards_go_on_elsewhere_and_those_without_a_token_there_stay() -> None:
+    front = Front()
+    engine = front.join(0)
+    [stream], [new] = front.ask([5], 9), front.ask([6], 9)
+    engine.obey()
+    engine.step(only=1)
+    engine.begin()
+    front.books.epoch(engine.view, None, [1, 2])
+    front.books.told(0, told(is_ready=False))
+    assert not engine.view.attempts.orders  # no other engine is there
+    other = front.join(1)
+    engine.obey()
+    other.obey()
+    other.step()
+    assert [sequence.request.input_ids for submit in other.submits for sequence in submit] == [(5,)]
+    assert len(stream.ids) == 2 and not new.ids and stream.end is None and new.end is None
+
+
 def test_service_of_other_engines_goes_with_a_request() -> None:
     front = Front()
     front.join(0)
