@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from text_generation_common import faults
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.audit import Audit
 from text_generation_router.engine.compiling import Compiling
@@ -135,6 +136,7 @@ class LocalEngine:
         """Queues requests that differ in seed, output, credits and sink only, and returns their indexes. RefusedError:
         the engine takes none of them."""
         request, past = group[0].request, group[0].past
+        faults.point("engine.submit", lambda: request.input_ids)
         if self._ended:
             raise RefusedError(Refusal.CLOSED)
         if self._is_draining:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from text_generation_common import faults
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.audit import Audit
 from text_generation_router.engine.in_flight import StepInFlight, StepsInFlight
@@ -84,6 +85,8 @@ class StepLoop:
         return True
 
     def _send(self, step: Step) -> None:
+        if isinstance(step, ForwardStep):
+            faults.point("engine.step", lambda: [i for chunk in step.chunks if chunk.first for i in chunk.first.ids])
         now = time.perf_counter()
         if isinstance(step, ForwardStep):
             self._requests.begin(step, now)  # before the step, which may be the end of this process
