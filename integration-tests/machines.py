@@ -159,7 +159,8 @@ class Network:
         problem = ""
         for number in range(MOST_NETWORKS):
             try:
-                ip("link", "add", _bridge(number), "type", "bridge")
+                # Without an address of its own a bridge takes that of a port. Peers lose the bridge when it changes.
+                ip("link", "add", _bridge(number), "address", f"02:00:00:00:77:{number:02x}", "type", "bridge")
                 return number
             except RuntimeError as error:
                 problem = str(error)
