@@ -39,7 +39,7 @@ C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install run test test-models test-schema test-grammars check format prose proto lock sbom audit fuzz demo-model test-demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos attacks neighbours digest mutate test-clients test-served-calls fetch-templates test-peer-parsers clean
+	gpu-wheels gpu-check compile-gpu chaos test-cluster attacks neighbours digest mutate test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 install: .venv/installed
 
@@ -201,6 +201,12 @@ compile-gpu: install
 # Kills, stops and starves a server under 64 streams, and writes what its clients noticed into integration-tests/README.md.
 chaos: install
 	$(BIN)/python integration-tests/chaos.py --write integration-tests/README.md $(ARGS)
+
+# Three replicas on three machines, which are network namespaces of this one (as root, with iproute2), under 64 streams and
+# faults of all kinds; writes the table in integration-tests/README.md. Three quarters of an hour. A part of it:
+# ARGS="--faults 20 --seed 2 --kinds 'power lost' partition".
+test-cluster: install
+	$(BIN)/python integration-tests/cluster_chaos.py --write integration-tests/README.md $(ARGS)
 
 # Prints one hash over all answers to 500 mixed requests, during which a shard is killed. A change that must alter no
 # answer must leave the hash the same. To compare two versions:

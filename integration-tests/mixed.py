@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
@@ -45,6 +45,7 @@ class MixedAnswer:
     arrivals_s: tuple[float, ...]  # arrival time of each event
     outcome: tuple[str, ...]
     error: str  # how the stream failed; empty if it ended normally
+    port: int = 0  # the client's port, if the request had a connection of its own
 
 
 def mixed_asks(count: int, tokens: tuple[int, int], of_digest: bool = False) -> list[MixedAsk]:
@@ -157,24 +158,32 @@ async def answer_of(client: httpx.AsyncClient, asked: Sequence[MixedAsk], place:
     ask, started_s = asked[place], time.time()
     answers: list[Any] = []
     arrivals: list[float] = []
-    error = ""
+    error, port = "", 0
+
+    async def trace(event: str, about: Any) -> None:
+        nonlocal port
+        if event == "connection.connect_tcp.complete":
+            port = about["return_value"].get_extra_info("client_addr")[1]
+
     try:
         async with asyncio.timeout(STREAM_LIMIT_S):
             if ask.is_streamed:
-                error = await _read_stream(client, ask, answers, arrivals)
+                error = await _read_stream(client, ask, trace, answers, arrivals)
             else:
-                response = await client.post(ask.path, json=ask.body)
+                response = await client.post(ask.path, json=ask.body, extensions={"trace": trace})
                 answers.append(response.json())
                 error = "" if response.status_code == 200 else f"{response.status_code}: {answers[0]}"
     except (httpx.HTTPError, TimeoutError, ValueError) as broken:
         error = f"{type(broken).__name__}: {broken}"
-    return MixedAnswer(place, started_s, time.time(), tuple(arrivals), tuple(_outcome(ask, answers)), error)
+    return MixedAnswer(place, started_s, time.time(), tuple(arrivals), tuple(_outcome(ask, answers)), error, port)
 
 
-async def _read_stream(client: httpx.AsyncClient, ask: MixedAsk, events: list[Any], arrivals: list[float]) -> str:
+async def _read_stream(
+    client: httpx.AsyncClient, ask: MixedAsk, trace: Any, events: list[Any], arrivals: list[float]
+) -> str:
     """Reads a stream into `events` and `arrivals`. Returns what was wrong with the stream, or an empty text."""
     is_done = False
-    async with client.stream("POST", ask.path, json=ask.body) as response:
+    async with client.stream("POST", ask.path, json=ask.body, extensions={"trace": trace}) as response:
         async for line in response.aiter_lines():
             if line == "data: [DONE]":
                 is_done = True
@@ -248,9 +257,10 @@ class MixedClients:
         """Starts no more streams. Running streams go on to their ends."""
         self._finishing.set()
 
-    async def run(self, url: str) -> None:
+    async def run(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         async with client_of(url) as client, asyncio.TaskGroup() as tasks:
             client.timeout = httpx.Timeout(STREAM_LIMIT_S)
+            client.headers.update(headers or {})
             for _ in range(self._num_streams):
                 tasks.create_task(self._receive(client))
 

@@ -21,7 +21,7 @@ def shards(launcher: int) -> dict[int, psutil.Process]:
     found = {}
     for process in psutil.Process(launcher).children():
         try:
-            if _runs(process, "text-generation-server", "serve"):
+            if runs(process, "text-generation-server", "serve"):
                 found[int(process.environ()["RANK"])] = process
         except psutil.Error:  # the process ended meanwhile
             continue
@@ -69,7 +69,7 @@ def _children(launcher: int, program: str, *arguments: str) -> list[psutil.Proce
     found = []
     for process in psutil.Process(launcher).children():
         with suppress(psutil.Error):  # the process ended meanwhile
-            if _runs(process, program, *arguments):
+            if runs(process, program, *arguments):
                 found.append(process)
     return found
 
@@ -110,7 +110,7 @@ def shared_memory() -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def _runs(process: psutil.Process, program: str, *arguments: str) -> bool:
+def runs(process: psutil.Process, program: str, *arguments: str) -> bool:
     """Whether the process's command line is `program arguments…`, possibly after an interpreter."""
     words = process.cmdline()
     places = [i for i, word in enumerate(words[:2]) if Path(word).name == program]

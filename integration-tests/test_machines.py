@@ -15,12 +15,13 @@ from slow_link import Slowness
 PORT = 7000
 # Sends a line to machine 1 and waits for the same line to come back.
 ECHO = """
-import socket
+import contextlib, socket
 server = socket.create_server(("{0}", {1}))
 while True:
     taken, _ = server.accept()
-    while data := taken.recv(1 << 16):
-        taken.sendall(data)
+    with contextlib.suppress(ConnectionError):  # the other machine has died
+        while data := taken.recv(1 << 16):
+            taken.sendall(data)
 """
 ASK = """
 import socket, sys, time

@@ -1,0 +1,95 @@
+"""What `make test-cluster` computes of answers and logs: pure, without machines."""
+
+import json
+import random
+from datetime import UTC, datetime
+
+import cluster
+import cluster_record
+from cluster import Notice
+from cluster_faults import ClusterFault, turns
+from cluster_record import NOTICED_LIMIT_S
+from mixed import MixedAnswer, mixed_asks
+
+ASKED = mixed_asks(14, (20, 40))
+TARGET = "10.77.0.3:5000"
+
+
+def answer(*arrivals_s: float, ask: int = 0, error: str = "", port: int = 1, outcome: str = "a") -> MixedAnswer:
+    return MixedAnswer(ask, arrivals_s[0] - 1, arrivals_s[-1], arrivals_s, (outcome,), error, port)
+
+
+def fault(kind: str = "power lost", at_s: float = 100.0, ports: frozenset[int] = frozenset()) -> ClusterFault:
+    return ClusterFault(kind, "10.77.0.3", TARGET, at_s, at_s + 5, 7, ports)
+
+
+def lost(at_s: float, front: str, target: str = TARGET) -> Notice:
+    return Notice(at_s, target, front, True, "silent")
+
+
+def result(*answers: MixedAnswer, faults: tuple[ClusterFault, ...] = (), notices: tuple[Notice, ...] = ()):
+    expected = [answer(1.0, ask=place) for place in range(len(ASKED))]
+    return cluster_record.result(1, faults, notices, ASKED, expected, answers, ())
+
+
+def test_a_stream_may_be_lost_only_with_the_front_that_had_its_connection() -> None:
+    died = fault("front killed", 100.0, frozenset({7}))
+    with_front, other = answer(99.0, error="cut", port=7), answer(99.0, error="cut", port=8)
+    assert result(with_front, faults=(died,)).failures() == []
+    assert result(with_front, faults=(died,)).with_front == 1
+    assert "1 of 1 streams lost" in result(other, faults=(died,)).failures()[0]
+    later = answer(200.0, error="cut", port=7)  # the kernel gives a port again
+    assert "lost" in result(later, faults=(died,)).failures()[0]
+
+
+def test_another_outcome_is_a_failure_that_names_the_first_difference() -> None:
+    (failure,) = result(answer(1.0), answer(2.0, outcome="b")).failures()
+    assert "1 outcomes differ" in failure and "event 0: b instead of a" in failure
+
+
+def test_a_loss_is_noticed_when_the_last_front_has_noticed_and_streams_flow_when_the_slowest_does() -> None:
+    streams = answer(90.0, 99.5, 104.0, 110.0), answer(99.0, 99.9, 105.5, 106.0)
+    notices = (lost(99.0, "0"), lost(103.0, "1"), lost(103.5, "0"), lost(104.9, "0"), lost(109.0, "2", "another"))
+    effect = cluster_record.effect(fault(), notices, streams)
+    assert (effect.noticed_s, effect.flowing_s, effect.in_text) == (3.5, 2.0, 2)
+    assert effect.gap_s == 6.0 and effect.failures() == []
+
+
+def test_a_late_notice_and_streams_that_wait_after_it_are_failures_of_silent_faults() -> None:
+    streams = [answer(99.0, 99.9, 120.0, 121.0)]
+    late = cluster_record.effect(fault(), [lost(100 + NOTICED_LIMIT_S + 1, "0")], streams)
+    assert ["noticed after 11.0 s" in late.failures()[0], "flow 9.0 s after" in late.failures()[1]] == [True, True]
+    told = cluster_record.effect(fault("engine killed"), [lost(111.0, "0")], streams)
+    assert told.failures() == []
+    unnoticed = cluster_record.effect(fault(), [], streams)
+    assert (unnoticed.noticed_s, unnoticed.flowing_s, unnoticed.failures()) == (None, None, [])
+
+
+def test_notices_are_read_from_the_fronts_log() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def line(message: str) -> str:
+        return json.dumps({"timestamp": at.isoformat(), "message": message, "worker": 1})
+
+    log = "\n".join([
+        line(f"engine {TARGET} is connected, term 5"), "not JSON", '{"cut', line("another"),
+        line(f"engine {TARGET} is lost: silent for 3 s"),
+    ])  # fmt: skip
+    assert list(cluster.read_notices(log)) == [
+        Notice(at.timestamp(), TARGET, "1", False, "term 5"),
+        Notice(at.timestamp(), TARGET, "1", True, "silent for 3 s"),
+    ]
+
+
+def test_kinds_come_equally_often_in_an_order_of_the_seed() -> None:
+    drawn = turns(["a", "b", "c"], 9, random.Random(1))
+    assert sorted(drawn) == sorted("abc" * 3)
+    assert drawn == turns(["a", "b", "c"], 9, random.Random(1)) != turns(["a", "b", "c"], 9, random.Random(2))
+
+
+def test_the_table_counts_what_was_injected_and_lost() -> None:
+    died = fault("front killed", 100.0, frozenset({7}))
+    found = result(answer(99.0, 101.0), answer(99.0, error="cut", port=7), faults=(died, fault(at_s=200.0)))
+    table = cluster_record.as_table(found)
+    assert "| front killed | 1 | 7 |" in table and "| power lost | 1 | 7 |" in table
+    assert "Seed 1: 2 faults, 14 requests on their victims, 2 streams of 1 kinds; 1 lost with their front" in table
