@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from itertools import islice
 
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.local import LocalEngine
@@ -12,16 +13,16 @@ from text_generation_router.engine.protocol import Load, Snapshot
 from text_generation_router.engine_service.fronts import ConnectedFronts
 from text_generation_router.engine_service.outbox import STALL_S
 from text_generation_router.errors import FrontLostError
-from text_generation_router.replicas.cache_news import CacheLog, CacheNews
+from text_generation_router.replicas.cache_news import MAX_HASHES, CacheLog, CacheNews
 from text_generation_router.scheduling.share import Share
 from text_generation_router.wire.arrays import UINT64, packed
 
 # Seconds between two Loads, and the fewest of them, so that fronts that come and go cost little.
 EVERY_S, PAUSE_S = 0.25, 0.02
+# Most seconds between two Loads that a front may want. Fronts take an engine that is silent for 3 s for lost.
+MOST_EVERY_S = 1.0
 # Seconds after its last request for which a tenant's service is told.
 ACTIVE_S = 60.0
-# Messages about the cache that may wait for one front. A front that reads more slowly has to begin again.
-MOST_CACHE_NEWS = 256
 # Seconds for which the cache is observed after the last front that wants to know: fronts call again after a break.
 OBSERVED_S = 30.0
 # Most bytes of what one Load tells of tenants.
@@ -29,23 +30,33 @@ SERVED_BYTES = 2**20
 
 
 class NewsReader:
-    """What one News call still has to send: the newest Load, and all news of the cache."""
+    """What one News call still has to send: the newest Load, and what has changed in the cache. However slowly a front
+    reads, no more waits for it than the cache has had since."""
 
-    def __init__(self, front_id: str, snapshot: list[CacheNews] | None) -> None:
-        """`snapshot`: what is cached; None: no news of the cache are told."""
+    def __init__(self, front_id: str, snapshot: list[CacheNews] | None, every_s: float = EVERY_S) -> None:
+        """`snapshot`: what is cached; None: no news of the cache are told. `every_s`: seconds between two Loads."""
         self.front_id = front_id
         self.wants_cache = snapshot is not None
-        self._cache: deque[CacheNews] = deque(snapshot or ())
+        self._snapshot: deque[CacheNews] = deque(snapshot or ())
+        self._changes: dict[int, bool] = {}  # for each hash: whether it was added, or removed
         self._load: pb.Load | None = None
+        # A Load that is due a little later than the desk makes it goes out at once.
+        self._every_s = min(every_s, MOST_EVERY_S) - EVERY_S / 2
+        self._told: tuple[bool, bool] | None = None  # what the last Load said that must not come late
+        self._told_s = 0.0
         self._sequence = 0
         self._is_closing = False
         self._changed = asyncio.Event()
 
-    def tell(self, load: pb.Load, cache: list[CacheNews]) -> None:
+    def tell(self, load: pb.Load, cache: list[CacheNews], now: float) -> None:
         self._load = load
         if self.wants_cache:
-            self._cache.extend(cache)
-        self._changed.set()
+            for news in cache:
+                self._changes.update(dict.fromkeys(news.removed, False) | dict.fromkeys(news.added, True))
+        told = load.is_ready, load.is_draining
+        if told != self._told or now - self._told_s >= self._every_s:
+            self._told, self._told_s = told, now
+            self._changed.set()
 
     def close(self) -> None:
         self._is_closing = True
@@ -62,20 +73,27 @@ class NewsReader:
                         await write(message)
                 except TimeoutError:
                     raise FrontLostError(f"nothing was read for {STALL_S:g} s") from None
-            if len(self._cache) > MOST_CACHE_NEWS:
-                raise FrontLostError("the news of the cache are read too slowly")
 
     def _next(self) -> pb.NewsMessage | None:
         if self._load is not None:
             load, self._load = self._load, None
             return pb.NewsMessage(load=load)
-        if not self._cache:
+        if self._snapshot:
+            news = self._snapshot.popleft()
+        elif self._changes:
+            news = self._next_changes()
+        else:
             return None
-        news = self._cache.popleft()
         self._sequence += 1
         added, removed = packed(news.added, UINT64), packed(news.removed, UINT64)
         cache = pb.Cache(sequence=self._sequence, is_snapshot=news.is_snapshot, added=added, removed=removed)
         return pb.NewsMessage(cache=cache)
+
+    def _next_changes(self) -> CacheNews:
+        hashes = list(islice(self._changes, MAX_HASHES))
+        changes = {block: self._changes.pop(block) for block in hashes}
+        added = [block for block, is_added in changes.items() if is_added]
+        return CacheNews(added, [block for block, is_added in changes.items() if not is_added])
 
 
 class NewsDesk:
@@ -91,8 +109,9 @@ class NewsDesk:
         self._recent: dict[Share, float] = {}  # when each tenant was last seen with a request
         self._due = asyncio.Event()
 
-    def open(self, front_id: str, wants_cache: bool) -> NewsReader:
-        reader = NewsReader(front_id, self._observed(self._cache) if wants_cache and self._cache is not None else None)
+    def open(self, front_id: str, wants_cache: bool, every_s: float = EVERY_S) -> NewsReader:
+        snapshot = self._observed(self._cache) if wants_cache and self._cache is not None else None
+        reader = NewsReader(front_id, snapshot, every_s)
         self._readers.add(reader)
         self.hurry()
         return reader
@@ -138,13 +157,14 @@ class NewsDesk:
         if not self._readers:
             return
         load, leases = load_to_pb(self._engine.load()), self._fronts.leases()
-        load.served.extend(self._served(time.monotonic()))
+        now = time.monotonic()
+        load.served.extend(self._served(now))
         for reader in self._readers:
             own = pb.Load()
             own.CopyFrom(load)
             own.permits = leases.get(reader.front_id, 0)
             own.newest_index = self._fronts.newest_index(reader.front_id)
-            reader.tell(own, cache)
+            reader.tell(own, cache, now)
 
     def _changes(self) -> list[CacheNews]:
         if self._cache is None or not self._is_observing:

@@ -138,7 +138,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if len(self.news) >= MOST_FRONTS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_FRONTS} fronts read news")
-        reader = self.news.open(request.front_id, request.wants_cache)
+        reader = self.news.open(request.front_id, request.wants_cache, request.every_ms / 1000)
         try:
             await reader.run(context.write)
         except FrontLostError as error:

@@ -20,7 +20,7 @@ from text_generation_router.remote import reading
 from text_generation_router.remote.attempts import Attempts
 from text_generation_router.remote.books import FrontBooks
 from text_generation_router.remote.fleet import EngineView, Fleet
-from text_generation_router.remote.news_budget import NewsBudget
+from text_generation_router.remote.news_limits import EVERY_MS, NewsBudget, next_pace_ms
 from text_generation_router.remote.values import EngineLoss, RemoteCounts
 from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.version import VERSION
@@ -30,7 +30,7 @@ logger = logging.getLogger("text_generation_router")
 # Most bytes of a message. A Submit may be that large: 4 bytes for each token of the longest context, and 1 MiB.
 MESSAGE_BYTES = 16 * 2**20
 # Seconds: until an engine has answered Hello; without any message, after which it is lost (it tells its load every
-# 0.25 s); until a Submit is answered; until Health is answered.
+# 0.25 to 1 s); until a Submit is answered; until Health is answered.
 CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
 # An engine that has sent nothing for this time, in seconds, before its stream breaks did not die by itself: the link
 # was cut, or the process was stopped from outside. gRPC notices that by its pings, perhaps before SILENT_S.
@@ -76,6 +76,7 @@ class EngineConnection:
         self._on_change = on_change
         self._stub: Any = None  # set while the engine is connected
         self._news_budget = NewsBudget(0.0)
+        self._pace_ms = EVERY_MS
         self._heard_s = 0.0  # time of the loop at which the engine last sent a message
         self._pause_s = FIRST_PAUSE_S
         self._told: set[str] = set()  # the problems since the engine was connected last, which were logged
@@ -129,7 +130,9 @@ class EngineConnection:
                 news.cancel()
 
     def _news(self, stub: Any, wants_cache: bool = False) -> Any:
-        return stub.News(pb.NewsRequest(version=VERSION, front_id=self._front_id, wants_cache=wants_cache))
+        wanted = pb.NewsRequest(version=VERSION, front_id=self._front_id, wants_cache=wants_cache)
+        wanted.every_ms = self._pace_ms
+        return stub.News(wanted)
 
     async def _serve(self, stub: Any, work: Any, news: Any, engine: EngineView, has_orders: asyncio.Event) -> str:
         """From Welcome to the loss of the engine."""
@@ -173,7 +176,8 @@ class EngineConnection:
         if code in CUT_OFF:
             return EngineLoss.CUT_OFF
         silent_s = asyncio.get_running_loop().time() - self._heard_s
-        return EngineLoss.DIED if silent_s < QUIET_S else EngineLoss.OUTSIDE
+        quiet_s = QUIET_S + (self._pace_ms - EVERY_MS) / 1000
+        return EngineLoss.DIED if silent_s < quiet_s else EngineLoss.OUTSIDE
 
     async def _read(self, work: Any, engine: EngineView) -> None:
         loop, books = asyncio.get_running_loop(), self._books
@@ -203,15 +207,19 @@ class EngineConnection:
         wants_cache = False
         while True:
             try:
-                while wants_cache == self._fleet.wants_cache and self._take_news(await _message(news)):
+                while self._wants_same_news(wants_cache) and self._take_news(await _message(news)):
                     pass
             except grpc.aio.AioRpcError:
                 pass
             finally:
                 news.cancel()
             await asyncio.sleep(WATCH_S)
-            wants_cache = self._fleet.wants_cache
+            wants_cache, self._pace_ms = self._fleet.wants_cache, next_pace_ms(self._pace_ms, len(self._fleet.engines))
             news = self._news(stub, wants_cache)
+
+    def _wants_same_news(self, wants_cache: bool) -> bool:
+        pace_ms = next_pace_ms(self._pace_ms, len(self._fleet.engines))
+        return wants_cache == self._fleet.wants_cache and pace_ms == self._pace_ms
 
     def _take_news(self, message: pb.NewsMessage) -> bool:
         """False: news of the cache are missing before these."""

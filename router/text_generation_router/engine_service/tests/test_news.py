@@ -27,8 +27,10 @@ from text_generation_router.wire.version import VERSION
 class Reader:
     """Reads the news of an engine, and keeps the newest."""
 
-    def __init__(self, world: EngineWorld, front_id: str, wants_cache: bool) -> None:
-        self.call = world.stub.News(pb.NewsRequest(version=VERSION, front_id=front_id, wants_cache=wants_cache))
+    def __init__(self, world: EngineWorld, front_id: str, wants_cache: bool, every_ms: int) -> None:
+        wanted = pb.NewsRequest(version=VERSION, front_id=front_id, wants_cache=wants_cache, every_ms=every_ms)
+        self.call = world.stub.News(wanted)
+        self.num_loads = 0
         self.load = pb.Load()
         self.caches: list[pb.Cache] = []
         self.cached: set[int] = set()
@@ -37,6 +39,7 @@ class Reader:
         message = await self.call.read()
         if message.HasField("load"):
             self.load = message.load
+            self.num_loads += 1
         else:
             self.caches.append(message.cache)
             self.cached |= set(numbers(message.cache.added))
@@ -48,8 +51,10 @@ class Reader:
 
 
 @asynccontextmanager
-async def reading(world: EngineWorld, front_id: str = "front-1", wants_cache: bool = False) -> AsyncIterator[Reader]:
-    reader = Reader(world, front_id, wants_cache)
+async def reading(
+    world: EngineWorld, front_id: str = "front-1", wants_cache: bool = False, every_ms: int = 0
+) -> AsyncIterator[Reader]:
+    reader = Reader(world, front_id, wants_cache, every_ms)
     try:
         yield reader
     finally:
@@ -150,6 +155,28 @@ def test_the_cache_is_told_as_a_whole_and_then_as_it_changes() -> None:
                 await late.until(lambda: late.cached == early.cached)
             await uninterested.read()
             assert not uninterested.caches
+
+    serve_with_cache(use)
+
+
+def test_a_front_that_wants_fewer_news_gets_all_that_is_new_with_them_and_at_once_what_must_not_wait() -> None:
+    async def use(world: EngineWorld, hasher: BlockHasher) -> None:
+        front = await world.front()
+        async with reading(world, "a", True) as often, reading(world, "b", True, every_ms=10**9) as seldom:
+            for number in range(3):
+                await often.read()
+                await front.send(submit([number + 1], [number + 1] * 130, 1))
+                await front.until_ended(number + 1)
+            await often.until(lambda: len(often.cached) == 6)
+            await seldom.until(lambda: len(seldom.cached) == 6)
+            while often.num_loads < 13:
+                await often.read()
+            await seldom.until(lambda: seldom.num_loads >= 3)
+            assert seldom.num_loads < 8, "at most one in a second, and not one in four"
+            world.server.drain()
+            await seldom.until(lambda: seldom.load.is_draining)
+            assert [cache.sequence for cache in seldom.caches] == list(range(1, len(seldom.caches) + 1))
+            assert len(seldom.caches) <= seldom.num_loads
 
     serve_with_cache(use)
 

@@ -15,7 +15,7 @@ from text_generation_common.cluster.security import Security
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.tests.fakes import Listener, expected_tokens
 from text_generation_router.errors import Refusal, RefusedError
-from text_generation_router.remote import connection, news_budget
+from text_generation_router.remote import connection, news_limits
 from text_generation_router.remote.best_score import BestScore
 from text_generation_router.remote.engine import RemoteEngine
 from text_generation_router.remote.placement import Placement
@@ -390,7 +390,7 @@ def test_an_engine_that_tells_nonsense_of_its_cache_is_cut_off(tmp_path: Path, c
 
 
 def test_an_engine_that_floods_a_front_with_news_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(news_budget, "BURST_BYTES", 200_000)
+    monkeypatch.setattr(news_limits, "BURST_BYTES", 200_000)
 
     async def use(front: Asker) -> None:
         async with FakeService(front.paths[0]) as liar, FakeService(front.paths[1]):
