@@ -30,14 +30,21 @@ class ClusterLost(Exception):
 class RayReplicas:
     """The replicas of one deployment in a Ray cluster: those in `namespace`."""
 
-    def __init__(self, address: str, namespace: str) -> None:
-        """Connects to the cluster at `address`, or with "auto" to the one of which this machine is a part."""
+    def __init__(self, address: str, namespace: str, node: str) -> None:
+        """Connects to the cluster at `address`, or with "auto" to the one of which this machine is a part. `node`: this
+        machine's address in the cluster, or "" where Ray finds it by itself."""
         self._namespace = namespace
         self._handles: dict[str, ray.actor.ActorHandle] = {}
         self._open: dict[ActorCall, ray.ObjectRef] = {}
         self._numbers = itertools.count()
         with _telling_loss():
-            ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+            ray.init(
+                address=address,
+                namespace=namespace,
+                log_to_driver=False,
+                logging_level="ERROR",
+                **({"_node_ip_address": node} if node else {}),
+            )
 
     def has_gpus(self) -> bool:
         with _telling_loss():

@@ -1,4 +1,4 @@
-"""The process that asks Ray for replicas: `python -m text_generation_launcher.ray.driver FD ADDRESS NAMESPACE`.
+"""The process that asks Ray for replicas: `python -m text_generation_launcher.ray.driver FD ADDRESS NAMESPACE NODE`.
 
 It reads the launcher's wishes, and writes reports. All that it knows can be found again in the cluster, so its end,
 with which Ray answers the loss of its head, ends nothing else.
@@ -68,7 +68,7 @@ class Driver:
 
 
 def main(arguments: Sequence[str]) -> int:
-    fd, address, namespace = arguments
+    fd, address, namespace, node = arguments
     line = socket.socket(fileno=int(fd))
     wishes: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(line, wishes.put), daemon=True).start()
@@ -76,7 +76,9 @@ def main(arguments: Sequence[str]) -> int:
     from text_generation_launcher.ray.cluster import ClusterLost, RayReplicas
 
     try:
-        driver = Driver(RayReplicas(address, namespace), lambda report: line.sendall(report.text().encode() + b"\n"))
+        driver = Driver(
+            RayReplicas(address, namespace, node), lambda report: line.sendall(report.text().encode() + b"\n")
+        )
         is_wanted = False
         while True:
             while not wishes.empty() or not is_wanted:
