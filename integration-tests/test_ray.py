@@ -30,7 +30,7 @@ class RayUnderTest:
         self._address = address
         self._environment = os.environ | environment
         self.drivers: list[Child] = []
-        order = EngineOrder((), cpus=0.1, drain_s=60.0, program=(sys.executable, str(ENGINE)))
+        order = EngineOrder((), cores=0.1, drain_s=60.0, program=(sys.executable, str(ENGINE)))
         self.client = RayClient(self._start, order)
         self.replicas = [RayReplica(number, self.client, lambda: None) for number in range(2)]
 

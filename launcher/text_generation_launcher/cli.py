@@ -193,7 +193,7 @@ def check_before_start(plan: LaunchPlan, environ: Mapping[str, str]) -> "Machine
     from text_generation_launcher.preflight import Machine, check_model
 
     machine = Machine.this(environ)
-    if plan.cluster.way is not Way.FRONTS and (folder := model.folder_of(plan)) is not None:
+    if plan.cluster.has_model_here and (folder := model.folder_of(plan)) is not None:
         check_model(plan, folder, machine, is_whole=model.is_local(plan))
     return machine
 
@@ -214,7 +214,7 @@ def claim(
             logger.info("Port %d was chosen for --port 0", port)
         default = places.of_port(port, runtime_dir) if has_port else places.of_engine(os.getpid(), runtime_dir)
         place = places.chosen(prefix) if prefix else default
-        last = MOST_LOCAL_REPLICAS - 1 if plan.cluster.replicas is not None else 0
+        last = MOST_LOCAL_REPLICAS - 1 if plan.cluster.way is Way.REPLICAS and plan.cluster.replicas is not None else 0
         place.replica(last).check_length(plan.num_shard)
         lock = stack.enter_context(claim_sockets(place))
         janitor = stack.enter_context(fork_janitor(place, lock))

@@ -1,5 +1,6 @@
 """Checks the flags of fronts and replicas, and shares out this machine's GPUs."""
 
+import importlib.util
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -9,14 +10,14 @@ from pathlib import Path
 from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
 from text_generation_common.cores import usable_cores
 from text_generation_common.errors import ArgumentValidation, CredentialsError
-from text_generation_common.flags.cluster import ClusterFlags, EngineListFlags, Way
+from text_generation_common.flags.cluster import MOST_LOCAL_REPLICAS, ClusterFlags, EngineListFlags, Way
 from text_generation_common.flags.declaration import flag_name
 from text_generation_launcher.errors import NotEnoughCUDADevices
 
 logger = logging.getLogger("text_generation_launcher")
 
 # Flags that ask for one way to serve, and exclude those of the others.
-_WAYS = (("engine_only",), ("engines", "engines_dns"), ("replicas",))
+_WAYS = (("engine_only",), ("engines", "engines_dns"), ("replicas", "ray"))
 
 
 def resolve_cluster(flags: ClusterFlags) -> ClusterFlags:
@@ -31,7 +32,8 @@ def resolve_cluster(flags: ClusterFlags) -> ClusterFlags:
                 " network",
             )
     _check_security(flags)
-    has_fronts = flags.way in (Way.REPLICAS, Way.FRONTS)
+    _check_ray(flags)
+    has_fronts = flags.way in (Way.REPLICAS, Way.FRONTS, Way.RAY)
     return replace(flags, api_workers=max(1, flags.api_workers) if has_fronts else 0)
 
 
@@ -69,6 +71,7 @@ def _check_ways(flags: ClusterFlags) -> None:
 def _given(flags: ClusterFlags) -> set[str]:
     values: dict[str, object] = {
         "replicas": flags.replicas,
+        "ray": flags.on_ray.ray,
         "engine_only": flags.engine.engine_only,
         "engine_address": flags.engine.engine_address,
         "engine_address_file": flags.engine.engine_address_file,
@@ -96,6 +99,26 @@ def _check_security(flags: ClusterFlags) -> None:
         raise ArgumentValidation(f"{name} is for ports between machines, and this server opens none: leave it out")
     if security.tls_dir is not None and not Path(security.tls_dir).is_dir():
         raise ArgumentValidation(f"--tls-dir {security.tls_dir} is not a folder: check the path")
+
+
+def _check_ray(flags: ClusterFlags) -> None:
+    if flags.way is Way.RAY:
+        if flags.on_ray.ray != "auto":
+            parse_endpoint(flags.on_ray.ray or "")
+        if flags.security.tls_dir is None and not flags.security.insecure_cluster:
+            raise CredentialsError(
+                "the engines of --ray need certificates, because other machines can reach them",
+                "give --tls-dir (`text-generation-launcher certs` makes it), the same on each machine, or"
+                " --insecure-cluster in a network that nobody else uses",
+            )
+        if importlib.util.find_spec("ray") is None:
+            raise ArgumentValidation("--ray needs the package ray: install tgi-py[ray] on each machine of the cluster")
+    elif flags.on_ray.replica_cores is not None:
+        raise ArgumentValidation("--replica-cores is for --ray: leave it out here")
+    elif (flags.replicas or 1) > MOST_LOCAL_REPLICAS:
+        raise ArgumentValidation(
+            f"--replicas {flags.replicas}: one machine has at most {MOST_LOCAL_REPLICAS}; see --ray"
+        )
 
 
 def share_out(flags: ClusterFlags, num_shard: int, devices: tuple[str, ...]) -> None:

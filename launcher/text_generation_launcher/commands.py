@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -138,7 +140,7 @@ def front(
     options = _options(
         connections_fd=connections_fd,
         front_number=number if connections_fd is not None else None,
-        engines_by_launcher=plan.cluster.way is Way.REPLICAS,
+        engines_by_launcher=plan.cluster.way in (Way.REPLICAS, Way.RAY),
         metrics_file=place.metrics_file(f"front{number}"),
         **_of_router(plan, listen_fd, launcher_fd),
     )
@@ -180,6 +182,33 @@ def engine(
     env |= _variables(values_of(plan.shard))
     argv = (programs.engine, *options)
     return Command("engine", argv, env, (launcher_fd,), log_fields=site.log_fields, replica=site.number)
+
+
+def engine_only(plan: LaunchPlan) -> tuple[str, ...]:
+    """Flags of a launcher that runs one replica on another machine, without those of the engine's address."""
+    options = _options(model_id=plan.model_id, num_shard=plan.num_shard) + _load_format(plan)
+    options += _options(
+        max_concurrent_requests=plan.requests.max_concurrent_requests,
+        disable_grammar_support=plan.requests.disable_grammar_support,
+        graceful_termination_timeout=plan.http.graceful_termination_timeout,
+        testing=plan.process.testing,
+    )
+    for group in (
+        plan.files, plan.cache, plan.compute, plan.shard, plan.tokens, plan.scheduling, plan.cluster.security
+    ):  # fmt: skip
+        options += _flags(group)
+    return tuple(options)
+
+
+def ray_driver(plan: LaunchPlan, environ: Mapping[str, str], port: int, launcher_fd: int) -> Command:
+    """The process that asks Ray for replicas. The replicas of one server, found again by its next launcher, are those
+    of its host's name and its API port."""
+    node = environ.get("RAY_NODE_IP_ADDRESS", "")
+    namespace = "-".join(filter(None, ("tgi", socket.gethostname(), node, str(port))))
+    arguments = (str(launcher_fd), plan.cluster.on_ray.ray or "auto", namespace, node)
+    argv = (sys.executable, "-m", "text_generation_launcher.ray.driver", *arguments)
+    env = {"RAY_USAGE_STATS_ENABLED": "0"} | _inherited(plan, environ, "API_KEY", block_key.VARIABLE)
+    return Command("ray", argv, env, pass_fds=(launcher_fd,))
 
 
 def _of_router(plan: LaunchPlan, listen_fd: int, launcher_fd: int) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from text_generation_common.addresses import address_of
 from text_generation_common.errors import ArgumentValidation, WrongUsage
-from text_generation_common.flags.cluster import ClusterFlags
+from text_generation_common.flags.cluster import ClusterFlags, Way
 from text_generation_common.flags.kinds import RopeScalingKind, TrueFalse
 from text_generation_common.flags.model import NameFlags
 from text_generation_common.flags.requests import PREFILL_TOKENS
@@ -68,6 +68,8 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
 
 def _shares(config: LauncherConfig, cluster: ClusterFlags, environ: Mapping[str, str]) -> tuple[int, tuple[str, ...]]:
     """Number of shards of each replica, and the GPUs that replicas share out."""
+    if cluster.way is Way.RAY:  # The GPUs of this machine say nothing of those of the cluster.
+        return shard_count(config.sharded, config.num_shard, lambda: 1), ()
     if cluster.replicas is None:
         return shard_count(config.sharded, config.num_shard, lambda: count_devices(environ)), ()
     devices = visible_devices(environ, count_nvidia_cards)

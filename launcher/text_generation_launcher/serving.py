@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from math import inf
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
 from text_generation_common.autoscaling import Demand
 from text_generation_common.deployment import ReplicaReport
@@ -18,6 +18,9 @@ from text_generation_launcher.fronts import Fronts
 from text_generation_launcher.kept_process import KeptProcess
 from text_generation_launcher.local_replica import LocalReplica
 from text_generation_launcher.owned_shards import OwnedShards
+from text_generation_launcher.ray.client import RayClient
+from text_generation_launcher.ray.order import engine_order
+from text_generation_launcher.ray.replica import RayReplica
 from text_generation_launcher.replica_set import ReplicaSet
 from text_generation_launcher.replica_site import ReplicaSite, slices
 from text_generation_launcher.spawner import Spawner
@@ -63,6 +66,10 @@ def serving_of(spawner: Spawner, place: ServerPlace) -> Serving:
         return EngineAlone(spawner, place)
     if way is Way.FRONTS:
         return FrontsAndReplicas(spawner, cluster.api_workers, None)
+    if way is Way.RAY:
+        client = RayClient(spawner.start_ray_driver, engine_order(spawner.plan))
+        on_ray = ReplicaSet(lambda number, on_change: RayReplica(number, client, on_change), cluster.replicas or 1)
+        return FrontsAndReplicas(spawner, cluster.api_workers, on_ray, client.run)
     site_of, most, few = local_sites(spawner, place)
 
     def make(number: int, on_change: Callable[[], None]) -> LocalReplica:
@@ -138,10 +145,18 @@ class EngineAlone:
 
 
 class FrontsAndReplicas:
-    """Fronts end before replicas do. Replicas may be elsewhere (None)."""
+    """Fronts end before replicas do. Replicas may be elsewhere (None). `helper` is what the replicas need until they
+    have ended."""
 
-    def __init__(self, spawner: Spawner, num_fronts: int, replicas: ReplicaSet | None) -> None:
+    def __init__(
+        self,
+        spawner: Spawner,
+        num_fronts: int,
+        replicas: ReplicaSet | None,
+        helper: Callable[[], Coroutine[object, object, NoReturn]] | None = None,
+    ) -> None:
         self.replicas = replicas
+        self._helper = helper
         self._demands: dict[KeptProcess, Demand] = {}  # what each front told last
         self._spawner = spawner
         patience_s = spawner.plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
@@ -161,17 +176,16 @@ class FrontsAndReplicas:
 
     async def run(self) -> None:
         fronts = asyncio.create_task(self._fronts.run())
-        replicas = {asyncio.create_task(self.replicas.run())} if self.replicas is not None else set()
+        replicas = asyncio.create_task(self.replicas.run()) if self.replicas is not None else None
+        helper = asyncio.create_task(self._helper()) if self._helper is not None else None
+        others = [task for task in (replicas, helper) if task is not None]
         try:
-            while not fronts.done():
-                done, _ = await asyncio.wait({fronts} | replicas, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            if self.replicas is not None:
+            await _first_ended(fronts, *others)
+            if self.replicas is not None and replicas is not None:
                 self.replicas.stop()
-                await asyncio.gather(*replicas)
+                await _first_ended(replicas, *others)
         finally:
-            await cancelled(fronts, *replicas)
+            await cancelled(fronts, *others)
 
     @property
     def demand(self) -> Demand:
@@ -203,3 +217,11 @@ class FrontsAndReplicas:
     def _on_change(self, deployment: ReplicaReport) -> None:
         self._spawner.num_replicas = deployment.wanted
         self._fronts.tell_engines(deployment)
+
+
+async def _first_ended(awaited: "asyncio.Task[None]", *others: "asyncio.Task[Any]") -> None:
+    """Waits for the end of one task. Raises what it raises, or what another raises meanwhile."""
+    while not awaited.done():
+        done, _ = await asyncio.wait({awaited, *others}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()

@@ -10,7 +10,7 @@ from text_generation_common.places import ServerPlace
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Command, Programs
 from text_generation_launcher.config import LaunchPlan
-from text_generation_launcher.errors import DownloadError, ShardCannotStart, WebserverCannotStart
+from text_generation_launcher.errors import DownloadError, RayFailed, ShardCannotStart, WebserverCannotStart
 from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import Child
 from text_generation_launcher.replica_site import ReplicaSite
@@ -88,6 +88,10 @@ class Spawner:
         if is_placed:
             child.exited.add_done_callback(lambda _: connections.clear(number))
         return child
+
+    async def start_ray_driver(self, launcher_fd: int) -> Child:
+        """Starts the process that asks Ray for replicas. `launcher_fd`: as in `start_router`."""
+        return await self._start(commands.ray_driver(self.plan, self._environ, self._port, launcher_fd), RayFailed)
 
     def running_as(self, name: str, replica: int | None = None) -> list[Child]:
         """The running children of one kind, download, shard, engine or router; or those of one replica. Fronts are

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from text_generation_common.flags.cluster import Way
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
 from text_generation_launcher import model
@@ -37,7 +36,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RESTART_SIGNAL = signal.SIGUSR2
 # Seconds between SIGTERM and SIGKILL for each kind of child, in the order in which children are stopped. A router gets
 # additional time before that in which it drains.
-STOP_S: Mapping[str, float] = {"download": 10.0, "router": 5.0, "engine": 5.0, "shard": 5.0}
+STOP_S: Mapping[str, float] = {"download": 10.0, "router": 5.0, "engine": 5.0, "shard": 5.0, "ray": 5.0}
 # The same for all children at once before the server has served: no request is lost.
 STOP_UNREADY_S = 0.7
 INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C, as shells have it
@@ -100,7 +99,7 @@ class Supervisor:
 
     async def _serve(self) -> None:
         """Returns when `stop` has ended what serves. Raises when that cannot be kept alive."""
-        if self._spawner.plan.cluster.way is not Way.FRONTS:  # Fronts read no weights.
+        if self._spawner.plan.cluster.has_model_here:  # Fronts read no weights.
             await self._get_weights()
         async with AsyncExitStack() as stack:
             if self._spawner.plan.cluster.way in (Way.FRONTS, Way.REPLICAS):

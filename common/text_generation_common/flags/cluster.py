@@ -13,6 +13,7 @@ class Way(Enum):
 
     ROUTER = "a router, which is front and engine in one process, and its shards"
     REPLICAS = "fronts and replicas on this machine"
+    RAY = "fronts here, and replicas on the machines of a Ray cluster"
     FRONTS = "fronts of replicas elsewhere"
     ENGINE = "a replica for fronts elsewhere"
 
@@ -69,6 +70,23 @@ class EngineOnlyFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RayFlags:
+    """Replicas on the machines of a Ray cluster."""
+
+    ray: str | None = flag(
+        None,
+        "HOST:PORT of a Ray cluster's head, or `auto` for the cluster that this machine is in: the --replicas run on "
+        "its machines, and the fronts here.",
+    )
+    replica_cores: float | None = flag(
+        None,
+        "Cores that each replica asks Ray for, to compute on CPUs; 0: it asks for GPUs, one for each shard. Not given: "
+        "GPUs, or in a cluster without GPUs one core for each shard.",
+        min=0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFlags:
     api_workers: int = flag(
         0,
@@ -79,10 +97,12 @@ class ClusterFlags:
     )
     replicas: int | None = flag(
         None,
-        "Number of replicas on this machine, each an engine with --num-shard shards; they share cores and GPUs out.",
+        "Number of replicas, each an engine with --num-shard shards: on this machine, whose cores and GPUs they share "
+        "out, or with --ray on those of a cluster.",
         min=1,
-        max=MOST_LOCAL_REPLICAS,
+        max=MOST_REPLICAS,
     )
+    on_ray: RayFlags = RayFlags()
     engine_list: EngineListFlags = EngineListFlags()
     engine: EngineOnlyFlags = EngineOnlyFlags()
     security: SecurityFlags = SecurityFlags()
@@ -93,4 +113,12 @@ class ClusterFlags:
             return Way.ENGINE
         if self.engine_list.engines or self.engine_list.engines_dns is not None:
             return Way.FRONTS
+        if self.on_ray.ray is not None:
+            return Way.RAY
         return Way.REPLICAS if self.api_workers or self.replicas is not None else Way.ROUTER
+
+    @property
+    def has_model_here(self) -> bool:
+        """Whether shards of this launcher load the model. Otherwise only its tokenizer and its configuration are
+        read here."""
+        return self.way not in (Way.FRONTS, Way.RAY)

@@ -19,8 +19,6 @@ from text_generation_launcher.ray.values import EngineOrder, EngineState
 
 # Calls that one actor answers beside each other: a few watches of drivers that are gone, a start, an end.
 MOST_CALLS = 100
-# The least share of a core that can be asked for: a bundle must ask for something.
-LEAST_CPUS = 0.01
 
 
 class ClusterLost(Exception):
@@ -46,22 +44,19 @@ class RayReplicas:
                 **({"_node_ip_address": node} if node else {}),
             )
 
-    def has_gpus(self) -> bool:
-        with _telling_loss():
-            return bool(ray.cluster_resources().get("GPU", 0.0) > 0)
-
     def start(self, name: str, order: EngineOrder) -> ActorCall:
         with _telling_loss():
+            cpus, gpus = order.needs(self._has_gpus())
             group = self._group(name)
             if group is None:
-                bundle = {"CPU": _cpus(order)} | ({"GPU": float(order.gpus)} if order.gpus else {})
+                bundle = {"CPU": cpus} if cpus else {"GPU": float(gpus)}
                 group = placement_group([bundle], name=self._group_name(name), lifetime="detached")
             actor = ray.remote(ReplicaHost).options(
                 name=name,
                 get_if_exists=True,
                 lifetime="detached",
-                num_cpus=_cpus(order),
-                num_gpus=order.gpus,
+                num_cpus=cpus,
+                num_gpus=gpus,
                 max_restarts=0,
                 max_concurrency=MOST_CALLS,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
@@ -107,6 +102,9 @@ class RayReplicas:
             found |= {waiting[ref]: self._answer(waiting[ref], ref) for ref in done}
         return found
 
+    def _has_gpus(self) -> bool:
+        return bool(ray.cluster_resources().get("GPU", 0.0) > 0)
+
     def _answer(self, call: ActorCall, ref: ray.ObjectRef) -> Answer:
         del self._open[call]
         try:
@@ -144,10 +142,6 @@ class RayReplicas:
 
     def _group_name(self, name: str) -> str:
         return f"{self._namespace}/{name}"
-
-
-def _cpus(order: EngineOrder) -> float:
-    return max(order.cpus, LEAST_CPUS)
 
 
 @contextmanager

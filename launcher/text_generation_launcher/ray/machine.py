@@ -194,7 +194,7 @@ class MachineEngines:
             file.write(about.text())
         argv = (*(order.program or PROGRAM), *order.argv, *address_flags(self._node, files.address))
         starter = (sys.executable, "-m", "text_generation_launcher.ray.starter", str(files.pid), str(files.log), *argv)
-        subprocess.run(starter, env=environment(order), pass_fds=[held], timeout=STARTER_S, check=True)
+        subprocess.run(starter, env=environment(order, about.devices), pass_fds=[held], timeout=STARTER_S, check=True)
         return KeptEngine(files, self._node, order.drain_s, lock)
 
     def _engines(self) -> Iterator[tuple[EngineFiles, EngineAbout, int | None]]:
@@ -231,14 +231,15 @@ def address_flags(node: str, address_file: Path) -> tuple[str, ...]:
     return ("--engine-address", f"{host}:0", "--engine-address-file", str(address_file))
 
 
-def environment(order: EngineOrder) -> dict[str, str]:
+def environment(order: EngineOrder, devices: Sequence[str]) -> dict[str, str]:
     """The environment of an engine: that of the machine's Ray without Ray's own variables, which hold its token.
 
-    OMP_NUM_THREADS is Ray's as well: it is 1 for actors with GPUs, whose launcher knows better.
+    OMP_NUM_THREADS is Ray's as well. On GPUs the engine's launcher knows better; on CPUs the replicas of a machine
+    share its cores, which the launcher of one replica cannot know.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     kept.pop("OMP_NUM_THREADS", None)
-    return kept | dict(order.environ)
+    return kept if devices else kept | {"OMP_NUM_THREADS": str(order.threads)}
 
 
 def _opened(path: Path) -> int:

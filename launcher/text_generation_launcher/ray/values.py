@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -11,15 +11,26 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class EngineOrder:
     """What an actor has to run, and what its machine must have for it. `argv`: the flags of an engine-only launcher
-    without those of its address, which the actor chooses. `program`: what to run with these flags; empty: the launcher
-    of the actor's own Python."""
+    without those of its address, which the actor chooses. `cores`: what the replica asks for on CPUs; 0: it asks for
+    GPUs; None: for GPUs if the cluster has any, otherwise for one core for each shard. `program`: what to run with the
+    flags; empty: the launcher of the actor's own Python."""
 
     argv: tuple[str, ...]
-    environ: Mapping[str, str] = field(default_factory=dict)
-    cpus: float = 0.0
-    gpus: int = 0
+    shards: int = 1
+    cores: float | None = None
     drain_s: float = 90.0  # seconds that the engine gets to end after SIGTERM, before SIGKILL
     program: tuple[str, ...] = ()
+
+    def needs(self, has_gpus: bool) -> tuple[float, int]:
+        """Cores and GPUs that Ray is asked for. `has_gpus`: whether the cluster has any GPU."""
+        if self.cores == 0 or (self.cores is None and has_gpus):
+            return 0.0, self.shards
+        return self.cores or float(self.shards), 0
+
+    @property
+    def threads(self) -> int:
+        """Threads of each shard on CPUs."""
+        return max(1, int(self.cores or self.shards) // self.shards)
 
     @property
     def digest(self) -> str:
@@ -34,9 +45,8 @@ class EngineOrder:
         fields = json.loads(text)
         return cls(
             tuple(map(str, fields["argv"])),
-            {str(name): str(value) for name, value in fields["environ"].items()},
-            float(fields["cpus"]),
-            int(fields["gpus"]),
+            int(fields["shards"]),
+            None if fields["cores"] is None else float(fields["cores"]),
             float(fields["drain_s"]),
             tuple(map(str, fields["program"])),
         )

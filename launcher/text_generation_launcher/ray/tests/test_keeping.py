@@ -22,7 +22,7 @@ from text_generation_launcher.ray.values import (
     Wanted,
 )
 
-ORDER = EngineOrder(("--model-id", "m"), cpus=1.0)
+ORDER = EngineOrder(("--model-id", "m"), cores=1.0)
 
 
 class FakeReplicaCluster:

@@ -122,8 +122,20 @@ def test_files_are_private_and_those_of_dead_engines_are_removed(machine: Machin
 def test_an_engine_does_not_get_ray_s_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert not {"RAY_AUTH_TOKEN", "OMP_NUM_THREADS"} & set(environment(ORDER))
-    assert environment(EngineOrder((), {"OMP_NUM_THREADS": "4"}))["OMP_NUM_THREADS"] == "4"
+    assert not {"RAY_AUTH_TOKEN", "OMP_NUM_THREADS"} & set(environment(ORDER, ["0"]))
+
+
+def test_on_processors_shards_share_the_cores_of_their_replica() -> None:
+    assert environment(EngineOrder((), shards=2, cores=8.0), [])["OMP_NUM_THREADS"] == "4"
+    assert environment(EngineOrder((), shards=2, cores=0.5), [])["OMP_NUM_THREADS"] == "1"
+    assert environment(EngineOrder((), shards=2), [])["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_replica_asks_for_gpus_where_there_are_any_unless_cores_were_asked_for() -> None:
+    assert EngineOrder((), shards=2).needs(has_gpus=True) == (0.0, 2)
+    assert EngineOrder((), shards=2).needs(has_gpus=False) == (2.0, 0)
+    assert EngineOrder((), shards=2, cores=3.0).needs(has_gpus=True) == (3.0, 0)
+    assert EngineOrder((), shards=2, cores=0.0).needs(has_gpus=False) == (0.0, 2)
 
 
 def test_a_signal_reaches_no_other_process_of_the_same_number() -> None:
