@@ -39,7 +39,7 @@ C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install run test test-models test-schema test-grammars check format prose proto lock sbom audit fuzz demo-model test-demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos test-cluster attacks neighbours digest mutate test-clients test-served-calls fetch-templates test-peer-parsers clean
+	gpu-wheels gpu-check compile-gpu chaos test-cluster test-ray attacks neighbours digest mutate test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 install: .venv/installed
 
@@ -207,6 +207,10 @@ chaos: install
 # ARGS="--faults 20 --seed 2 --kinds 'power lost' partition".
 test-cluster: install
 	$(BIN)/python integration-tests/cluster_chaos.py --write integration-tests/README.md $(ARGS)
+
+# A real Ray cluster of one node, whose actors, driver and engines are killed: about a minute.
+test-ray: install
+	$(BIN)/pytest -m ray integration-tests/test_ray.py $(ARGS)
 
 # Prints one hash over all answers to 500 mixed requests, during which a shard is killed. A change that must alter no
 # answer must leave the hash the same. To compare two versions:

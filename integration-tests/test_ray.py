@@ -106,6 +106,7 @@ async def life(ray: RayUnderTest, runtime: Path) -> None:
     await until(lambda: ray.drivers[-1].exited.done())
 
 
+@pytest.mark.ray
 def test_engines_outlive_actors_and_drivers_and_are_replaced_when_they_die(monkeypatch: pytest.MonkeyPatch) -> None:
     # A short path: sockets of Ray lie in it.
     with tempfile.TemporaryDirectory(prefix="tgi", dir="/tmp") as name:

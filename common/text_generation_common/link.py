@@ -6,7 +6,8 @@ now on answers pings), `pong` (the event loop's answer to a ping), `confirmed` (
 once in each epoch), `blamed` (a request was ended because it killed the shards of this epoch) and `restart` (the router
 asks for new shards). The connection closes when either process ends. Standard library only.
 
-An engine in a process of its own has the same line; its `listening` says at which address it serves. The line of a
+An engine in a process of its own has the same line; its `listening` says at which address it serves, and `deserted`
+asks for its end, because no front has been connected for a while. The line of a
 front has no messages about shards. The launcher sends it `engines` (the replicas, and where their engines are) and
 `scaled` (the answer to `scale`: a reason if it is refused), the front sends `scale` (how many replicas are wanted) and
 `demand`.
@@ -42,6 +43,7 @@ class LinkEvent(StrEnum):
     SCALE = "scale"
     SCALED = "scaled"
     DEMAND = "demand"
+    DESERTED = "deserted"
     DRAINING = "draining"
     LEAVE = "leave"
     ENDING = "ending"

@@ -58,7 +58,7 @@ def _check_ways(flags: ClusterFlags) -> None:
             raise ArgumentValidation("--engine-only needs --engine-address", "give HOST:PORT, as fronts reach it")
         if flags.api_workers:
             raise ArgumentValidation("--api-workers and --engine-only exclude each other", "leave one of them out")
-    for name in ("engine_address", "engine_address_file", "engine_metrics_port"):
+    for name in ("engine_address", "engine_address_file", "engine_metrics_port", "end_without_fronts"):
         if name in given and flags.way is not Way.ENGINE:
             raise ArgumentValidation(f"{flag_name(name)} is for --engine-only: leave it out, or add --engine-only")
     if "resume_across_builds" in given and flags.way in (Way.ENGINE, Way.ROUTER):
@@ -76,11 +76,12 @@ def _given(flags: ClusterFlags) -> set[str]:
         "engine_address": flags.engine.engine_address,
         "engine_address_file": flags.engine.engine_address_file,
         "engine_metrics_port": flags.engine.engine_metrics_port,
+        "end_without_fronts": flags.engine.end_without_fronts,
         "engines": flags.engine_list.engines,
         "engines_dns": flags.engine_list.engines_dns,
         "resume_across_builds": flags.engine_list.resume_across_builds,
     }
-    return {name for name, value in values.items() if value not in (None, False, ())}
+    return {name for name, value in values.items() if value not in (None, False, (), 0)}
 
 
 def _endpoints(flags: ClusterFlags) -> list[object]:
@@ -109,7 +110,7 @@ def _check_ray(flags: ClusterFlags) -> None:
             raise CredentialsError(
                 "the engines of --ray need certificates, because other machines can reach them",
                 "give --tls-dir (`text-generation-launcher certs` makes it), the same on each machine, or"
-                " --insecure-cluster in a network that nobody else uses",
+                " --insecure-cluster in a private network",
             )
         if importlib.util.find_spec("ray") is None:
             raise ArgumentValidation("--ray needs the package ray: install tgi-py[ray] on each machine of the cluster")

@@ -169,6 +169,7 @@ def engine(
         master_shard_uds_path=site.place.socket(0),
         metrics_file=metrics_file,
         engine_metrics_port=plan.cluster.engine.engine_metrics_port,
+        end_without_fronts=plan.cluster.engine.end_without_fronts or None,
         tokenizer_name=plan.model_id,
         json_output=True,
         testing=plan.process.testing,
@@ -184,7 +185,7 @@ def engine(
     return Command("engine", argv, env, (launcher_fd,), log_fields=site.log_fields, replica=site.number)
 
 
-def engine_only(plan: LaunchPlan) -> tuple[str, ...]:
+def engine_only(plan: LaunchPlan, end_without_fronts: float) -> tuple[str, ...]:
     """Flags of a launcher that runs one replica on another machine, without those of the engine's address."""
     options = _options(model_id=plan.model_id, num_shard=plan.num_shard) + _load_format(plan)
     options += _options(
@@ -192,6 +193,7 @@ def engine_only(plan: LaunchPlan) -> tuple[str, ...]:
         disable_grammar_support=plan.requests.disable_grammar_support,
         graceful_termination_timeout=plan.http.graceful_termination_timeout,
         testing=plan.process.testing,
+        end_without_fronts=end_without_fronts,
     )
     for group in (
         plan.files, plan.cache, plan.compute, plan.shard, plan.tokens, plan.scheduling, plan.cluster.security

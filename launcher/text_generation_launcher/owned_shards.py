@@ -1,6 +1,7 @@
 """Shards and the process that owns their queue and token slots, a router or an engine: kept alive side by side."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -12,6 +13,8 @@ from text_generation_launcher.process import Child
 from text_generation_launcher.replica_site import ReplicaSite
 from text_generation_launcher.restarts import MOST_DEATHS, Restarts
 from text_generation_launcher.spawner import Spawner
+
+logger = logging.getLogger("text_generation_launcher")
 
 
 class OwnedShards:
@@ -69,6 +72,9 @@ class OwnedShards:
             self._epochs.clear_failures()
         elif message.event is LinkEvent.RESTART:
             self._epochs.end_epoch(message.epoch, message.reason)
+        elif message.event is LinkEvent.DESERTED:
+            logger.warning("No front has been connected for %s: ending", message.reason)
+            self.stop()
 
     def _on_owner_end(self) -> None:
         """Replaces the shards if there are several: a step of the dead router or engine may have reached only some

@@ -102,7 +102,7 @@ class Supervisor:
         if self._spawner.plan.cluster.has_model_here:  # Fronts read no weights.
             await self._get_weights()
         async with AsyncExitStack() as stack:
-            if self._spawner.plan.cluster.way in (Way.FRONTS, Way.REPLICAS):
+            if self._spawner.plan.cluster.api_workers:
                 await stack.enter_async_context(controlled(self._place.control_socket, commands_of(self._serving)))
             await self._serving.run()
 

@@ -43,6 +43,7 @@ class EngineFlags:
     launcher_fd: int | None = borrowed(RouterFlags, "launcher_fd")
     metrics_file: str | None = borrowed(RouterFlags, "metrics_file")
     engine_metrics_port: int | None = borrowed(EngineOnlyFlags, "engine_metrics_port")
+    end_without_fronts: float = borrowed(EngineOnlyFlags, "end_without_fronts")
     security: SecurityFlags = SecurityFlags()
     process: ProcessFlags = ProcessFlags()
     log_level: str = borrowed(RouterFlags, "log_level")
@@ -75,6 +76,7 @@ def serve(values: dict[str, Any]) -> None:
         launcher_fd=flags.launcher_fd,
         metrics_file=flags.metrics_file,
         metrics_port=flags.engine_metrics_port,
+        end_without_fronts_s=flags.end_without_fronts,
         security=flags.security,
     )
     try:

@@ -21,6 +21,7 @@ from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
+from text_generation_router.engine.shard_groups import ShardGroups
 from text_generation_router.engine_page import EnginePage, serving_page
 from text_generation_router.engine_service.identity import EngineIdentity, engine_digest
 from text_generation_router.engine_service.server import EngineServer
@@ -38,6 +39,8 @@ logger = logging.getLogger("text_generation_router")
 
 # Seconds between two looks at whether the last request has ended.
 POLL_S = 0.05
+# Seconds between two looks whether any front is connected.
+FRONTS_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class EngineSettings:
     launcher_fd: int | None
     metrics_file: str | None  # file with this process's metrics; None: it has none
     metrics_port: int | None  # port of `EnginePage`, on the host of `address`; None: there is no page
+    end_without_fronts_s: float = 0.0  # seconds without fronts after which the launcher is told; 0: never
     security: SecurityFlags
 
 
@@ -114,7 +118,12 @@ async def _serve(settings: EngineSettings) -> None:
         ):
             groups.listening(address)
             logger.info("Engine serves its fronts at %s", address)
-            await _until_stopped(engine, server, stop, settings.patience_s)
+            desertion = Desertion(settings.end_without_fronts_s, time.monotonic())
+            watching = asyncio.create_task(_watch_fronts(server, desertion, groups))
+            try:
+                await _until_stopped(engine, server, stop, settings.patience_s)
+            finally:
+                await cancelled(watching)
         if engine.failed.done():
             raise ShardsError("the engine has failed and generates no more text; its log line has the cause")
     finally:
@@ -137,6 +146,26 @@ async def _until_stopped(engine: LocalEngine, server: EngineServer, stop: asynci
     until_s = time.monotonic() + patience_s
     while not engine.is_idle and time.monotonic() < until_s and not engine.failed.done():
         await asyncio.sleep(POLL_S)
+
+
+class Desertion:
+    """Decides when an engine has been without fronts for too long. Does no input or output."""
+
+    def __init__(self, limit_s: float, now_s: float) -> None:
+        """`limit_s`: 0 if it may be without fronts for ever."""
+        self.limit_s = limit_s
+        self._since_s = now_s
+
+    def judge(self, num_fronts: int, now_s: float) -> bool:
+        if num_fronts:
+            self._since_s = now_s
+        return 0 < self.limit_s <= now_s - self._since_s
+
+
+async def _watch_fronts(server: EngineServer, desertion: Desertion, groups: ShardGroups) -> None:
+    while not desertion.judge(server.num_fronts, time.monotonic()):
+        await asyncio.sleep(FRONTS_POLL_S)
+    groups.deserted(f"{desertion.limit_s:.0f} s")
 
 
 def _term() -> int:

@@ -59,6 +59,9 @@ class EngineOnlyFlags:
     engine_address_file: str | None = flag(
         None, "File into which the engine's address is written once it serves, for --engine-only."
     )
+    end_without_fronts: float = flag(
+        0.0, "Seconds without any front after which --engine-only ends by itself; 0: it never does.", min=0
+    )
     # Without a variable: Kubernetes sets ENGINE_METRICS_PORT to an URL if there is a service `engine-metrics`.
     engine_metrics_port: int | None = flag(
         None,

@@ -15,7 +15,7 @@ from typing import NoReturn
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import RayFailed
 from text_generation_launcher.process import Child
-from text_generation_launcher.ray.values import EngineOrder, RayPhase, RayStatus, Report, Wanted
+from text_generation_launcher.ray.values import EngineOrder, RayPhase, RayReport, RayStatus, Wanted
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -104,7 +104,7 @@ class RayClient:
             self._writer = writer
             self._send()
             while line := await reader.readline():
-                self._take(Report.of(line.decode()))
+                self._take(RayReport.of(line.decode()))
             await asyncio.wait([child.exited])
             return child
         finally:
@@ -121,7 +121,7 @@ class RayClient:
             addresses = {name: known.status.address if known.status else "" for name, known in wanted.items()}
             self._writer.write(Wanted(self._order, addresses).text().encode() + b"\n")
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: RayReport) -> None:
         if self._was_silent:
             logger.info("Ray answers again")
         self._heard_s, self._has_reported, self._was_silent = time.monotonic(), True, False

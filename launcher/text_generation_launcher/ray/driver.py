@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from text_generation_launcher.ray.keeping import Answer, ReplicaCluster, ReplicaKeeper
-from text_generation_launcher.ray.values import Report, Wanted
+from text_generation_launcher.ray.values import RayReport, Wanted
 
 # Seconds that answers of actors are waited for in each turn, and between two reports that say the same.
 TURN_S, REPORT_S = 0.25, 1.0
@@ -24,13 +24,13 @@ class Driver:
     """Does what is wanted, one turn after another. `tell` sends a report."""
 
     def __init__(
-        self, cluster: ReplicaCluster, tell: Callable[[Report], None], clock: Callable[[], float] = time.monotonic
+        self, cluster: ReplicaCluster, tell: Callable[[RayReport], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cluster = cluster
         self._tell = tell
         self._clock = clock
         self._keepers: dict[str, ReplicaKeeper] = {}
-        self._told = Report(())
+        self._told = RayReport(())
         self._told_s = float("-inf")
 
     def want(self, wanted: Wanted) -> None:
@@ -52,7 +52,7 @@ class Driver:
         for call, answer in self._cluster.answers(list(calls), TURN_S).items():
             self._answer(calls[call], answer)
         self._keepers = {name: keeper for name, keeper in self._keepers.items() if not keeper.is_gone}
-        report = Report(tuple(keeper.status for keeper in self._keepers.values()))
+        report = RayReport(tuple(keeper.status for keeper in self._keepers.values()))
         if report != self._told or self._clock() - self._told_s >= REPORT_S:
             self._told, self._told_s = report, self._clock()
             self._tell(report)

@@ -6,6 +6,7 @@ Arguments and answers are strings and numbers. Ray finds the classes by their na
 import asyncio
 import os
 import subprocess
+import time
 
 import ray
 
@@ -15,6 +16,8 @@ from text_generation_launcher.ray.values import EngineOrder, EnginePhase, Engine
 
 # Seconds between two looks at the engine.
 LOOK_S = 0.2
+# Seconds without a call from any driver after which an actor without an engine leaves, and gives its room back.
+DESERTED_S = 120.0
 # Seconds between two attempts to start an engine on devices that are in use.
 RETRY_S = 1.0
 
@@ -29,9 +32,12 @@ class ReplicaHost:
         self._engine: KeptEngine | None = None
         self._blocked = ""
         self._starting = asyncio.Lock()
+        self._called_s = time.monotonic()
+        self._leaving = asyncio.create_task(self._leave_when_deserted())
 
     async def start(self, order: str) -> str:
         """Starts the engine or takes it over, unless this was done before. Returns its state."""
+        self._called_s = time.monotonic()
         async with self._starting:
             if self._engine is None:
                 parsed = EngineOrder.of(order)
@@ -52,6 +58,7 @@ class ReplicaHost:
 
     async def watch(self, known: str, seconds: float) -> str:
         """The engine's state once it is no longer `known`, or after some seconds."""
+        self._called_s = time.monotonic()
         end_s = asyncio.get_running_loop().time() + seconds
         while (state := self._state().text()) == known and asyncio.get_running_loop().time() < end_s:
             await asyncio.sleep(LOOK_S)
@@ -62,6 +69,17 @@ class ReplicaHost:
         if self._engine is not None:
             self._engine.end()
         return self._state().text()
+
+    async def _leave_when_deserted(self) -> None:
+        """Gives room and actor back when the server was killed and its engine has ended by itself."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            is_running = self._state().phase in (EnginePhase.STARTING, EnginePhase.SERVING)
+            if not is_running and time.monotonic() - self._called_s > DESERTED_S:
+                group = ray.util.get_current_placement_group()
+                if group is not None:
+                    ray.util.remove_placement_group(group)  # with this actor in it
+                return
 
     def _state(self) -> EngineState:
         if self._engine is None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 
 from text_generation_launcher.errors import RayFailed
-from text_generation_launcher.ray.client import SILENT_S, RayClient
+from text_generation_launcher.ray.client import RayClient
 from text_generation_launcher.ray.values import RayPhase, RayStatus
 
 logger = logging.getLogger("text_generation_launcher")
@@ -13,6 +13,8 @@ logger = logging.getLogger("text_generation_launcher")
 # Starts in a row without serving after which the replica counts as failed. Ray has tried other machines by then.
 MOST_FAILURES = 5
 CHECK_S = 1.0
+# Seconds of Ray's silence after which a server that stops waits no longer for a replica's end.
+GIVE_UP_S = 30.0
 
 
 class RayReplica:
@@ -52,7 +54,7 @@ class RayReplica:
                 try:
                     await asyncio.wait_for(self._over.wait(), CHECK_S)
                 except TimeoutError:
-                    if self._is_stopping and self._client.silent_s > SILENT_S:
+                    if self._is_stopping and self._client.silent_s > GIVE_UP_S:
                         where = self.endpoint or "an unknown address"
                         logger.warning("%s: Ray does not answer; its engine (%s) ends without fronts", self.name, where)
                         return

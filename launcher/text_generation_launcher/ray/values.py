@@ -123,7 +123,7 @@ class RayStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RayReport:
     """What the driver says of all replicas; sent at each change, and each second as a sign of life."""
 
     replicas: tuple[RayStatus, ...]
@@ -132,7 +132,7 @@ class Report:
         return json.dumps({"replicas": [asdict(status) for status in self.replicas]})
 
     @classmethod
-    def of(cls, text: str) -> "Report":
+    def of(cls, text: str) -> "RayReport":
         return cls(tuple(map(_status, json.loads(text)["replicas"])))
 
 

@@ -32,6 +32,9 @@ class ShardGroups(Protocol):
     def listening(self, address: str = "") -> None:
         """To be called when the router begins to serve requests, or an engine at `address`."""
 
+    def deserted(self, reason: str) -> None:
+        """To be called when an engine in a process of its own is not needed any more."""
+
     async def close(self) -> None: ...
 
 
@@ -77,6 +80,9 @@ class LaunchedGroups:
 
     def listening(self, address: str = "") -> None:
         self._link.send(LinkMessage(LinkEvent.LISTENING, address=address))
+
+    def deserted(self, reason: str) -> None:
+        self._send(LinkEvent.DESERTED, reason=reason)
 
     async def close(self) -> None:
         await cancelled(self._task)
@@ -133,6 +139,9 @@ class StandaloneGroups:
         pass
 
     def listening(self, address: str = "") -> None:
+        pass
+
+    def deserted(self, reason: str) -> None:
         pass
 
     async def close(self) -> None:

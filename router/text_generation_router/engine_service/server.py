@@ -60,6 +60,10 @@ class EngineServer:
         self._news = asyncio.create_task(self._servicer.news.run(), name="news")
         return port
 
+    @property
+    def num_fronts(self) -> int:
+        return len(self._servicer.fronts)
+
     def drain(self) -> None:
         """Refuses new requests from now on, and tells all fronts. Accepted requests go on to their ends."""
         self._engine.drain()

@@ -17,8 +17,8 @@ from text_generation_launcher.ray.values import (
     EnginePhase,
     EngineState,
     RayPhase,
+    RayReport,
     RayStatus,
-    Report,
     Wanted,
 )
 
@@ -76,7 +76,7 @@ class Bench:
     def __init__(self, **addresses: str) -> None:
         self.cluster = FakeReplicaCluster()
         self.now_s = 0.0
-        self.reports: list[Report] = []
+        self.reports: list[RayReport] = []
         self.driver = Driver(self.cluster, self.reports.append, lambda: self.now_s)
         if addresses:
             self.want(**addresses)
