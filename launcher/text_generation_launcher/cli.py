@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("text_generation_launcher")
 
-HELP = """Serve a model over HTTP: one router, and one shard per device.
+HELP = """Serve a model over HTTP: one router, and one shard per device. With --api-workers, --replicas, --engine-only
+or --engines: several fronts and copies of the model, on one machine or many.
 
 `text-generation-launcher certs` makes certificates for ports between machines instead; `scale`, `replicas` and
 `restart-fronts` are commands to a launcher that runs."""
