@@ -53,8 +53,12 @@ class ConnectedFronts:
 
     def newest_index(self, front_id: str) -> int:
         """Greatest index of the front's Submits; 0: there was none, or the front is not connected."""
-        work, _ = self._fronts.get(front_id, (None, None))
+        work = self.find(front_id)
         return work.newest_index if work is not None else 0
+
+    def find(self, front_id: str) -> FrontWork | None:
+        """The front's stream, if it is connected."""
+        return self._fronts[front_id][0] if front_id in self._fronts else None
 
     def lost(self, reason: str, aboard: Collection[int]) -> None:
         for work, _ in self._fronts.values():

@@ -112,6 +112,9 @@ class NewsDesk:
     def open(self, front_id: str, wants_cache: bool, every_s: float = EVERY_S) -> NewsReader:
         snapshot = self._observed(self._cache) if wants_cache and self._cache is not None else None
         reader = NewsReader(front_id, snapshot, every_s)
+        for older in self._readers:
+            if older.front_id == front_id:
+                older.close()
         self._readers.add(reader)
         self.hurry()
         return reader

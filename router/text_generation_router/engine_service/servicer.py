@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Never, Protocol
@@ -136,8 +137,9 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
             check_version(request.version)
         except WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        if len(self.news) >= MOST_FRONTS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_FRONTS} fronts read news")
+        if (work := self.fronts.find(request.front_id)) is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the front has no Work stream")
+        await asyncio.sleep(work.news_pace.take(1, time.monotonic()))
         reader = self.news.open(request.front_id, request.wants_cache, request.every_ms / 1000)
         try:
             await reader.run(context.write)
@@ -183,4 +185,5 @@ async def _first(context: StreamContext) -> pb.FrontMessage:
 async def _read(work: FrontWork, context: StreamContext) -> None:
     """Does what the front says until it says no more. Raises WireError."""
     while (message := await _next(context)) is not None:
-        work.handle(message)
+        if wait_s := work.handle(message):
+            await asyncio.sleep(wait_s)

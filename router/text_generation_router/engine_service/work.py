@@ -10,6 +10,14 @@ from text_generation_router.engine_service.allowance import Allowance
 from text_generation_router.engine_service.counts import FrontCounts
 from text_generation_router.engine_service.limits import MESSAGE_BYTES, submit_bytes
 from text_generation_router.engine_service.outbox import Outbox
+from text_generation_router.engine_service.pace import (
+    AT_ONCE,
+    NEWS_AT_ONCE,
+    NEWS_PER_SECOND,
+    PART,
+    PER_SECOND,
+    Pace,
+)
 from text_generation_router.engine_service.sinks import RequestSink, StepSender
 from text_generation_router.engine_service.trial import Trial
 from text_generation_router.errors import Refusal, RefusedError
@@ -50,7 +58,10 @@ class FrontWork:
         self._sender = StepSender(outbox)
         self._open: dict[int, RequestSink] = {}
         self._last_index = -1
-        self._allowance = Allowance(time.monotonic())
+        now_s = time.monotonic()
+        self._allowance = Allowance(now_s)
+        self._pace = Pace(AT_ONCE, PER_SECOND, now_s)
+        self.news_pace = Pace(NEWS_AT_ONCE, NEWS_PER_SECOND, now_s)
 
     @property
     def num_open(self) -> int:
@@ -61,9 +72,14 @@ class FrontWork:
         """Greatest index of the front's Submits until now; 0: there was none."""
         return max(self._last_index, 0)
 
-    def handle(self, message: pb.FrontMessage) -> None:
-        kind = message.WhichOneof("message")
+    def handle(self, message: pb.FrontMessage) -> float:
+        """Returns the seconds to wait before the next message is read."""
         size = message.ByteSize()
+        self._handle(message, size)
+        return self._pace.take(1 + size // PART, time.monotonic())
+
+    def _handle(self, message: pb.FrontMessage, size: int) -> None:
+        kind = message.WhichOneof("message")
         if kind == "submit":
             if size > submit_bytes(self._engine.snapshot()):
                 raise WireError(f"a Submit has {size} bytes")

@@ -96,16 +96,17 @@ class Attempts:
         if (request := self._live.get(index)) is None:
             if not 0 < index < self._next:
                 raise WireError(f"index {index} was not submitted")
-            self._note_late()
+            self._counts.late += 1
+            self.note_useless()
         elif not request.group.is_answered:
             raise WireError("a request was worked on before its Submit was answered")
         return request
 
-    def _note_late(self) -> None:
-        self._counts.late += 1
+    def note_useless(self) -> None:
+        """Counts a message that changes nothing."""
         self._num_late += 1
         if self._num_late > MOST_LATE + LATE_PER_REQUEST * self._next:
-            raise WireError("too many messages about requests that have ended")
+            raise WireError("too many messages about requests that have ended, or that change nothing")
 
     def forget(self, request: RemoteRequest) -> None:
         """The engine has ended the request."""

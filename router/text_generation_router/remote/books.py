@@ -191,6 +191,8 @@ class FrontBooks:
         """The first steps of these requests are decided."""
         for index in indexes:
             if (request := engine.attempts.find(index)) is not None:
+                if request.is_begun:
+                    engine.attempts.note_useless()
                 request.is_begun = request.group.has_run = True
 
     def tokens(self, engine: EngineView, run: TokenRun, first: EngineFirst | None, ended: Ended | None) -> None:
@@ -282,6 +284,7 @@ class FrontBooks:
 
     def epoch(self, engine: EngineView, snapshot: Snapshot | None, aboard: Iterable[int]) -> None:
         """The engine's shards are lost, with the requests `aboard`; or `snapshot` describes new ones."""
+        engine.attempts.note_useless()  # an honest engine has few epochs
         if snapshot is not None:
             engine.facts = replace(engine.facts, snapshot=snapshot)
         for index in aboard:

@@ -39,6 +39,8 @@ QUIET_S = 1.0
 CUT_OFF = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
 # Seconds between two looks at the time, and a delay of them after which this process itself was stopped.
 WATCH_S, STOPPED_S = 0.25, 1.0
+# Seconds between two Loads that are read: an engine that sends more of them waits.
+LEAST_LOAD_GAP_S = 0.01
 # Seconds until the first try to connect again; the wait doubles up to the last.
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0
 # Most reasons that are logged for one engine that cannot be reached.
@@ -207,8 +209,10 @@ class EngineConnection:
         wants_cache = False
         while True:
             try:
-                while self._wants_same_news(wants_cache) and self._take_news(await _message(news)):
-                    pass
+                while self._wants_same_news(wants_cache) and self._take_news(message := await _message(news)):
+                    if message.HasField("load"):
+                        await asyncio.sleep(LEAST_LOAD_GAP_S)
+                await asyncio.sleep(LEAST_LOAD_GAP_S)
             except grpc.aio.AioRpcError:
                 pass
             finally:

@@ -3,21 +3,28 @@
 import asyncio
 import math
 import struct
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from random import Random
 
 import grpc
 import pytest
 
+from text_generation_common.tasks import cancelled
 from text_generation_proto import engine_pb2 as pb
+from text_generation_proto import engine_pb2_grpc as pb_grpc
 from text_generation_router.engine.tests.fakes import INFO, expected_tokens, prompt
 from text_generation_router.engine_service import servicer
 from text_generation_router.engine_service.counts import FrontCounts
 from text_generation_router.engine_service.outbox import Outbox
-from text_generation_router.engine_service.tests.raw_front import EngineWorld, RawFront, hello, serve
+from text_generation_router.engine_service.pace import Pace
+from text_generation_router.engine_service.tests.raw_front import EngineWorld, RawFront, hello, serve, submit
 from text_generation_router.engine_service.trial import Trial
 from text_generation_router.engine_service.work import FrontWork
 from text_generation_router.metrics import Metrics
 from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.version import VERSION
 
 ODD_NUMBERS = (0, 1, 2, 5, 255, 2**31 - 1, 2**32 - 1)
 ODD_FLOATS = (0.0, 1.0, -1.0, 1e30, math.inf, math.nan)
@@ -105,6 +112,78 @@ def _plain() -> "pb.generate__pb2.NextTokenChooserParameters":
     parameters = odd_submit(Random(0), 1).parameters
     parameters.temperature = parameters.top_p = parameters.typical_p = 1.0
     return parameters
+
+
+Flood = Callable[[EngineWorld], Awaitable[None]]
+
+
+async def cancelled_submits(world: EngineWorld) -> None:
+    front = await world.front("bad")
+    for index in range(1, 10**6):
+        await front.send(submit([index], prompt(1), 400), pb.FrontMessage(cancel=pb.Cancel(index=index)))
+
+
+async def credits(world: EngineWorld) -> None:
+    front = await world.front("bad")
+    await front.send(submit([1], prompt(1), 9, credits=0))
+    while True:
+        await front.send(pb.FrontMessage(credit=pb.Credit(index=1)))
+
+
+async def unknown_cancels(world: EngineWorld) -> None:
+    while True:
+        front = await world.front("bad")
+        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            while True:
+                await front.send(pb.FrontMessage(cancel=pb.Cancel(index=7)))
+        assert await front.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def large_submits(world: EngineWorld) -> None:
+    front = await world.front("bad")
+    message = submit([1], [1] * 200_000, 400)
+    for index in range(1, 10**6):
+        message.submit.sequences[0].index = index
+        await front.send(message)
+
+
+async def streams(world: EngineWorld) -> None:
+    while True:
+        front = await world.front("bad")
+        await front.send(submit([1], prompt(1), 400))
+
+
+async def news_calls(world: EngineWorld) -> None:
+    await world.front("bad")
+    calls = deque(maxlen=500)
+    while True:
+        calls.append(world.stub.News(pb.NewsRequest(version=VERSION, front_id="bad", wants_cache=True)))
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "flood", [cancelled_submits, credits, unknown_cancels, large_submits, streams, news_calls], ids=lambda f: f.__name__
+)
+def test_a_flood_of_one_front_changes_no_text_of_another(flood: Flood) -> None:
+    async def use(world: EngineWorld) -> None:
+        async with grpc.aio.insecure_channel(world.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            good = RawFront(pb_grpc.EngineServiceStub(channel))
+            await good.connect("good")
+            flooding = asyncio.create_task(flood(world))
+            await asyncio.sleep(0.1)
+            for index in range(1, 4):
+                await good.send(submit([index], prompt(index), 60))
+                await good.until_ended(index)
+                assert good.ids[index] == expected_tokens(prompt(index), 60)
+            await cancelled(flooding)
+
+    serve(use)
+
+
+def test_messages_that_come_too_fast_wait() -> None:
+    pace = Pace(10, 5, 100.0)
+    assert [pace.take(4, 100.0) for _ in range(4)] == [0, 0, 0.4, 1.2]
+    assert round(pace.take(1, 101.2), 6) == 0.2 and pace.take(1, 200.0) == 0
 
 
 def test_a_front_that_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:

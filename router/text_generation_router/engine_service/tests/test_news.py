@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 
 from text_generation_proto import engine_pb2 as pb
@@ -64,11 +65,9 @@ async def reading(
 def test_loads_tell_how_busy_the_engine_is_and_share_out_the_permits() -> None:
     async def use(world: EngineWorld) -> None:
         fronts = [await world.front(name) for name in ("a", "b")]
-        async with reading(world, "a") as a, reading(world, "b") as b, reading(world, "unknown") as unknown:
+        async with reading(world, "a") as a, reading(world, "b") as b:
             for reader in (a, b):
                 await reader.until(lambda reader=reader: reader.load.permits == PERMITS)
-            await unknown.read()
-            assert unknown.load.permits == 0
             await fronts[0].send(submit(range(6), prompt(0), 490))
             await a.until(lambda: a.load.running == 2)
             assert a.load.waiting == 4 and a.load.waiting_tokens >= 4 * 3 and 0 < a.load.free_slots < 5000
@@ -84,6 +83,7 @@ def test_loads_tell_how_busy_the_engine_is_and_share_out_the_permits() -> None:
 
 def test_that_the_engine_drains_is_told_at_once() -> None:
     async def use(world: EngineWorld) -> None:
+        await world.front()
         async with reading(world) as reader:
             await reader.read()
             news_s = asyncio.get_running_loop().time()
@@ -143,7 +143,8 @@ def test_the_cache_is_told_as_a_whole_and_then_as_it_changes() -> None:
         front = await world.front()
         await front.send(submit([1], first, 1))
         await front.until_ended(1)
-        async with reading(world, wants_cache=True) as early, reading(world) as uninterested:
+        await world.front("other")
+        async with reading(world, wants_cache=True) as early, reading(world, "other") as uninterested:
             await early.until(lambda: early.cached == blocks(first))
             assert early.caches[0].is_snapshot and len(blocks(first)) == 2
             await front.send(submit([2], second, 1))
@@ -151,7 +152,8 @@ def test_the_cache_is_told_as_a_whole_and_then_as_it_changes() -> None:
             await early.until(lambda: early.cached == blocks(first) | blocks(second))
             assert not early.caches[-1].is_snapshot
             assert [cache.sequence for cache in early.caches] == list(range(1, len(early.caches) + 1))
-            async with reading(world, wants_cache=True) as late:
+            await world.front("third")
+            async with reading(world, "third", wants_cache=True) as late:
                 await late.until(lambda: late.cached == early.cached)
             await uninterested.read()
             assert not uninterested.caches
@@ -189,7 +191,8 @@ def test_the_cache_is_observed_only_while_a_front_wants_to_know(monkeypatch: pyt
         front = await world.front()
         await front.send(submit([1], [1] * 130, 1))
         await front.until_ended(1)
-        async with reading(world) as uninterested:
+        await world.front("other")
+        async with reading(world, "other") as uninterested:
             await uninterested.read()
             assert not is_observed()
             async with reading(world, wants_cache=True) as reader:
@@ -208,6 +211,20 @@ def test_the_cache_is_observed_only_while_a_front_wants_to_know(monkeypatch: pyt
                 await reader.until(lambda: len(reader.cached) == 2)
 
     serve_with_cache(use)
+
+
+def test_news_are_for_fronts_with_a_stream_and_each_front_has_one_call() -> None:
+    async def use(world: EngineWorld) -> None:
+        async with reading(world, "stranger") as stranger:
+            assert await stranger.call.code() is grpc.StatusCode.FAILED_PRECONDITION
+        await world.front("a")
+        async with reading(world, "a") as older:
+            await older.read()
+            async with reading(world, "a") as newer:
+                await newer.until(lambda: newer.load.is_ready)
+                assert await older.call.code() is grpc.StatusCode.OK
+
+    serve(use)
 
 
 def test_health_and_metrics_are_the_engines_own() -> None:

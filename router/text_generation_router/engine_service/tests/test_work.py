@@ -21,7 +21,7 @@ from text_generation_router.engine.tests.fakes import (
     fails,
     prompt,
 )
-from text_generation_router.engine_service import outbox, servicer
+from text_generation_router.engine_service import allowance, outbox, servicer
 from text_generation_router.engine_service.allowance import AT_ONCE
 from text_generation_router.engine_service.server import EngineServer
 from text_generation_router.engine_service.tests.raw_front import (
@@ -313,7 +313,11 @@ BREAKERS: dict[str, Callable[[], list[pb.FrontMessage]]] = {
 
 
 @pytest.mark.parametrize("name", BREAKERS)
-def test_a_front_that_breaks_the_protocol_is_disconnected_and_costs_the_others_nothing(name: str) -> None:
+def test_a_front_that_breaks_the_protocol_is_disconnected_and_costs_the_others_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allowance, "PER_SECOND", 0)  # a slow machine's flood is a flood as well
+
     async def use(world: EngineWorld) -> None:
         good = await world.front("good")
         await good.send(submit([1], prompt(3), 40))

@@ -599,6 +599,68 @@ def test_a_flood_of_messages_about_ended_requests_ends_the_connection() -> None:
             front.books.tokens(engine.view, run(1, 0), None, None)
 
 
+@pytest.mark.parametrize("kind", ["begun", "epoch"])
+def test_a_flood_of_messages_that_change_nothing_ends_the_connection(kind: str) -> None:
+    front = Front()
+    engine = front.join()
+    front.ask([5], 9)
+    engine.obey()
+    with pytest.raises(WireError):
+        for _ in range(MOST_LATE + 3 * LATE_PER_REQUEST):
+            if kind == "begun":
+                front.books.begun(engine.view, [1])
+            else:
+                front.books.epoch(engine.view, None, [])
+
+
+def test_a_suspect_that_is_refused_for_others_waits_for_the_next_load() -> None:
+    front = Front()
+    engine = front.join()
+    [listener] = front.ask([5], 2)
+    engine.obey()
+    engine.begin()
+    front.books.lost(0, EngineLoss.DIED)
+    other = front.join(0)
+    other.refuses = RefusedError(Refusal.OTHER_SUSPECTS)
+    other.obey()
+    other.obey()
+    assert len(other.submits) == 1 and other.submits[0][0].group
+    other.refuses = None
+    front.books.told(0, told())
+    other.obey()
+    other.step()
+    other.step()
+    assert listener.ids == expected_tokens([5], 2)
+
+
+def test_an_engine_that_refuses_other_requests_as_suspects_is_cut_off() -> None:
+    front = Front()
+    engine = front.join()
+    front.ask([5], 2)
+    engine.refuses = RefusedError(Refusal.OTHER_SUSPECTS)
+    with pytest.raises(WireError):
+        engine.obey()
+
+
+def test_a_submit_for_which_engines_cut_the_front_off_fails_in_the_end() -> None:
+    front = Front()
+    [bad], [good] = front.ask([1], 2), front.ask([2], 2)
+    cuts = 0
+    for _ in range(20):
+        engine = front.join(0)
+        orders = engine.view.attempts.orders
+        if any(isinstance(order, list) and order[0].request.input_ids == (1,) for order in orders):
+            cuts += 1
+            front.books.lost(0, EngineLoss.CUT_OFF)
+            continue
+        for _ in range(3):
+            engine.obey()
+            engine.step()
+        front.books.lost(0, EngineLoss.OUTSIDE)
+    assert bad.end is not None and bad.end.cause == DEADLY and cuts <= 6
+    assert good.ids == expected_tokens([2], 2)
+
+
 def test_many_tokens_beyond_the_credits_end_the_connection() -> None:
     front = Front()
     engine = front.join()
