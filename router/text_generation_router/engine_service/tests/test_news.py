@@ -164,6 +164,8 @@ def test_the_cache_is_told_as_a_whole_and_then_as_it_changes() -> None:
 def test_a_front_that_wants_fewer_news_gets_all_that_is_new_with_them_and_at_once_what_must_not_wait() -> None:
     async def use(world: EngineWorld, hasher: BlockHasher) -> None:
         front = await world.front()
+        for name in ("a", "b"):
+            await world.front(name)
         async with reading(world, "a", True) as often, reading(world, "b", True, every_ms=10**9) as seldom:
             for number in range(3):
                 await often.read()
