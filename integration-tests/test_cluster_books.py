@@ -5,11 +5,14 @@ import random
 from datetime import UTC, datetime
 
 import cluster
+import cluster_poison
 import cluster_record
 from cluster import Notice
 from cluster_faults import ClusterFault, turns
+from cluster_poison import ClusterPoisoned
 from cluster_record import NOTICED_LIMIT_S
 from mixed import MixedAnswer, mixed_asks
+from streams import compare
 
 ASKED = mixed_asks(14, (20, 40))
 TARGET = "10.77.0.3:5000"
@@ -79,6 +82,32 @@ def test_notices_are_read_from_the_fronts_log() -> None:
         Notice(at.timestamp(), TARGET, "1", False, "term 5"),
         Notice(at.timestamp(), TARGET, "1", True, "silent for 3 s"),
     ]
+
+
+def test_a_replica_is_down_from_the_first_death_until_it_is_ready() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+
+    def line(after_s: float, message: str) -> str:
+        timestamp = datetime.fromtimestamp(at + after_s, UTC).isoformat()
+        return json.dumps({"timestamp": timestamp, "message": message})
+
+    died, ready = "fault injected: shard.chunk kill at pass 1", "Setting max batch total tokens to 512"
+    log = "\n".join([line(0, ready), line(1, died), line(2, died), line(5, ready), line(9, died)])
+    assert list(cluster_poison.down(log)) == [(at + 1, at + 5), (at + 9, float("inf"))]
+
+
+def test_replicas_that_are_down_at_a_time_are_counted() -> None:
+    assert cluster_poison.most_at_once([]) == 0
+    assert cluster_poison.most_at_once([(1, 3), (3, 5), (6, 7)]) == 1
+    assert cluster_poison.most_at_once([(1, 4), (3, 5), (6, 7)]) == 2
+
+
+def test_a_poison_that_has_two_replicas_down_or_no_named_error_is_a_failure() -> None:
+    same = compare([], [])
+    fine = ClusterPoisoned("a shard", 5, 1, f"they died 3 times {cluster_poison.NAMED}", same)
+    assert fine.failures() == [] and "| a shard | 5 | 1 | yes | 0 | 0 | 0 |" in cluster_poison.as_table([fine])
+    bad = ClusterPoisoned("a shard", 0, 2, "Internal", same)
+    assert [failure.split()[0] for failure in bad.failures()] == ["the", "2", "it"]
 
 
 def test_kinds_come_equally_often_in_an_order_of_the_seed() -> None:
