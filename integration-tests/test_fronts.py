@@ -96,7 +96,7 @@ class Asking:
 
     async def _ask(self, client: httpx.AsyncClient) -> None:
         body = {"inputs": "A fox", "parameters": {"max_new_tokens": 2}}
-        for answer in (await client.get("/health"), await client.post("/generate", json=body)):
+        for answer in (await client.get("/info"), await client.post("/generate", json=body)):
             assert answer.status_code == 200, answer.text
             self.num_answered += 1
 
