@@ -14,6 +14,15 @@ from server_process import ServerProcess
 from streams import StreamAnswer
 
 
+@pytest.fixture(scope="session", autouse=True)
+def few_slots() -> Iterator[None]:
+    """Servers have 131,072 token slots unless a flag says otherwise: more than any test here needs. The demo model would
+    get five times as many, and a start would take twice the processor time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MAX_BATCH_TOTAL_TOKENS", str(2**17))
+        yield
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
     with ServerProcess("--dtype", "float32", "--max-concurrent-requests", "64", "--enable-prefill-logprobs") as server:
