@@ -65,12 +65,14 @@ install: .venv/installed
 run: install
 	$(BIN)/text-generation-launcher $(ARGS)
 
-# All tests: first those of single packages, one process for each core, then those that start whole servers, whose time
-# limits need the cores. With ARGS pytest gets these, and runs in one process.
+# All tests: first those of single packages, one process for each core; then those of the launcher, which mostly wait for
+# children that do nothing; then those that start whole servers, whose time limits need the cores. With ARGS pytest gets
+# these, and runs in one process.
 test: install
 ifeq ($(ARGS),)
 	$(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(PACKAGES)
-	$(BIN)/pytest launcher integration-tests
+	$(BIN)/pytest --numprocesses 4 --dist loadfile launcher
+	$(BIN)/pytest integration-tests
 else
 	$(BIN)/pytest $(ARGS)
 endif

@@ -85,18 +85,25 @@ def replace_stuck(scale: Scale) -> Replaced:
 
 
 def leave_alone(scale: Scale, what: str, harm: Harm, expected: Sequence[StreamAnswer]) -> LeftAlone:
+    """As `leave_server_alone`, with a server of its own."""
+    with scale.server(1) as server:
+        return leave_server_alone(server, scale, what, harm, expected)
+
+
+def leave_server_alone(
+    server: ServerProcess, scale: Scale, what: str, harm: Harm, expected: Sequence[StreamAnswer]
+) -> LeftAlone:
     """Does `harm` while all early streams run, which must not make the launcher replace the router. Compares every
     stream with the run without faults.
     """
-    with scale.server(1) as server:
-        router = processes.router(server.pid)
+    router = processes.router(server.pid)
 
-        async def do_harm(clients: StreamClients) -> None:
-            await clients.wait_for_tokens(scale.num_streams * scale.new_tokens // 4)
-            await harm(server)
+    async def do_harm(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(scale.num_streams * scale.new_tokens // 4)
+        await harm(server)
 
-        answers, _ = run_streams(server.url, scale.asks(), scale.num_streams, do_harm)
-        return LeftAlone(what, processes.router(server.pid) != router, compare(expected, answers))
+    answers, _ = run_streams(server.url, scale.asks(), scale.num_streams, do_harm)
+    return LeftAlone(what, processes.router(server.pid) != router, compare(expected, answers))
 
 
 async def stop_router_for(seconds: float, server: ServerProcess) -> None:
