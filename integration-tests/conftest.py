@@ -16,8 +16,8 @@ from streams import StreamAnswer
 
 @pytest.fixture(scope="session", autouse=True)
 def few_slots() -> Iterator[None]:
-    """Servers have 131,072 token slots unless a flag says otherwise: more than any test here needs. The demo model would
-    get five times as many, and a start would take twice the processor time."""
+    """Servers have 131,072 token slots unless a flag says otherwise: more than any test here needs. The demo model
+    would get five times as many, and a start would take twice the processor time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MAX_BATCH_TOTAL_TOKENS", str(2**17))
         yield
