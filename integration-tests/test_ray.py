@@ -64,8 +64,10 @@ def engines(runtime: Path) -> list[int]:
 
 
 def actors(runtime: Path) -> list[int]:
-    found = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"][:1] == [ACTOR]]
-    return [process.pid for process in found if process.environ().get("XDG_RUNTIME_DIR") == str(runtime)]
+    """Pids of the actors: children of the raylet whose folder is beside `runtime`."""
+    every = psutil.process_iter(["cmdline"])
+    found = [process for process in every if "".join(process.info["cmdline"] or ()).startswith(ACTOR)]
+    return [process.pid for process in found if str(runtime.parent) in str((process.parent() or process).cmdline())]
 
 
 async def life(ray: RayUnderTest, runtime: Path) -> None:
