@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from text_generation_benchmark.process import ChildServer, ServerCommand, free_port
+from text_generation_benchmark.process import ChildServer, ServerCommand, exit_on_sigterm, free_port
 from text_generation_benchmark.router.speed import ROUTER, START_S, wait_for
 from text_generation_common.cluster.block_key import VARIABLE
 from text_generation_router.replicas.policies import PlacementPolicy
@@ -53,7 +53,8 @@ class LiveReplicas:
 def live_replicas(
     model: Path, folder: Path, count: int, step: str, engine_arguments: Sequence[str] = ()
 ) -> Iterator[LiveReplicas]:
-    """`step`: seconds of a step, or a file with its cost (`router/shard.py`)."""
+    """`step`: seconds of a step, or a file with its cost (`router/shard.py`). SIGTERM ends this process and them."""
+    exit_on_sigterm()
     environment = {VARIABLE: secrets.token_hex(32), "OMP_NUM_THREADS": "1"}
     addresses = []
     with contextlib.ExitStack() as stack:
