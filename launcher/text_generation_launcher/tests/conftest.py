@@ -133,7 +133,9 @@ served = threading.Event()
 def say(line, event, epoch=0, reason=""):
     if event == "listening":
         served.set()
-    line.sendall(json.dumps({"event": event, "epoch": epoch, "reason": reason}).encode() + bytes([10]))
+    address = value("--address").replace(":0", ":4711") if role() == "engine" else ""
+    fields = {"event": event, "epoch": epoch, "reason": reason, "address": address}
+    line.sendall(json.dumps(fields).encode() + bytes([10]))
 
 journal("start")
 mode = chosen_mode()
