@@ -215,7 +215,11 @@ def claim(
             logger.info("Port %d was chosen for --port 0", port)
         default = places.of_port(port, runtime_dir) if has_port else places.of_engine(os.getpid(), runtime_dir)
         place = places.chosen(prefix) if prefix else default
-        last = MOST_LOCAL_REPLICAS - 1 if plan.cluster.way is Way.REPLICAS and plan.cluster.replicas is not None else 0
+        last = (
+            MOST_LOCAL_REPLICAS - 1
+            if plan.cluster.way is Way.REPLICAS and plan.cluster.most_replicas is not None
+            else 0
+        )
         place.replica(last).check_length(plan.num_shard)
         lock = stack.enter_context(claim_sockets(place))
         janitor = stack.enter_context(fork_janitor(place, lock))

@@ -17,13 +17,14 @@ from text_generation_launcher.errors import NotEnoughCUDADevices
 logger = logging.getLogger("text_generation_launcher")
 
 # Flags that ask for one way to serve, and exclude those of the others.
-_WAYS = (("engine_only",), ("engines", "engines_dns"), ("replicas", "ray"))
+_WAYS = (("engine_only",), ("engines", "engines_dns"), ("replicas", "max_replicas", "ray"))
 
 
 def resolve_cluster(flags: ClusterFlags) -> ClusterFlags:
     """The flags with their defaults. Raises ArgumentValidation or CredentialsError."""
     flags = replace(flags, engine_list=_with_addresses_apart(flags.engine_list))
     _check_ways(flags)
+    flags = _with_least_replicas(flags)
     for endpoint in _endpoints(flags):
         if isinstance(endpoint, TcpEndpoint) and flags.security.tls_dir is None and not flags.security.insecure_cluster:
             raise CredentialsError(
@@ -68,9 +69,26 @@ def _check_ways(flags: ClusterFlags) -> None:
         raise ArgumentValidation(f"--engine-address-file {file}: its folder is missing or not writable: check the path")
 
 
+def _with_least_replicas(flags: ClusterFlags) -> ClusterFlags:
+    """With the number of replicas at the start, if it follows the load."""
+    least, most = flags.min_replicas, flags.max_replicas
+    if most is None:
+        if least is not None:
+            raise ArgumentValidation("--min-replicas needs --max-replicas", "give both, or --replicas alone")
+        return flags
+    if flags.replicas is not None:
+        raise ArgumentValidation(
+            "--replicas and --max-replicas exclude each other", "give --min-replicas for the start"
+        )
+    if least is not None and least > most:
+        raise ArgumentValidation(f"--min-replicas {least} is greater than --max-replicas {most}", "swap them")
+    return replace(flags, replicas=least or 1)
+
+
 def _given(flags: ClusterFlags) -> set[str]:
     values: dict[str, object] = {
         "replicas": flags.replicas,
+        "max_replicas": flags.max_replicas,
         "ray": flags.on_ray.ray,
         "engine_only": flags.engine.engine_only,
         "engine_address": flags.engine.engine_address,
@@ -116,20 +134,20 @@ def _check_ray(flags: ClusterFlags) -> None:
             raise ArgumentValidation("--ray needs the package ray: install tgi-py[ray] on each machine of the cluster")
     elif flags.on_ray.replica_cores is not None:
         raise ArgumentValidation("--replica-cores is for --ray: leave it out here")
-    elif (flags.replicas or 1) > MOST_LOCAL_REPLICAS:
+    elif (flags.most_replicas or 1) > MOST_LOCAL_REPLICAS:
         raise ArgumentValidation(
-            f"--replicas {flags.replicas}: one machine has at most {MOST_LOCAL_REPLICAS}; see --ray"
+            f"{flags.most_replicas} replicas: one machine has at most {MOST_LOCAL_REPLICAS}; see --ray"
         )
 
 
 def share_out(flags: ClusterFlags, num_shard: int, devices: tuple[str, ...]) -> None:
     """Checks that the replicas find room. Raises NotEnoughCUDADevices."""
-    replicas = flags.replicas or 1
+    replicas = flags.most_replicas or 1
     needed = replicas * num_shard
     if devices and len(devices) < needed:
         raise NotEnoughCUDADevices(
             f"{replicas} replicas of {num_shard} shards need {needed} GPUs, and {len(devices)} are visible",
-            "choose fewer --replicas or a smaller --num-shard, or set CUDA_VISIBLE_DEVICES",
+            "choose fewer replicas or a smaller --num-shard, or set CUDA_VISIBLE_DEVICES",
         )
     if not devices and needed > (cores := usable_cores()):
         logger.warning("%d shards share %d cores: steps wait for each other", needed, cores)

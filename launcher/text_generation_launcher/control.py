@@ -37,9 +37,7 @@ def commands_of(serving: Serving) -> dict[str, Run]:
         wanted = command.get("replicas")
         if type(wanted) is not int:
             raise WrongUsage(f"`replicas` is {wanted!r}", "give a number of replicas")
-        if serving.replicas is None:
-            raise ScaleRefused("this server starts no replicas", "start it with --replicas N")
-        serving.replicas.scale(wanted)
+        serving.scale(wanted)
         return report(command)
 
     def restart_fronts(command: Mapping[str, Any]) -> object:

@@ -2,17 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from math import inf
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn, Protocol
 
-from text_generation_common.autoscaling import Demand
+from text_generation_common.autoscaling import Demand, ReplicaPolicy
 from text_generation_common.deployment import ReplicaReport
 from text_generation_common.flags.cluster import MOST_LOCAL_REPLICAS, Way
 from text_generation_common.link import LinkEvent, LinkMessage
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.address_file import AddressFile
+from text_generation_launcher.autoscaler import Autoscaler
 from text_generation_launcher.errors import ScaleRefused
 from text_generation_launcher.fronts import Fronts
 from text_generation_launcher.kept_process import KeptProcess
@@ -44,7 +44,10 @@ class Serving(Protocol):
 
     @property
     def demand(self) -> Demand | None:
-        """What clients want now; None: that is not known here."""
+        """What clients want now; None: that is not known here, or not yet."""
+
+    def scale(self, wanted: int) -> None:
+        """From now on there are to be `wanted` replicas. ScaleRefused if there cannot be."""
 
     def stop(self) -> None:
         """Lets the processes end when their requests are done; then `run` returns."""
@@ -69,7 +72,7 @@ def serving_of(spawner: Spawner, place: ServerPlace) -> Serving:
     if way is Way.RAY:
         client = RayClient(spawner.start_ray_driver, engine_order(spawner.plan))
         on_ray = ReplicaSet(lambda number, on_change: RayReplica(number, client, on_change), cluster.replicas or 1)
-        return FrontsAndReplicas(spawner, cluster.api_workers, on_ray, client.run)
+        return FrontsAndReplicas(spawner, cluster.api_workers, on_ray, [client.run])
     site_of, most, few = local_sites(spawner, place)
 
     def make(number: int, on_change: Callable[[], None]) -> LocalReplica:
@@ -106,6 +109,9 @@ class RouterAndShards:
     def stop(self) -> None:
         self._shards.stop()
 
+    def scale(self, wanted: int) -> None:
+        raise _not_scalable()
+
     def restart_fronts(self) -> None:
         logger.warning("The webserver is not restarted: only --api-workers has others that serve meanwhile")
 
@@ -130,6 +136,9 @@ class EngineAlone:
     def stop(self) -> None:
         self._replica.stop()
 
+    def scale(self, wanted: int) -> None:
+        raise _not_scalable()
+
     def restart_fronts(self) -> None:
         logger.warning("There are no fronts here to be restarted: --engine-only serves fronts elsewhere")
 
@@ -145,7 +154,7 @@ class EngineAlone:
 
 
 class FrontsAndReplicas:
-    """Fronts end before replicas do. Replicas may be elsewhere (None). `helper` is what the replicas need until they
+    """Fronts end before replicas do. Replicas may be elsewhere (None). `helpers` are what the replicas need until they
     have ended."""
 
     def __init__(
@@ -153,23 +162,43 @@ class FrontsAndReplicas:
         spawner: Spawner,
         num_fronts: int,
         replicas: ReplicaSet | None,
-        helper: Callable[[], Coroutine[object, object, NoReturn]] | None = None,
+        helpers: Sequence[Callable[[], Coroutine[object, object, NoReturn]]] = (),
     ) -> None:
         self.replicas = replicas
-        self._helper = helper
+        self._helpers = list(helpers)
+        self._autoscaler: Autoscaler | None = None
         self._demands: dict[KeptProcess, Demand] = {}  # what each front told last
         self._spawner = spawner
         patience_s = spawner.plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
         self._fronts = Fronts(spawner.start_front, num_fronts, patience_s, self._take)
         if replicas is not None:
             replicas.watch(self._on_change)
+            cluster = spawner.plan.cluster
+            if cluster.max_replicas is not None:
+                policy = ReplicaPolicy(cluster.replicas or 1, cluster.max_replicas)
+                self._autoscaler = Autoscaler(replicas, lambda: self.demand, policy)
+                self._helpers.append(self._autoscaler.run)
 
     @property
     def has_listened(self) -> bool:
         return self._fronts.has_listened
 
     def stop(self) -> None:
+        if self._autoscaler is not None:
+            self._autoscaler.stop()
         self._fronts.stop()
+
+    def scale(self, wanted: int) -> None:
+        if self.replicas is None:
+            raise ScaleRefused(
+                "this server does not start its engines, so it cannot start more of them", "scale where they start"
+            )
+        if self._autoscaler is not None:
+            raise ScaleRefused(
+                "the number of replicas follows the load",
+                "start the server with other --min-replicas, or with --replicas",
+            )
+        self.replicas.scale(wanted)
 
     def restart_fronts(self) -> None:
         self._fronts.restart()
@@ -177,8 +206,8 @@ class FrontsAndReplicas:
     async def run(self) -> None:
         fronts = asyncio.create_task(self._fronts.run())
         replicas = asyncio.create_task(self.replicas.run()) if self.replicas is not None else None
-        helper = asyncio.create_task(self._helper()) if self._helper is not None else None
-        others = [task for task in (replicas, helper) if task is not None]
+        helpers = [asyncio.create_task(helper()) for helper in self._helpers]
+        others = [*([replicas] if replicas is not None else []), *helpers]
         try:
             await _first_ended(fronts, *others)
             if self.replicas is not None and replicas is not None:
@@ -188,12 +217,14 @@ class FrontsAndReplicas:
             await cancelled(fronts, *others)
 
     @property
-    def demand(self) -> Demand:
+    def demand(self) -> Demand | None:
         """What the clients of all fronts want: the sum of the fronts' words, and the longest wait that one expects."""
         self._demands = {front: demand for front, demand in self._demands.items() if front.listening.is_set()}
         told = self._demands.values()
+        if not told:
+            return None
         return Demand(
-            max((demand.wait_s for demand in told), default=inf),
+            max(demand.wait_s for demand in told),
             sum(demand.requests for demand in told),
             sum(demand.used for demand in told),
         )
@@ -207,9 +238,7 @@ class FrontsAndReplicas:
     def _scale(self, wanted: int) -> str:
         """Asks for `wanted` replicas. Returns why they are refused, or ""."""
         try:
-            if self.replicas is None:
-                raise ScaleRefused("this server does not start its engines, so it cannot start more of them")
-            self.replicas.scale(wanted)
+            self.scale(wanted)
         except ScaleRefused as error:
             return error.reason
         return ""
@@ -217,6 +246,10 @@ class FrontsAndReplicas:
     def _on_change(self, deployment: ReplicaReport) -> None:
         self._spawner.num_replicas = deployment.wanted
         self._fronts.tell_engines(deployment)
+
+
+def _not_scalable() -> ScaleRefused:
+    return ScaleRefused("this server starts no replicas", "start it with --replicas N")
 
 
 async def _first_ended(awaited: "asyncio.Task[None]", *others: "asyncio.Task[Any]") -> None:

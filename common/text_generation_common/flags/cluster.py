@@ -105,6 +105,16 @@ class ClusterFlags:
         min=1,
         max=MOST_REPLICAS,
     )
+    min_replicas: int | None = flag(
+        None, "Least number of replicas when it follows the load, and the number at the start; 1 when not given.", min=1
+    )
+    max_replicas: int | None = flag(
+        None,
+        "Greatest number of replicas: it follows the load, by the wait that requests have to expect. In the place of "
+        "--replicas.",
+        min=1,
+        max=MOST_REPLICAS,
+    )
     on_ray: RayFlags = RayFlags()
     engine_list: EngineListFlags = EngineListFlags()
     engine: EngineOnlyFlags = EngineOnlyFlags()
@@ -118,7 +128,12 @@ class ClusterFlags:
             return Way.FRONTS
         if self.on_ray.ray is not None:
             return Way.RAY
-        return Way.REPLICAS if self.api_workers or self.replicas is not None else Way.ROUTER
+        return Way.REPLICAS if self.api_workers or self.most_replicas is not None else Way.ROUTER
+
+    @property
+    def most_replicas(self) -> int | None:
+        """Number of replicas for which there must be room; None: the server has one, which cannot be scaled."""
+        return self.replicas if self.max_replicas is None else self.max_replicas
 
     @property
     def has_model_here(self) -> bool:

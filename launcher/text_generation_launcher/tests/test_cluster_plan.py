@@ -23,6 +23,7 @@ def resolved(**values: object) -> ClusterFlags:
         ({}, Way.ROUTER, 0),
         ({"api_workers": 2}, Way.REPLICAS, 2),
         ({"replicas": 3}, Way.REPLICAS, 1),
+        ({"max_replicas": 3}, Way.REPLICAS, 1),
         (FRONTS | {"api_workers": 4}, Way.FRONTS, 4),
         ({"engines_dns": "engines.svc:9000", "insecure_cluster": True}, Way.FRONTS, 1),
         (ENGINE, Way.ENGINE, 0),
@@ -44,6 +45,11 @@ def test_addresses_may_stand_behind_each_other_with_commas():
         (ENGINE | {"replicas": 2}, "--engine-only and --replicas exclude each other"),
         (ENGINE | {"engines": ("h:1",)}, "--engine-only and --engines exclude each other"),
         (FRONTS | {"replicas": 2}, "--engines and --replicas exclude each other"),
+        (FRONTS | {"max_replicas": 2}, "--engines and --max-replicas exclude each other"),
+        ({"max_replicas": 3, "replicas": 2}, "--replicas and --max-replicas exclude each other"),
+        ({"max_replicas": 3, "min_replicas": 4}, "--min-replicas 4 is greater than --max-replicas 3"),
+        ({"min_replicas": 2}, "--min-replicas needs --max-replicas"),
+        ({"max_replicas": 65}, "one machine has at most 64"),
         (FRONTS | {"engines_dns": "n:1"}, "--engines and --engines-dns exclude each other"),
         (ENGINE | {"api_workers": 2}, "--api-workers and --engine-only exclude each other"),
         ({"engine_only": True}, "--engine-only needs --engine-address"),
@@ -78,6 +84,14 @@ def test_gpus_are_those_that_the_environment_names_or_all():
     assert visible_devices({"NVIDIA_VISIBLE_DEVICES": "5,6"}, lambda: 9) == ("0", "1")
     assert visible_devices({"NVIDIA_VISIBLE_DEVICES": "all"}, lambda: 2) == ("0", "1")
     assert visible_devices({}, lambda: 0) == ()
+
+
+def test_a_number_that_follows_the_load_begins_with_the_least_and_has_room_for_the_greatest():
+    assert [resolved(max_replicas=3, min_replicas=least).replicas for least in (None, 2, 3)] == [1, 2, 3]
+    flags = resolved(max_replicas=3)
+    share_out(flags, 2, tuple("012345"))
+    with pytest.raises(NotEnoughCUDADevices, match="3 replicas of 2 shards need 6 GPUs, and 5 are visible"):
+        share_out(flags, 2, tuple("01234"))
 
 
 def test_gpus_are_shared_out_in_slices_and_too_few_are_refused(caplog):

@@ -110,3 +110,10 @@ def test_gpus_are_shared_out_and_a_replica_that_cannot_start_does_not_end_the_ot
     assert command(site, "scale", "1").returncode == 0
     site.wait_until(lambda: states(site) == ["ready"], "the second has left")
     assert launch.end(signal.SIGTERM) == 0
+
+
+def test_a_number_that_follows_the_load_is_not_set_by_a_command(site):
+    site.launch("--min-replicas", "1", "--max-replicas", "2").ready()
+    site.wait_until(lambda: states(site) == ["ready"], "the least number is ready")
+    with pytest.raises(CommandError, match="the number of replicas follows the load"):
+        send_command(f"{site.uds_path}-control", {"command": "scale", "replicas": 2})

@@ -1,0 +1,78 @@
+"""The number of replicas follows what fronts tell of their clients. The policy itself has tests of its own."""
+
+from math import inf
+
+import pytest
+
+from text_generation_common.autoscaling import Demand, ReplicaPolicy, ScalingPace
+from text_generation_common.deployment import ReplicaNote, ReplicaReport, ReplicaState
+from text_generation_launcher.autoscaler import Autoscaler
+
+PACE = ScalingPace(up_s=5.0, down_s=60.0)
+BUSY, IDLE = Demand(wait_s=9.0, requests=40, used=0.9), Demand(wait_s=0.0, requests=0)
+
+
+class PretendedSet:
+    """Replicas that are ready as soon as they are wanted, but for those that are still `starting`."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.starting = 0
+        self.scaled: list[int] = []
+
+    def scale(self, wanted: int) -> None:
+        self.scaled.append(wanted)
+        self.wanted = wanted
+
+    @property
+    def report(self) -> ReplicaReport:
+        ready = [ReplicaNote(str(number), ReplicaState.READY) for number in range(self.wanted - self.starting)]
+        late = [ReplicaNote(f"late {number}", ReplicaState.STARTING) for number in range(self.starting)]
+        return ReplicaReport(self.wanted, (*ready, *late))
+
+
+class World:
+    def __init__(self, least: int, most: int) -> None:
+        self.set = PretendedSet(least)
+        self.demand: Demand | None = None
+        self.now_s = 0.0
+        policy = ReplicaPolicy(least, most, PACE)
+        self.autoscaler = Autoscaler(self.set, lambda: self.demand, policy, lambda: self.now_s)  # type: ignore[arg-type]
+
+    def live(self, seconds: int, demand: Demand | None) -> list[int]:
+        """Lets the time pass. Returns the numbers of replicas that were asked for meanwhile."""
+        self.demand, before = demand, len(self.set.scaled)
+        for _ in range(seconds):
+            self.now_s += 1.0
+            self.autoscaler.ask()
+        return self.set.scaled[before:]
+
+
+def test_waits_add_replicas_up_to_the_greatest_number_and_calm_takes_them_away_one_by_one():
+    world = World(1, 3)
+    assert world.live(4, BUSY) == []
+    assert world.live(60, BUSY) == [2, 3]
+    assert world.live(600, IDLE) == [2, 1]
+    assert world.live(600, IDLE) == []
+
+
+def test_replicas_that_start_are_waited_for():
+    world = World(1, 8)
+    world.live(10, BUSY)
+    world.set.starting = world.set.wanted - 1
+    assert world.live(60, BUSY) == []
+    world.set.starting = 0
+    assert world.live(60, BUSY) != []
+
+
+@pytest.mark.parametrize("demand", [None, Demand(wait_s=inf, requests=9)])
+def test_nothing_is_decided_before_fronts_tell_anything_or_a_replica_is_ready(demand):
+    world = World(2, 8)
+    world.set.starting = 2
+    assert world.live(600, demand) == []
+
+
+def test_a_server_that_ends_is_not_scaled():
+    world = World(1, 3)
+    world.autoscaler.stop()
+    assert world.live(60, BUSY) == []
