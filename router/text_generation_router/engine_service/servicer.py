@@ -80,6 +80,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         sending = asyncio.create_task(work.outbox.run(context.write), name="front writes")
         reading = asyncio.create_task(_read(work, context), name="front reads")
         ends = [self.fronts.add(work), reading, sending]
+        for task in (reading, sending):
+            task.add_done_callback(_take_error)
         self.news.hurry()
         error: BaseException | None = None
         try:
@@ -160,6 +162,13 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
     async def Metrics(self, request: pb.MetricsRequest, context: StreamContext) -> pb.MetricsResponse:
         page = await render_in_turns(OwnFamilies(self._metrics.registry))
         return pb.MetricsResponse(text=page.encode())
+
+
+def _take_error(task: "asyncio.Task[None]") -> None:
+    """gRPC may cancel a call twice when its front dies, so that `Work` ends before the task. Without this, asyncio would
+    log the task's error as one that was never looked at."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _next(context: StreamContext) -> pb.FrontMessage | None:
