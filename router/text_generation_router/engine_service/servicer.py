@@ -165,8 +165,10 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
 
 
 def _take_error(task: "asyncio.Task[None]") -> None:
-    """gRPC may cancel a call twice when its front dies, so that `Work` ends before the task. Without this, asyncio would
-    log the task's error as one that was never looked at."""
+    """Takes the error of a task that `Work` did not wait for: gRPC may cancel a call twice when its front dies.
+
+    Without this, asyncio would log the error as one that was never looked at.
+    """
     if not task.cancelled():
         task.exception()
 
