@@ -136,6 +136,10 @@ class EngineWorld(World):
     def metric(self, name: str) -> float:
         return self.metrics.registry.get_sample_value(name) or 0.0
 
+    def ends(self, why: str) -> float:
+        """Number of Work streams that ended for this reason."""
+        return self.metrics.registry.get_sample_value("tgi_engine_front_ends_total", {"why": why}) or 0.0
+
     async def until_idle(self) -> None:
         while not self.engine.is_idle:
             await asyncio.sleep(0.005)

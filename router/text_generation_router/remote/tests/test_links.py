@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from text_generation_common.cluster import security
 from text_generation_common.cluster.endpoints import TcpEndpoint
 from text_generation_common.cluster.identity import Role
 from text_generation_common.cluster.security import Security
@@ -34,14 +35,14 @@ class Linked:
         for number, world in enumerate(self.worlds):
             await world.engine.start()
             stack.push_async_callback(world.engine.close)
-            security = Security(Role.ENGINE, None, insecure=True, logger=LOGGER)
-            server = EngineServer(world.engine, EngineIdentity(f"e{number}", 1, b"d"), world.metrics, 16, security)
+            insecure = Security(Role.ENGINE, None, insecure=True, logger=LOGGER)
+            server = EngineServer(world.engine, EngineIdentity(f"e{number}", 1, b"d"), world.metrics, 16, insecure)
             port = await server.listen(TcpEndpoint("127.0.0.1", 0))
             stack.push_async_callback(server.close)
             self.servers.append(server)
             self.relays.append(await stack.enter_async_context(Relay(TcpEndpoint("127.0.0.1", port))))
-        security = Security(Role.FRONT, None, insecure=True, logger=LOGGER)
-        self.front = RemoteEngine([relay.endpoint for relay in self.relays], security)
+        insecure = Security(Role.FRONT, None, insecure=True, logger=LOGGER)
+        self.front = RemoteEngine([relay.endpoint for relay in self.relays], insecure)
         stack.push_async_callback(self.front.close)
         await self.front.start()
         await self.until_connected()
@@ -101,6 +102,7 @@ def test_streams_of_a_silent_engine_go_on_elsewhere_without_suspicion_and_what_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "SILENT_S", 1.0)
+    monkeypatch.setattr(security, "PING_AFTER_MS", 600_000)  # so that the engine cannot notice before the thaw
 
     async def use(links: Linked) -> None:
         await links.ask_all()
