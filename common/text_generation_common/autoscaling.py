@@ -61,10 +61,13 @@ class ReplicaPolicy:
         self._calm_since_s: float | None = None
         self._removal: Removal | None = None  # the last one, until replicas are added
         self._mistakes: dict[int, Removal] = {}  # by the number of replicas that remained
+        self._pending = 0  # replicas for which no machine has room
 
-    def wanted(self, now_s: float, demand: Demand, running: int) -> int:
+    def wanted(self, now_s: float, demand: Demand, running: int, pending: int = 0) -> int:
         """The number of replicas that should run. `now_s`: seconds of a clock that never goes back. `running`: replicas
-        that serve, without those that start or drain."""
+        that serve, without those that start or drain. `pending`: replicas for which no machine has room. As long as
+        there are any, no more replicas are wanted, and a removal takes one of them."""
+        self._pending = pending
         if running > 0:
             self._note(now_s, demand)
             if self._is_busy(demand):
@@ -109,7 +112,7 @@ class ReplicaPolicy:
         """Wants more replicas, never fewer. The growth is bounded, because requests that have piled up need replicas
         only for a while, and because what cannot start now may never start."""
         wanted = min(needed, max(running + 1, int(self._pace.growth * running)), self._most)
-        if wanted <= self._wanted:
+        if wanted <= self._wanted or self._pending:
             return
         if self._removal is not None and now_s - self._removal.at_s < self._pace.regret_s:
             self._mistakes[self._removal.remaining] = self._removal
@@ -133,7 +136,8 @@ class ReplicaPolicy:
         if now_s - self._calm_since_s >= self._pace.down_s:
             self._wanted -= 1
             self._calm_since_s = now_s
-            self._removal = Removal(now_s, remaining, self._mean or 0.0)
+            if not self._pending:  # The removal of a replica that never served shows nothing of the others.
+                self._removal = Removal(now_s, remaining, self._mean or 0.0)
 
     def _would_carry(self, now_s: float, remaining: int, demand: Demand, running: int) -> bool:
         mean = self._mean or 0.0

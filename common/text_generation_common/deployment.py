@@ -7,6 +7,7 @@ from typing import Any
 
 
 class ReplicaState(StrEnum):
+    PENDING = "pending"  # no machine has room for it
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"  # takes no new requests, and leaves when its requests have ended or moved
@@ -20,7 +21,7 @@ class ReplicaNote:
     name: str
     state: ReplicaState
     endpoint: str | None = None  # where fronts connect; None: nowhere yet
-    reason: str = ""  # why the replica has failed, while it waits for its next start
+    reason: str = ""  # why the replica is not ready, as far as there is something to say
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ class Autoscaler:
         if demand is None or self._is_stopped:
             return
         report = self._replicas.report
-        ready = report.count(ReplicaState.READY)
-        wanted = self._policy.wanted(self._clock(), demand, ready)
+        ready, pending = report.count(ReplicaState.READY), report.count(ReplicaState.PENDING)
+        wanted = self._policy.wanted(self._clock(), demand, ready, pending)
         if wanted != report.wanted:
             logger.info(
                 "The load asks for %d replicas: %d are ready, %d requests, the least expected wait is %.1fs",

@@ -31,6 +31,8 @@ class LocalReplica:
         self._spawner = spawner
         self._site = site
         self._address = address
+        self.is_pending = False  # Room for it was found before its first start.
+        self.waits_for = ""
         self._metrics_file = metrics_file
         self._on_change = on_change
         self._has_shards = self._serves = False

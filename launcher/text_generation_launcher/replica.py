@@ -19,6 +19,14 @@ class AnyReplica(Protocol):
     def is_ready(self) -> bool:
         """Whether its engine serves and its shards are ready."""
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether no machine has room for the replica, which starts once one has."""
+
+    @property
+    def waits_for(self) -> str:
+        """Why the replica is not ready, as far as there is something to say; "": nothing."""
+
     async def run(self) -> None:
         """Keeps the replica alive, and returns after `stop`. Raises a CommandError when the replica cannot be kept
         alive; it may be made again later. In both cases nothing of it is left running. When the task is cancelled, its

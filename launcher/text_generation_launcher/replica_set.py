@@ -41,12 +41,14 @@ class KeptReplica:
             return ReplicaState.DRAINING
         if self.failure:
             return ReplicaState.FAILED
+        if self.replica.is_pending:
+            return ReplicaState.PENDING
         return ReplicaState.READY if self.replica.is_ready else ReplicaState.STARTING
 
     @property
     def note(self) -> ReplicaNote:
         endpoint = None if self.failure else self.replica.endpoint
-        return ReplicaNote(self.replica.name, self.state, endpoint, self.failure)
+        return ReplicaNote(self.replica.name, self.state, endpoint, self.failure or self.replica.waits_for)
 
 
 class ReplicaSet:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from text_generation_common.deployment import ReplicaState
 
 # Order in which replicas leave: those that serve least go first.
-_LEAVE_FIRST = (ReplicaState.FAILED, ReplicaState.STARTING, ReplicaState.READY)
+_LEAVE_FIRST = (ReplicaState.PENDING, ReplicaState.FAILED, ReplicaState.STARTING, ReplicaState.READY)
 
 
 @dataclass(frozen=True, slots=True)

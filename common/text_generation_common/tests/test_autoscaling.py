@@ -132,6 +132,25 @@ def test_under_a_steady_load_the_number_settles(
     assert sum(wait_s > PACE.wait_s for wait_s in fleet.waits_s[3600:]) <= 1.5 * start_s + 60
 
 
+def test_while_a_replica_has_no_room_no_more_are_wanted_and_its_removal_is_not_a_mistake() -> None:
+    policy = ReplicaPolicy(1, 8)
+    wanted = [policy.wanted(float(second), Demand(2.0 + second, 900, 0.9), 4, 1) for second in range(60)]
+    assert set(wanted) == {1}
+    policy = ReplicaPolicy(1, 8)
+    for second in range(7):
+        policy.wanted(float(second), WAITS, 1)
+    for second in range(7, 400):
+        last = policy.wanted(float(second), CALM, 1, 1)
+    assert last == 1
+    for second in range(400, 407):
+        last = policy.wanted(float(second), WAITS, 1)
+    assert last == 2
+    # A removal that was a mistake would not be repeated for hours under this load.
+    for second in range(407, 800):
+        last = policy.wanted(float(second), CALM, 1, 1)
+    assert last == 1
+
+
 @pytest.mark.parametrize("most", [1, 8])
 def test_more_load_than_the_greatest_number_carries_brings_that_number(most: int) -> None:
     fleet = FluidFleet(ReplicaPolicy(1, most), 1, 60.0, 1.0, 10.0)

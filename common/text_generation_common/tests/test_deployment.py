@@ -27,4 +27,4 @@ def test_messages_about_replicas_arrive_as_they_were_sent() -> None:
 
 def test_fronts_connect_to_replicas_that_have_an_address() -> None:
     assert DEPLOYMENT.endpoints == ("unix:///a", "10.0.0.3:9000")
-    assert [DEPLOYMENT.count(state) for state in ReplicaState] == [0, 2, 0, 1]
+    assert [DEPLOYMENT.count(state) for state in ReplicaState] == [0, 0, 2, 0, 1]

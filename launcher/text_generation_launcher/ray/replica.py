@@ -38,13 +38,14 @@ class RayReplica:
         return self._status is not None and self._status.phase is RayPhase.SERVING
 
     @property
+    def is_pending(self) -> bool:
+        return self._status is not None and self._status.phase is RayPhase.PENDING
+
+    @property
     def waits_for(self) -> str:
-        """Why the replica is not ready, as far as there is something to say."""
         if self._status is None or self.is_ready:
             return ""
-        if self._status.phase is RayPhase.PENDING:
-            return "pending: no machine of the Ray cluster has room"
-        return self._status.why
+        return "no machine of the Ray cluster has room" if self.is_pending else self._status.why
 
     async def run(self) -> None:
         """See `Replica`. Raises RayFailed after MOST_FAILURES starts without serving."""

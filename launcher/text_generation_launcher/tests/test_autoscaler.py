@@ -13,11 +13,12 @@ BUSY, IDLE = Demand(wait_s=9.0, requests=40, used=0.9), Demand(wait_s=0.0, reque
 
 
 class PretendedSet:
-    """Replicas that are ready as soon as they are wanted, but for those that are still `starting`."""
+    """Replicas that are ready as soon as they are wanted, but for the last `starting` of them, which have `state`."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
         self.starting = 0
+        self.state = ReplicaState.STARTING
         self.scaled: list[int] = []
 
     def scale(self, wanted: int) -> None:
@@ -27,7 +28,7 @@ class PretendedSet:
     @property
     def report(self) -> ReplicaReport:
         ready = [ReplicaNote(str(number), ReplicaState.READY) for number in range(self.wanted - self.starting)]
-        late = [ReplicaNote(f"late {number}", ReplicaState.STARTING) for number in range(self.starting)]
+        late = [ReplicaNote(f"late {number}", self.state) for number in range(self.starting)]
         return ReplicaReport(self.wanted, (*ready, *late))
 
 
@@ -70,6 +71,16 @@ def test_nothing_is_decided_before_fronts_tell_anything_or_a_replica_is_ready(de
     world = World(2, 8)
     world.set.starting = 2
     assert world.live(600, demand) == []
+
+
+def test_no_more_replicas_are_asked_for_while_some_have_no_room():
+    world = World(4, 8)
+    assert world.live(6, BUSY) == [5]
+    world.set.state, world.set.starting = ReplicaState.PENDING, 1
+    twice = Demand(wait_s=9.0, requests=80, used=0.9)
+    assert world.live(60, twice) == []
+    world.set.state = ReplicaState.STARTING
+    assert world.live(60, twice) == [6]
 
 
 def test_a_server_that_ends_is_not_scaled():

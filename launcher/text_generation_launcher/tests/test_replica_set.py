@@ -12,7 +12,7 @@ from text_generation_launcher.errors import ScaleRefused, ShardFailed
 from text_generation_launcher.replica_set import ReplicaSet
 from text_generation_launcher.scaling import SetChanges, ends_server, plan_changes
 
-STARTING, READY, DRAINING, FAILED = ReplicaState
+PENDING, STARTING, READY, DRAINING, FAILED = ReplicaState
 LIMIT_S = 30.0
 
 
@@ -20,7 +20,8 @@ class PretendedReplica:
     def __init__(self, number: int, on_change: Callable[[], None]) -> None:
         self.name = f"Replica {number}"
         self.endpoint: str | None = None
-        self.is_ready = False
+        self.is_ready = self.is_pending = False
+        self.waits_for = ""
         self.was_asked_to_leave = False
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_change = on_change
@@ -33,6 +34,10 @@ class PretendedReplica:
 
     def serve(self) -> None:
         self.endpoint, self.is_ready = f"unix:///{self.name}", True
+        self._on_change()
+
+    def wait_for_room(self) -> None:
+        self.is_pending, self.waits_for = True, "the machines are full"
         self._on_change()
 
     def leave(self) -> None:
@@ -188,10 +193,24 @@ def test_a_number_that_cannot_be_is_refused_and_changes_nothing(wanted: int, why
     on_site(scenario, wanted=2)
 
 
+def test_a_replica_without_room_is_told_with_the_reason_and_is_the_first_to_leave() -> None:
+    async def scenario(site: Site) -> None:
+        site.made[0].wait_for_room()
+        site.made[1].serve()
+        await site.until(lambda: [replica.state for replica in site.told[-1].replicas] == [PENDING, READY])
+        assert site.told[-1].replicas[0].reason == "the machines are full"
+        site.set.scale(1)
+        await site.until(lambda: site.made[0].was_asked_to_leave)
+        assert not site.made[1].was_asked_to_leave
+
+    on_site(scenario, wanted=2)
+
+
 def test_replicas_that_serve_least_leave_first() -> None:
     states = {0: FAILED, 1: READY, 2: STARTING, 3: READY}
     assert plan_changes(states, 3, 8) == SetChanges(drain=(0,))
     assert plan_changes(states, 1, 8) == SetChanges(drain=(0, 2, 3))
+    assert plan_changes({0: STARTING, 1: FAILED, 2: READY, 3: PENDING}, 3, 8) == SetChanges(drain=(3,))
     assert plan_changes({0: DRAINING, 2: READY}, 3, 8) == SetChanges(start=(1, 3))
     assert plan_changes({0: DRAINING, 1: READY}, 2, 2) == SetChanges()
 

@@ -164,12 +164,12 @@ class ReplicaJson(AnswerJson):
 
     name: str
     """The name, as in log lines."""
-    state: Literal["starting", "ready", "draining", "failed"]
-    """What the replica does; failed: it waits for its next start."""
+    state: Literal["pending", "starting", "ready", "draining", "failed"]
+    """What the replica does; pending: no machine has room for it; failed: it waits for its next start."""
     endpoint: str | None
     """Where fronts connect; null: nowhere yet."""
     reason: str
-    """Why the replica has failed; empty: it has not."""
+    """Why the replica is not ready; empty: there is nothing to say."""
 
 
 class ReplicasJson(AnswerJson):
