@@ -16,6 +16,9 @@ class FrontCounts:
         self.dropped = Counter(
             "tgi_engine_dropped_messages", "Messages about requests that are unknown", registry=registry
         )
+        self.turned_away = Counter(
+            "tgi_engine_turned_away", "Fronts that were refused because too many connect", registry=registry
+        )
         self._ends = Counter("tgi_engine_front_ends", "Fronts whose stream ended", ["why"], registry=registry)
         for reason in (CLOSED, FAILED, *REASONS.values()):
             self._ends.labels(why=reason)

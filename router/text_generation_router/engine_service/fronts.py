@@ -9,9 +9,6 @@ from text_generation_router.engine_service.leases import leases
 from text_generation_router.engine_service.work import FrontWork
 from text_generation_router.errors import FrontLostError
 
-# Most fronts of an engine.
-MOST_FRONTS = 256
-
 
 class ConnectedFronts:
     """Tells all fronts of losses of the shards, and of others that are ready."""

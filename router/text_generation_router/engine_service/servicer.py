@@ -14,8 +14,9 @@ from text_generation_common.tasks import cancelled
 from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc as pb_grpc
 from text_generation_router.engine.local import LocalEngine
+from text_generation_router.engine_service.arrivals import Arrivals, ArrivingFront, arriving_front
 from text_generation_router.engine_service.counts import FrontCounts
-from text_generation_router.engine_service.fronts import MOST_FRONTS, ConnectedFronts
+from text_generation_router.engine_service.fronts import ConnectedFronts
 from text_generation_router.engine_service.identity import EngineIdentity
 from text_generation_router.engine_service.news import NewsDesk
 from text_generation_router.engine_service.outbox import Outbox
@@ -36,6 +37,9 @@ HELLO_S, LAST_S = 5.0, 1.0
 MOST_ID_CHARS = 128
 # A front may have as many times the permits of all fronts on the engine: the requests of lost engines, all at once.
 MOST_OPEN = 4
+# Seconds for which a new stream waits for its refusal, so that a front that calls again at once costs the engine
+# little, and most streams that wait so: more are refused at once. Seconds between two log lines about them.
+REFUSED_AFTER_S, MOST_REFUSED, LOGGED_EACH_S = 1.0, 256, 60.0
 CODES: dict[type[BaseException], grpc.StatusCode] = {
     WireError: grpc.StatusCode.INVALID_ARGUMENT,
     FrontLostError: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -51,6 +55,8 @@ class StreamContext(Protocol):
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> Never: ...
 
+    def peer(self) -> str: ...
+
 
 class EngineServicer(pb_grpc.EngineServiceServicer):
     def __init__(
@@ -62,6 +68,9 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         self._most_open = MOST_OPEN * permits
         self._counts = FrontCounts(metrics.registry)
         self._trial = Trial()
+        self._arrivals = Arrivals(time.monotonic())
+        self._num_refused = 0  # fronts that wait for their refusal
+        self._logged_s = -LOGGED_EACH_S
         self.fronts = ConnectedFronts(permits, self._counts)
         self.news = NewsDesk(engine, self.fronts, cache)
         engine.watch(self.fronts)
@@ -72,11 +81,38 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         self, messages: AsyncIterator[pb.FrontMessage], context: StreamContext
     ) -> None:
         try:
-            work = await self._hello(context)
+            caller, version = await _hello(context)
         except WireError as broken:
+            await self._hold()
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(broken))
-        if len(self.fronts) >= MOST_FRONTS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_FRONTS} fronts are connected")
+        if reason := self._arrivals.refusal(caller, time.monotonic()):
+            self._note_turned_away(caller, reason)
+            await self._hold()
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        try:
+            await self._serve(self._welcome(caller.front_id, version), context)
+        finally:
+            self._arrivals.leave(caller)
+
+    def _note_turned_away(self, caller: ArrivingFront, reason: str) -> None:
+        self._counts.turned_away.inc()
+        now = time.monotonic()
+        if now - self._logged_s >= LOGGED_EACH_S:
+            self._logged_s = now
+            logger.warning("a front%s is turned away: %s", f" of {caller.address}" if caller.address else "", reason)
+
+    async def _hold(self) -> None:
+        """Waits until a new stream may be refused."""
+        if self._num_refused >= MOST_REFUSED:
+            return
+        self._num_refused += 1
+        try:
+            await asyncio.sleep(REFUSED_AFTER_S)
+        finally:
+            self._num_refused -= 1
+
+    async def _serve(self, work: FrontWork, context: StreamContext) -> None:
+        """From Welcome to the end of the stream."""
         sending = asyncio.create_task(work.outbox.run(context.write), name="front writes")
         reading = asyncio.create_task(_read(work, context), name="front reads")
         ends = [self.fronts.add(work), reading, sending]
@@ -96,14 +132,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
             await cancelled(*ends)
         await self._end(context, error)
 
-    async def _hello(self, context: StreamContext) -> FrontWork:
-        """Answers a front's first message. Raises WireError."""
-        message = await _first(context)
-        if message.WhichOneof("message") != "hello":
-            raise WireError("the first message of a front is not Hello")
-        front_id, version = message.hello.front_id, check_version(message.hello.version)
-        if not 0 < len(front_id) <= MOST_ID_CHARS:
-            raise WireError(f"the id of a front has {len(front_id)} characters")
+    def _welcome(self, front_id: str, version: int) -> FrontWork:
+        """The work of a front whose stream opens."""
         outbox = Outbox()
         identity = self._identity
         welcome = pb.Welcome(
@@ -191,6 +221,17 @@ async def _first(context: StreamContext) -> pb.FrontMessage:
     if message is None:
         raise WireError("the stream ended before Hello")
     return message
+
+
+async def _hello(context: StreamContext) -> tuple[ArrivingFront, int]:
+    """A front's first message: which front, and the version of the protocol that both sides speak. Raises WireError."""
+    message = await _first(context)
+    if message.WhichOneof("message") != "hello":
+        raise WireError("the first message of a front is not Hello")
+    front_id, version = message.hello.front_id, check_version(message.hello.version)
+    if not 0 < len(front_id) <= MOST_ID_CHARS:
+        raise WireError(f"the id of a front has {len(front_id)} characters")
+    return arriving_front(front_id, context.peer()), version
 
 
 async def _read(work: FrontWork, context: StreamContext) -> None:

@@ -6,6 +6,7 @@ import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import count
 from random import Random
 
 import grpc
@@ -15,7 +16,7 @@ from text_generation_common.tasks import cancelled
 from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc as pb_grpc
 from text_generation_router.engine.tests.fakes import INFO, expected_tokens, prompt
-from text_generation_router.engine_service import servicer
+from text_generation_router.engine_service import arrivals, servicer
 from text_generation_router.engine_service.counts import FrontCounts
 from text_generation_router.engine_service.outbox import Outbox
 from text_generation_router.engine_service.pace import Pace
@@ -131,8 +132,8 @@ async def credits(world: EngineWorld) -> None:
 
 
 async def unknown_cancels(world: EngineWorld) -> None:
-    while True:
-        front = await world.front("bad")
+    for number in count():  # one front would be let in at its pace
+        front = await world.front(f"bad {number}")
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             while True:
                 await front.send(pb.FrontMessage(cancel=pb.Cancel(index=7)))
@@ -149,8 +150,10 @@ async def large_submits(world: EngineWorld) -> None:
 
 async def streams(world: EngineWorld) -> None:
     while True:
-        front = await world.front("bad")
-        await front.send(submit([1], prompt(1), 400))
+        front = RawFront(world.stub)
+        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            await front.send(hello("bad"), submit([1], prompt(1), 400))
+        await asyncio.sleep(0)
 
 
 async def news_calls(world: EngineWorld) -> None:
@@ -188,6 +191,7 @@ def test_messages_that_come_too_fast_wait() -> None:
 
 def test_a_front_that_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servicer, "HELLO_S", 0.05)
+    monkeypatch.setattr(servicer, "REFUSED_AFTER_S", 0.0)
 
     async def use(world: EngineWorld) -> None:
         assert await RawFront(world.stub).code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -196,7 +200,8 @@ def test_a_front_that_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_more_fronts_than_the_most_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servicer, "MOST_FRONTS", 2)
+    monkeypatch.setattr(arrivals, "MOST_FRONTS", 2)
+    monkeypatch.setattr(servicer, "REFUSED_AFTER_S", 0.0)
 
     async def use(world: EngineWorld) -> None:
         fronts = [await world.front(name) for name in ("a", "b")]

@@ -334,6 +334,7 @@ def test_a_front_that_breaks_the_protocol_is_disconnected_and_costs_the_others_n
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(allowance, "PER_SECOND", 0)  # a slow machine's flood is a flood as well
+    monkeypatch.setattr(servicer, "REFUSED_AFTER_S", 0.0)
 
     async def use(world: EngineWorld) -> None:
         good = await world.front("good")
