@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from text_generation_common.autoscaling import Demand, ReplicaPolicy
@@ -29,6 +29,8 @@ logger = logging.getLogger("text_generation_launcher")
 
 # Seconds that a draining router gets in addition to its own timeout: it may need twice 5 s for its last answers.
 DRAIN_MARGIN_S = 12.0
+# Seconds in which Ray has to take away what a server that ends early has there.
+WITHDRAW_S = 30.0
 
 
 class Serving(Protocol):
@@ -57,7 +59,10 @@ class Serving(Protocol):
 
     async def run(self) -> None:
         """Keeps the processes running until `stop`. Raises a CommandError when another start would not help. When the
-        task is cancelled, or raises, processes live on: the supervisor stops them."""
+        task is cancelled, or raises, processes live on: the supervisor stops them, and calls `withdraw`."""
+
+    async def withdraw(self) -> None:
+        """Ends what `run` has left on other machines. To be called once, after `run`."""
 
 
 def serving_of(spawner: Spawner, place: ServerPlace) -> Serving:
@@ -72,7 +77,7 @@ def serving_of(spawner: Spawner, place: ServerPlace) -> Serving:
     if way is Way.RAY:
         client = RayClient(spawner.start_ray_driver, engine_order(spawner.plan))
         on_ray = ReplicaSet(lambda number, on_change: RayReplica(number, client, on_change), cluster.replicas or 1)
-        return FrontsAndReplicas(spawner, cluster.api_workers, on_ray, [client.run])
+        return FrontsAndReplicas(spawner, cluster.api_workers, on_ray, client)
     site_of, most, few = local_sites(spawner, place)
 
     def make(number: int, on_change: Callable[[], None]) -> LocalReplica:
@@ -118,6 +123,9 @@ class RouterAndShards:
     async def run(self) -> None:
         await self._shards.run()
 
+    async def withdraw(self) -> None:
+        pass
+
 
 class EngineAlone:
     """A replica whose fronts are elsewhere."""
@@ -148,24 +156,27 @@ class EngineAlone:
         finally:
             self._file.remove()
 
+    async def withdraw(self) -> None:
+        pass
+
     def _on_change(self) -> None:
         if self._replica.endpoint is not None:
             self._file.write(self._replica.endpoint)
 
 
 class FrontsAndReplicas:
-    """Fronts end before replicas do. Replicas may be elsewhere (None). `helpers` are what the replicas need until they
-    have ended."""
+    """Fronts end before replicas do. Replicas may be elsewhere (None). `ray` has the replicas on a Ray cluster."""
 
     def __init__(
         self,
         spawner: Spawner,
         num_fronts: int,
         replicas: ReplicaSet | None,
-        helpers: Sequence[Callable[[], Coroutine[object, object, NoReturn]]] = (),
+        ray: RayClient | None = None,
     ) -> None:
         self.replicas = replicas
-        self._helpers = list(helpers)
+        self._ray = ray
+        self._asking_ray: asyncio.Task[NoReturn] | None = None
         self._autoscaler: Autoscaler | None = None
         self._demands: dict[KeptProcess, Demand] = {}  # what each front told last
         self._spawner = spawner
@@ -177,7 +188,6 @@ class FrontsAndReplicas:
             if cluster.max_replicas is not None:
                 policy = ReplicaPolicy(cluster.replicas or 1, cluster.max_replicas)
                 self._autoscaler = Autoscaler(replicas, lambda: self.demand, policy)
-                self._helpers.append(self._autoscaler.run)
 
     @property
     def has_listened(self) -> bool:
@@ -206,15 +216,31 @@ class FrontsAndReplicas:
     async def run(self) -> None:
         fronts = asyncio.create_task(self._fronts.run())
         replicas = asyncio.create_task(self.replicas.run()) if self.replicas is not None else None
-        helpers = [asyncio.create_task(helper()) for helper in self._helpers]
-        others = [*([replicas] if replicas is not None else []), *helpers]
+        ours: list[asyncio.Task[Any]] = [fronts, *([replicas] if replicas is not None else [])]
+        if self._autoscaler is not None:
+            ours.append(asyncio.create_task(self._autoscaler.run()))
+        if self._ray is not None:
+            self._asking_ray = asyncio.create_task(self._ray.run())
+        others = [*ours, *([self._asking_ray] if self._asking_ray is not None else [])]
         try:
             await _first_ended(fronts, *others)
             if self.replicas is not None and replicas is not None:
                 self.replicas.stop()
                 await _first_ended(replicas, *others)
         finally:
-            await cancelled(fronts, *others)
+            await cancelled(*ours)
+
+    async def withdraw(self) -> None:
+        """What is on Ray after a failed start, or a signal before its end."""
+        if self._ray is None or self._asking_ray is None:
+            return
+        clearing = asyncio.create_task(self._ray.clear())
+        try:
+            await asyncio.wait([clearing, self._asking_ray], timeout=WITHDRAW_S, return_when=asyncio.FIRST_COMPLETED)
+            if not clearing.done() and not self._asking_ray.done():
+                logger.warning("Ray has not taken all replicas away in %.0fs; they end without fronts", WITHDRAW_S)
+        finally:
+            await cancelled(clearing, self._asking_ray)
 
     @property
     def demand(self) -> Demand | None:

@@ -145,6 +145,8 @@ class Supervisor:
     async def _stop_all(self) -> None:
         """Stops all children, the router before the shards, which the router may still call."""
         for name in STOP_S:
+            if name == "ray":
+                await self._withdraw()
             children = self._spawner.running_as(name)
             if children and name == "shard":
                 logger.info("Shutting down shards")
@@ -153,8 +155,19 @@ class Supervisor:
 
     async def _stop_unready(self) -> None:
         """Stops all children at once. A shard that warms up does not react to SIGTERM for seconds, and is killed."""
-        await asyncio.gather(*(self._stop_child(child, STOP_UNREADY_S) for child in self._spawner.running))
+        drivers = self._spawner.running_as("ray")
+        others = [child for child in self._spawner.running if child not in drivers]
+        await asyncio.gather(*(self._stop_child(child, STOP_UNREADY_S) for child in others))
+        await self._withdraw()
+        await asyncio.gather(*(self._stop_child(child) for child in self._spawner.running_as("ray")))
         self._place.remove_shard_files()
+
+    async def _withdraw(self) -> None:
+        withdrawing = asyncio.create_task(self._serving.withdraw())
+        try:
+            await _first_of(withdrawing, self._kill_asked)
+        finally:
+            await cancelled(withdrawing)
 
     async def _stop_child(self, child: Child, timeout_s: float | None = None) -> None:
         name = "webserver" if child.command.name == "router" else child.command.name

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -52,6 +53,8 @@ class RayClient:
         self._heard_s = time.monotonic()
         self._has_reported = False
         self._was_silent = False
+        self._number = 0  # that of the last wish
+        self._is_cleared = asyncio.Event()  # whether the last report knows the last wish, and has no replica
 
     @property
     def silent_s(self) -> float:
@@ -72,6 +75,12 @@ class RayClient:
         """Drops the replica, and calls `tell` no more."""
         if self._replicas.pop(self._name(number), None) is not None:
             self._send()
+
+    async def clear(self) -> None:
+        """Drops all replicas, and returns when Ray has none of them any more. `run` has to go on meanwhile."""
+        self._replicas.clear()
+        self._send()
+        await self._is_cleared.wait()
 
     async def run(self) -> NoReturn:
         """Never returns. Raises RayFailed if the first driver cannot reach Ray."""
@@ -103,8 +112,9 @@ class RayClient:
                 self._child = child = await self._start(theirs.fileno())
             self._writer = writer
             self._send()
-            while line := await reader.readline():
-                self._take(RayReport.of(line.decode()))
+            with suppress(ConnectionError):  # A driver that is killed may not have read its last wish.
+                while line := await reader.readline():
+                    self._take(RayReport.of(line.decode()))
             await asyncio.wait([child.exited])
             return child
         finally:
@@ -116,15 +126,19 @@ class RayClient:
         return f"{self._order.digest}-{number}"
 
     def _send(self) -> None:
+        self._number += 1
+        self._is_cleared.clear()
         if self._writer is not None:
             wanted = {name: known for name, known in self._replicas.items() if known.is_wanted}
             addresses = {name: known.status.address if known.status else "" for name, known in wanted.items()}
-            self._writer.write(Wanted(self._order, addresses).text().encode() + b"\n")
+            self._writer.write(Wanted(self._order, addresses, self._number).text().encode() + b"\n")
 
     def _take(self, report: RayReport) -> None:
         if self._was_silent:
             logger.info("Ray answers again")
         self._heard_s, self._has_reported, self._was_silent = time.monotonic(), True, False
+        if report.number == self._number and not report.replicas:
+            self._is_cleared.set()
         found = {status.name: status for status in report.replicas}
         for name, known in list(self._replicas.items()):
             status = found.get(name)

@@ -6,6 +6,7 @@ with which Ray answers the loss of its head, ends nothing else.
 
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -30,12 +31,14 @@ class Driver:
         self._tell = tell
         self._clock = clock
         self._keepers: dict[str, ReplicaKeeper] = {}
+        self._number = 0  # that of the last wish
         self._told = RayReport(())
         self._told_s = float("-inf")
 
     def want(self, wanted: Wanted) -> None:
         """Takes a new wish. Replicas that another driver of this namespace has left, and that are not wanted, are
         drained."""
+        self._number = wanted.number
         others = set(self._keepers) | set(self._cluster.names())
         for name, address in wanted.replicas.items():
             if name not in self._keepers:
@@ -52,7 +55,7 @@ class Driver:
         for call, answer in self._cluster.answers(list(calls), TURN_S).items():
             self._answer(calls[call], answer)
         self._keepers = {name: keeper for name, keeper in self._keepers.items() if not keeper.is_gone}
-        report = RayReport(tuple(keeper.status for keeper in self._keepers.values()))
+        report = RayReport(tuple(keeper.status for keeper in self._keepers.values()), self._number)
         if report != self._told or self._clock() - self._told_s >= REPORT_S:
             self._told, self._told_s = report, self._clock()
             self._tell(report)
@@ -76,9 +79,10 @@ def main(arguments: Sequence[str]) -> int:
     from text_generation_launcher.ray.cluster import ClusterLost, RayReplicas
 
     try:
-        driver = Driver(
-            RayReplicas(address, namespace, node), lambda report: line.sendall(report.text().encode() + b"\n")
-        )
+        cluster = RayReplicas(address, namespace, node)
+        # Ray's own handler writes a stack trace. There is nothing to be done: the next driver finds all again.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        driver = Driver(cluster, lambda report: line.sendall(report.text().encode() + b"\n"))
         is_wanted = False
         while True:
             while not wishes.empty() or not is_wanted:

@@ -87,19 +87,21 @@ class EngineState:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What the launcher wants of the driver, always as a whole. `replicas`: the names of the replicas that are to
-    serve, each with the address that the launcher knows, or ""; all others are drained and taken away."""
+    serve, each with the address that the launcher knows, or ""; all others are drained and taken away. `number`: wishes
+    are counted, and a report says which was the last one before it."""
 
     order: EngineOrder
     replicas: Mapping[str, str]
+    number: int = 0
 
     def text(self) -> str:
-        return json.dumps({"order": self.order.text(), "replicas": dict(self.replicas)})
+        return json.dumps({"order": self.order.text(), "replicas": dict(self.replicas), "number": self.number})
 
     @classmethod
     def of(cls, text: str) -> "Wanted":
         fields = json.loads(text)
         known = {str(name): str(address) for name, address in fields["replicas"].items()}
-        return cls(EngineOrder.of(fields["order"]), known)
+        return cls(EngineOrder.of(fields["order"]), known, int(fields["number"]))
 
 
 class RayPhase(StrEnum):
@@ -124,16 +126,19 @@ class RayStatus:
 
 @dataclass(frozen=True, slots=True)
 class RayReport:
-    """What the driver says of all replicas; sent at each change, and each second as a sign of life."""
+    """What the driver says of all replicas; sent at each change, and each second as a sign of life. `number`: that of
+    the last wish that it knows."""
 
     replicas: tuple[RayStatus, ...]
+    number: int = 0
 
     def text(self) -> str:
-        return json.dumps({"replicas": [asdict(status) for status in self.replicas]})
+        return json.dumps({"replicas": [asdict(status) for status in self.replicas], "number": self.number})
 
     @classmethod
     def of(cls, text: str) -> "RayReport":
-        return cls(tuple(map(_status, json.loads(text)["replicas"])))
+        fields = json.loads(text)
+        return cls(tuple(map(_status, fields["replicas"])), int(fields["number"]))
 
 
 def _status(fields: Mapping[str, Any]) -> RayStatus:
