@@ -16,8 +16,8 @@ LONG_RUN_S = 60.0
 WATCH_S = 5.0
 # Seconds before a question is asked again whose answer the network has lost.
 UNSURE_S = 1.0
-# Seconds between two looks whether a replica has found a machine.
-LOOK_S = 1.0
+# Seconds between two looks whether a replica has found a machine, and for Ray to find one that has room.
+LOOK_S, PLACING_S = 1.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class ReplicaKeeper:
         self._address = address
         self._state: EngineState | None = None  # None: the actor has not answered yet, or there is none
         self._is_draining = False
-        self._has_room = False
-        self._looked_s = float("-inf")
+        self._has_room = self._is_pending = False
+        self._looked_s = self._began_s = float("-inf")
         self._next_s = float("-inf")
         self._wait_s = FIRST_WAIT_S
         self._failures = 0
@@ -120,12 +120,13 @@ class ReplicaKeeper:
         """Asks the next question, if it is time and no question is open."""
         if self.call is None and now_s >= self._next_s:
             if self._state is None or self._state.phase is EnginePhase.BLOCKED:
-                self._begin()
+                self._begin(now_s)
             else:
                 self.call = self._cluster.watch(self.name, self._state, WATCH_S)
         if self._state is None and now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._has_room = self._cluster.has_room(self.name)
+            self._is_pending = self.call is not None and not self._has_room and now_s - self._began_s >= PLACING_S
 
     def answered(self, answer: Answer, now_s: float) -> None:
         self.call = None
@@ -149,7 +150,8 @@ class ReplicaKeeper:
                 if answer.phase is EnginePhase.BLOCKED:
                     self._end()
 
-    def _begin(self) -> None:
+    def _begin(self, now_s: float) -> None:
+        self._began_s = now_s
         if self._is_draining:  # An earlier driver may have made an actor for it.
             self.call = self._cluster.watch(self.name, EngineState(EnginePhase.STARTING), 0.0)
         else:
@@ -165,7 +167,7 @@ class ReplicaKeeper:
 
     def _lose(self, reason: str, now_s: float) -> None:
         self._state = None
-        self._has_room = False
+        self._has_room = self._is_pending = False
         self._why = reason
         self._failures += self._serves_since_s is None
         self._serves_since_s = None
@@ -185,5 +187,5 @@ class ReplicaKeeper:
         if self._is_draining:
             return RayPhase.DRAINING
         if self._state is None:
-            return RayPhase.PENDING if self.call is not None and not self._has_room else RayPhase.STARTING
+            return RayPhase.PENDING if self._is_pending else RayPhase.STARTING
         return RayPhase.SERVING if self._state.phase is EnginePhase.SERVING else RayPhase.STARTING

@@ -7,6 +7,7 @@ from text_generation_launcher.ray.keeping import (
     FIRST_WAIT_S,
     LONG_RUN_S,
     LONGEST_WAIT_S,
+    PLACING_S,
     ActorCall,
     ActorLost,
     ActorUnsure,
@@ -112,6 +113,8 @@ def serving(address: str) -> EngineState:
 
 def test_a_replica_without_room_is_pending_then_starts_then_serves() -> None:
     bench = Bench(a="")
+    assert bench.status("a").phase is RayPhase.STARTING  # Ray looks for a machine
+    bench.after(PLACING_S)
     assert bench.status("a").phase is RayPhase.PENDING
     bench.cluster.room.add("a")
     bench.after(1.0)
