@@ -82,7 +82,7 @@ def test_what_is_cleared_is_gone_only_once_a_driver_that_knows_of_it_says_so() -
         clearing = asyncio.create_task(bench.client.clear())
         second = await driver.wish()
         assert not second.replicas
-        driver.report(first.number)  # it has not read the second wish yet
+        driver.report(first.number)  # the driver has not read the second wish yet
         driver.report(second.number, RayStatus(f"{ORDER.digest}-0", RayPhase.DRAINING))
         driver.report(first.number)
         await asyncio.sleep(0.05)
