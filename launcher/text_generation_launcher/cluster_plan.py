@@ -17,7 +17,7 @@ from text_generation_launcher.errors import NotEnoughCUDADevices
 logger = logging.getLogger("text_generation_launcher")
 
 # Flags that ask for one way to serve, and exclude those of the others.
-_WAYS = (("engine_only",), ("engines", "engines_dns"), ("replicas", "max_replicas", "ray"))
+_WAYS = (("engine_only",), ("engines", "engines_dns", "engines_file"), ("replicas", "max_replicas", "ray"))
 
 
 def resolve_cluster(flags: ClusterFlags) -> ClusterFlags:
@@ -53,7 +53,8 @@ def _check_ways(flags: ClusterFlags) -> None:
             f"{flag_name(asked[0])} and {flag_name(asked[1])} exclude each other", "leave one of them out"
         )
     if len(ways[1]) > 1:
-        raise ArgumentValidation("--engines and --engines-dns exclude each other", "leave one of them out")
+        first, second, *_ = map(flag_name, ways[1])
+        raise ArgumentValidation(f"{first} and {second} exclude each other", "leave one of them out")
     if flags.way is Way.ENGINE:
         if "engine_address" not in given:
             raise ArgumentValidation("--engine-only needs --engine-address", "give HOST:PORT, as fronts reach it")
@@ -97,6 +98,7 @@ def _given(flags: ClusterFlags) -> set[str]:
         "end_without_fronts": flags.engine.end_without_fronts,
         "engines": flags.engine_list.engines,
         "engines_dns": flags.engine_list.engines_dns,
+        "engines_file": flags.engine_list.engines_file,
         "resume_across_builds": flags.engine_list.resume_across_builds,
     }
     return {name for name, value in values.items() if value not in (None, False, (), 0)}
@@ -116,6 +118,11 @@ def _check_security(flags: ClusterFlags) -> None:
     if flags.way in (Way.ROUTER, Way.REPLICAS) and (security.tls_dir is not None or security.insecure_cluster):
         name = "--insecure-cluster" if security.insecure_cluster else "--tls-dir"
         raise ArgumentValidation(f"{name} is for ports between machines, and this server opens none: leave it out")
+    if flags.engine_list.engines_file is not None and security.tls_dir is None and not security.insecure_cluster:
+        raise CredentialsError(
+            "the engines of --engines-file need certificates, because other machines can reach them",
+            "give --tls-dir (`text-generation-launcher certs` makes them), or --insecure-cluster in a private network",
+        )
     if security.tls_dir is not None and not Path(security.tls_dir).is_dir():
         raise ArgumentValidation(f"--tls-dir {security.tls_dir} is not a folder: check the path")
 

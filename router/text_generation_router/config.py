@@ -99,4 +99,4 @@ class RouterConfig:
 
 
 def has_engines_elsewhere(engine_list: EngineListFlags, engines_by_launcher: bool) -> bool:
-    return bool(engine_list.engines) or engine_list.engines_dns is not None or engines_by_launcher
+    return engine_list.is_given or engines_by_launcher

@@ -23,6 +23,7 @@ from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import EngineRun
 from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
+from text_generation_router.engine_file import FollowedFile
 from text_generation_router.engine_names import FollowedName
 from text_generation_router.errors import ScalingError, StartError
 from text_generation_router.metrics import Metrics
@@ -84,6 +85,9 @@ async def _remote(config: RouterConfig, link: Link | None, metrics: Metrics) -> 
     engine = RemoteEngine(endpoints, security, placement, config.engine_list.resume_across_builds)
     _show(engine, metrics)
     tasks = [asyncio.create_task(_follow(name, engine), name="engines by name")] if name is not None else []
+    if config.engine_list.engines_file is not None:
+        followed = FollowedFile(Path(config.engine_list.engines_file), engine.connect)
+        tasks.append(asyncio.create_task(followed.run(), name="engines in a file"))
     line = FrontLine(link, engine, metrics.note_replicas)
 
     async def close() -> None:

@@ -42,10 +42,19 @@ class EngineListFlags:
     engines_dns: str | None = flag(
         None, "NAME:PORT: serve HTTP only, for the engines at all addresses of this DNS name, asked again every 5 s."
     )
+    engines_file: str | None = flag(
+        None,
+        "File with addresses of engines, HOST:PORT, one in each line: serve HTTP only, for these engines. It is read "
+        "again every second; while it is missing or empty, the engines that are known stay.",
+    )
     resume_across_builds: bool = flag(
         False,
         "Let a request go on with an engine whose model or build is another one: its text may change in the middle.",
     )
+
+    @property
+    def is_given(self) -> bool:
+        return bool(self.engines) or self.engines_dns is not None or self.engines_file is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +133,7 @@ class ClusterFlags:
     def way(self) -> Way:
         if self.engine.engine_only:
             return Way.ENGINE
-        if self.engine_list.engines or self.engine_list.engines_dns is not None:
+        if self.engine_list.is_given:
             return Way.FRONTS
         if self.on_ray.ray is not None:
             return Way.RAY

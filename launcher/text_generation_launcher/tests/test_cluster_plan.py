@@ -26,6 +26,7 @@ def resolved(**values: object) -> ClusterFlags:
         ({"max_replicas": 3}, Way.REPLICAS, 1),
         (FRONTS | {"api_workers": 4}, Way.FRONTS, 4),
         ({"engines_dns": "engines.svc:9000", "insecure_cluster": True}, Way.FRONTS, 1),
+        ({"engines_file": "/run/engines", "insecure_cluster": True}, Way.FRONTS, 1),
         (ENGINE, Way.ENGINE, 0),
     ],
 )
@@ -51,6 +52,8 @@ def test_addresses_may_stand_behind_each_other_with_commas():
         ({"min_replicas": 2}, "--min-replicas needs --max-replicas"),
         ({"max_replicas": 65}, "one machine has at most 64"),
         (FRONTS | {"engines_dns": "n:1"}, "--engines and --engines-dns exclude each other"),
+        (FRONTS | {"engines_file": "f"}, "--engines and --engines-file exclude each other"),
+        ({"engines_file": "f", "replicas": 2}, "--engines-file and --replicas exclude each other"),
         (ENGINE | {"api_workers": 2}, "--api-workers and --engine-only exclude each other"),
         ({"engine_only": True}, "--engine-only needs --engine-address"),
         ({"engine_address": "h:1"}, "--engine-address is for --engine-only"),
