@@ -145,7 +145,7 @@ class Fleet:
 
     def _engines_for(self, group: RemoteGroup, now: float) -> list[int]:
         """The engines that may get the group: with shards, or else without."""
-        if group.is_new and not self.suspects:
+        if group.is_new and self.suspects.are_free:
             ready = [engine for engine, view in self.engines.items() if view.is_ready]
             if ready:
                 return ready
@@ -247,7 +247,8 @@ def _lost(facts: EngineFacts, groups: list[RemoteGroup], loss: EngineLoss) -> Lo
     if loss is EngineLoss.OUTSIDE:
         return LostRequests(facts.engine_id)
     if loss is EngineLoss.CUT_OFF:
-        return LostRequests(facts.engine_id, queued=[group.number for group in groups if not group.is_answered])
+        unanswered = [group.number for group in groups if not group.is_answered]
+        return LostRequests(facts.engine_id, queued=unanswered, has_died=False)
     tells = facts.version >= WITH_BEGUN
     begun = {group.number: group for group in groups if (group.has_begun_here if tells else group.is_answered)}
     return LostRequests(

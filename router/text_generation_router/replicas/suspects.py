@@ -14,9 +14,9 @@ loss do not wait: their streams go on at once, because they are hardly ever the 
 So each bad request ends at most 3 + MAX_ALONE engines, one after the other. A good one fails only if, each time that it
 is tried alone, another cause ends the engine.
 
-A request that had not begun is free after a loss. It may still be the cause, if it ends its engine before it has
-begun. So it is a suspect from its second loss without progress on; losses of engines that tried a suspect alone do not
-count.
+A request that had not begun may still be the cause: it may end its engine before the engine has told of its begin. So
+it waits too, at most FIRST_WAIT_S, until the engine is back, and is free then. It is a suspect from its second loss
+without progress on; losses of engines that tried a suspect alone do not count.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -39,6 +39,7 @@ class LostRequests:
     begun: Collection[int] = ()
     proven: Collection[int] = ()  # part of `begun`: requests that have made a token there
     queued: Collection[int] = ()  # requests that had not begun
+    has_died: bool = True  # False: the engine lives, so nothing waits until it is back
 
 
 class SuspectTrial(NamedTuple):
@@ -46,6 +47,14 @@ class SuspectTrial(NamedTuple):
 
     group: str  # name of its group, which all fronts have
     is_alone: bool
+
+
+@dataclass(slots=True, eq=False)
+class HeldRequest:
+    """A request that is no suspect, and waits until the engines are back that it may have ended."""
+
+    down: set[int]
+    waits_until: float
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +85,7 @@ class Suspects:
         self._trials: dict[int, SuspectGroup] = {}  # for each engine that has suspects, their group
         # Losses that each request has met in the queue since its last token, without those of suspects tried alone.
         self._met: dict[int, int] = {}
+        self._held: dict[int, HeldRequest] = {}
 
     def __contains__(self, request: int) -> bool:
         return request in self._groups
@@ -86,8 +96,13 @@ class Suspects:
         return SuspectTrial(group.key, group.is_alone) if group is not None else None
 
     def __len__(self) -> int:
-        """Number of suspects. Without any, every engine may get every request."""
+        """Number of suspects."""
         return len(self._groups)
+
+    @property
+    def are_free(self) -> bool:
+        """Whether every engine may get every request."""
+        return not (self._groups or self._held)
 
     def losses(self, request: int) -> int:
         """Number of losses that the suspect has met since its last token."""
@@ -98,6 +113,9 @@ class Suspects:
         """The engines of `engines` that may get the request now. An empty list: the request waits."""
         group = self._groups.get(request)
         if group is None:
+            held = self._held.get(request)
+            if held is not None and now < held.waits_until:
+                return []
             return [engine for engine in engines if not self._is_closed(engine)]
         if group.engine is not None:
             return [engine for engine in engines if engine == group.engine]
@@ -111,6 +129,7 @@ class Suspects:
 
     def send(self, request: int, engine: int) -> None:
         """Notes that the request was submitted to one of `engines_for`."""
+        self._held.pop(request, None)
         if (group := self._groups.get(request)) is not None:
             assert group.engine in (None, engine) and self._trials.get(engine, group) is group
             group.engine = engine
@@ -129,11 +148,14 @@ class Suspects:
             self._groups[heir] = group
         if request in self._met:
             self._met[heir] = self._met[request]
+        if request in self._held:
+            self._held[heir] = self._held[request]
 
     def clear(self, request: int) -> bool:
         """Notes that the request has made a token, or has ended, so nothing counts against it. Returns whether it was
         a suspect."""
         self._met.pop(request, None)
+        self._held.pop(request, None)
         group = self._groups.pop(request, None)
         if group is not None:
             group.requests.discard(request)
@@ -148,8 +170,9 @@ class Suspects:
 
     def returned(self, engine: int) -> None:
         """Notes that the engine is back, or will never be."""
-        for group in set(self._groups.values()):
-            group.down.discard(engine)
+        for each in (*set(self._groups.values()), *self._held.values()):
+            each.down.discard(engine)
+        self._held = {request: held for request, held in self._held.items() if held.down}
 
     def absolve(self, loss: str) -> None:
         """The engine lives, so only the connection to it was lost."""
@@ -214,6 +237,8 @@ class Suspects:
                 self._met[request] = self._met.get(request, 0) + 1
                 if self._met[request] > 1:
                     found.append(request)
+                elif loss.has_died:
+                    self._held[request] = HeldRequest({engine}, now + FIRST_WAIT_S)
         until = now + WAIT_S
         group = SuspectGroup(f"{loss.name}/queued", 2, loss.name, was_queued=True, down={engine}, waits_until=until)
         self._enter(group, found)

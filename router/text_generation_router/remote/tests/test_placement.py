@@ -129,7 +129,7 @@ class Fronts(RuleBasedStateMachine):
                 self.news[number, engine].append(CacheNews([], []))  # by its number a loss is noticed
                 self.hear(number, engine)
                 front.told(engine, told(), 10**9, self.now)
-            matched = {engine: self.caches[engine][1].match(namespace, ids) for engine in among}
+            matched = {engine: self.caches[engine][1].match(namespace, ids) // BLOCK_TOKENS for engine in among}
             chosen = front.choose(group_of(ids, namespace), list(among))
             assert matched[chosen] == max(matched.values())
 

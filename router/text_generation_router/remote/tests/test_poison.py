@@ -18,8 +18,14 @@ from text_generation_router.scheduling.request import EndReason
 from text_generation_router.wire.submits import Submitted
 
 NUM_FRONTS, NUM_ENGINES = 2, 3
-# Prompts of bad requests begin with one of these tokens.
-BAD = (201, 202)
+# Prompts of bad requests begin with one of these tokens. The first ends its engine after the engine has told that it
+# begins, the second before, and the third as the engine takes its Submit.
+BAD = (201, 202, 203)
+_, BEFORE_BEGUN, AT_SUBMIT = BAD
+
+
+class KilledAtSubmit(Exception):
+    """An engine has read a bad Submit."""
 
 
 class SharedEngine:
@@ -58,14 +64,18 @@ class SharedEngine:
 
     def work(self, most_new: int) -> set[int]:
         """Decides a step, and computes it. Returns the bad tokens that end the engine instead."""
-        for stream in self.streams.values():
-            stream.obey()
+        try:
+            for stream in self.streams.values():
+                stream.obey()
+        except KilledAtSubmit:
+            self.die({AT_SUBMIT})
+            return {AT_SUBMIT}
         rows = [(stream, index, row) for stream in self.streams.values() for index, row in stream.rows.items()]
         alone = [each for each in rows if each[2].submitted.past.suspicions == MAX_SUSPICIONS and not each[2].has_begun]
         new = [each for each in rows if not each[2].has_begun][:most_new]
         step = alone[:1] or [each for each in rows if each[2].has_begun] + new
         for stream, index, row in step:
-            if not row.has_begun:
+            if not row.has_begun and row.submitted.request.input_ids[0] != BEFORE_BEGUN:
                 stream.books.begun(stream.view, [index])
         if killers := {row.submitted.request.input_ids[0] for _, _, row in step}.intersection(BAD):
             self.die(killers)
@@ -85,6 +95,8 @@ class Stream(BookedEngine):
         self.trial = trial
 
     def _take(self, sequences: list[Submitted]) -> None:
+        if sequences[0].request.input_ids[0] == AT_SUBMIT:
+            raise KilledAtSubmit
         group = sequences[0].group
         self.refuses = None if self.trial.takes(group) else RefusedError(Refusal.OTHER_SUSPECTS)
         if group and self.refuses is None:
@@ -149,7 +161,8 @@ class PoisonMachine(RuleBasedStateMachine):
     def a_bad_request_has_one_engine_down_at_a_time(self) -> None:
         for token in BAD:
             assert sum(token in (engine.killers or ()) for engine in self.engines) <= 1
-            assert self.deaths[token] <= 3 + MAX_ALONE
+            # A bad request that has not begun may end an engine that tries another one alone.
+            assert self.deaths[token] <= 3 + MAX_ALONE + (0 if token == BAD[0] else (len(BAD) - 1) * MAX_ALONE)
 
     @invariant()
     def texts_are_right_and_no_good_request_fails(self) -> None:

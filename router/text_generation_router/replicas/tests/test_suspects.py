@@ -54,9 +54,9 @@ class Front:
             for group in groups:
                 having.setdefault(group, set()).add(engine)
         assert all(len(engines) == 1 for engines in having.values()), "a group is on two engines"
-        for bad, tells in self.bad.items():
+        for bad in self.bad:
             num_down = sum(bad in killers for killers in self.down.values())
-            assert num_down <= 1 or not tells, "a request has two engines down"
+            assert num_down <= 1, "a request has two engines down"
 
     def step(self, engine: int) -> None:
         requests = self.engines[engine]
@@ -226,6 +226,24 @@ def test_a_request_in_the_queue_is_a_suspect_from_its_second_loss_on_and_begins_
     suspects.clear(7)
     suspects.lose(0, LostRequests("three", [], [], [7]), 0.0)
     assert 7 not in suspects
+
+
+def test_a_request_in_the_queue_waits_until_its_engine_is_back_that_it_may_have_ended() -> None:
+    suspects = Suspects()
+    suspects.lose(0, LostRequests("loss", [], [], [7]), 5.0)
+    assert suspects.engines_for(7, [1, 2], 5.0) == [] and not suspects.are_free and 7 not in suspects
+    assert suspects.engines_for(8, [1, 2], 5.0) == [1, 2], "no other request waits"
+    assert suspects.engines_for(7, [1, 2], 5.0 + FIRST_WAIT_S) == [1, 2], "the engine's machine may be lost"
+    suspects.inherit(7, 9)
+    suspects.returned(0)
+    assert suspects.engines_for(7, [0, 1], 5.0) == suspects.engines_for(9, [0, 1], 5.0) == [0, 1]
+    assert suspects.are_free
+
+
+def test_a_request_whose_engine_lives_waits_for_nothing() -> None:
+    suspects = Suspects()
+    suspects.lose(0, LostRequests("cut off", queued=[7], has_died=False), 5.0)
+    assert suspects.engines_for(7, [1], 5.0) == [1] and suspects.are_free
 
 
 def test_the_loss_of_an_engine_that_tries_a_suspect_alone_counts_against_no_other() -> None:
