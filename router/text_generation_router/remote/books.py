@@ -7,7 +7,7 @@ changes nothing.
 
 import logging
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from text_generation_router.engine.protocol import Ended, Sink, Snapshot, Tokens
@@ -33,6 +33,7 @@ FRONTS_OWN = frozenset({EndReason.STOPPED, EndReason.CANCELLED})
 STRANDED_S = 30.0
 # Error texts for clients whose request failed.
 DEADLY = "Server error: engines died again and again while they worked on this request and on nothing else"
+HUNG = "Server error: engines fell silent again and again while they worked on this request and on nothing else"
 STRANDED = "Server error: no engine of the build that began this text is left"
 
 
@@ -118,7 +119,7 @@ class FrontBooks:
     def joined(self, number: int, engine: EngineView) -> None:
         """An engine is connected."""
         now = self._clock()
-        self._fleet.join(number, engine, now)
+        self._give_up(self._fleet.join(number, engine, now), HUNG)
         self._fleet.withdraw_queued(now)
         self.place()
 
@@ -141,10 +142,12 @@ class FrontBooks:
                 member.lose(now)
             self._counts.resumes += len(group.members) if group.is_accepted else 0
             insort(self._waiting, group, key=_number)
-        for group in groups:
-            if group.number in given_up:
-                self._fail(group, DEADLY)
+        self._give_up(given_up, HUNG if loss is EngineLoss.SILENT else DEADLY)
         self.place()
+
+    def _give_up(self, numbers: Collection[int], cause: str) -> None:
+        for group in [group for group in self._waiting if group.number in numbers]:
+            self._fail(group, cause)
 
     def removed(self, number: int) -> None:
         """An engine that is lost will not come back."""

@@ -79,7 +79,6 @@ class EngineConnection:
         self._stub: Any = None  # set while the engine is connected
         self._news_budget = NewsBudget(0.0)
         self._pace_ms = EVERY_MS
-        self._heard_s = 0.0  # time of the loop at which the engine last sent a message
         self._pause_s = FIRST_PAUSE_S
         self._told: set[str] = set()  # the problems since the engine was connected last, which were logged
 
@@ -138,7 +137,7 @@ class EngineConnection:
 
     async def _serve(self, stub: Any, work: Any, news: Any, engine: EngineView, has_orders: asyncio.Event) -> str:
         """From Welcome to the loss of the engine."""
-        self._heard_s = asyncio.get_running_loop().time()
+        engine.heard_s = asyncio.get_running_loop().time()
         self._stub, loss, problem = stub, EngineLoss.OUTSIDE, "closed"
         self._told.clear()
         logger.info("engine %s is connected, term %d", self._endpoint.target, engine.facts.term)
@@ -149,8 +148,8 @@ class EngineConnection:
             for job in (
                 self._read(work, engine),
                 self._write(work, engine.attempts, has_orders),
-                self._listen(stub, news),
-                self._watch(engine.attempts),
+                self._listen(stub, news, engine),
+                self._watch(engine),
             )
         ]
         try:
@@ -158,13 +157,14 @@ class EngineConnection:
             for task in done:
                 task.result()
         except grpc.aio.AioRpcError as error:
-            loss = self._cause(error.code())
+            loss = self._cause(error.code(), engine)
             problem = str(error.details() or error.code().name)
             raise
         except (WireError, SilentError) as error:
             problem = str(error)
             if isinstance(error, WireError):
                 raise
+            loss = self._silence()
         finally:
             self._stub = None
             work.cancel()  # the stream is closed before its requests are submitted elsewhere
@@ -174,18 +174,28 @@ class EngineConnection:
             self._on_change()
         return problem
 
-    def _cause(self, code: grpc.StatusCode) -> EngineLoss:
+    def _cause(self, code: grpc.StatusCode, engine: EngineView) -> EngineLoss:
         if code in CUT_OFF:
             return EngineLoss.CUT_OFF
-        silent_s = asyncio.get_running_loop().time() - self._heard_s
-        quiet_s = QUIET_S + (self._pace_ms - EVERY_MS) / 1000
-        return EngineLoss.DIED if silent_s < quiet_s else EngineLoss.OUTSIDE
+        silent_s = asyncio.get_running_loop().time() - engine.heard_s
+        return EngineLoss.DIED if silent_s < self._quiet_s else self._silence()
+
+    def _silence(self) -> EngineLoss:
+        """The loss of an engine that was silent. If no engine sends messages, this front's own link may be cut."""
+        now = asyncio.get_running_loop().time()
+        others = (view for number, view in self._fleet.engines.items() if number != self.number)
+        is_heard = any(now - view.heard_s < self._quiet_s for view in others)
+        return EngineLoss.SILENT if is_heard else EngineLoss.OUTSIDE
+
+    @property
+    def _quiet_s(self) -> float:
+        return QUIET_S + (self._pace_ms - EVERY_MS) / 1000
 
     async def _read(self, work: Any, engine: EngineView) -> None:
         loop, books = asyncio.get_running_loop(), self._books
         while True:
             message = await _message(work)
-            self._heard_s = loop.time()
+            engine.heard_s = loop.time()
             try:
                 reading.take(message, engine, books)
             except WireError:
@@ -203,13 +213,13 @@ class EngineConnection:
             for order in attempts.take_orders():
                 await _send(work, reading.message_of(order))
 
-    async def _listen(self, stub: Any, news: Any) -> None:
+    async def _listen(self, stub: Any, news: Any, engine: EngineView) -> None:
         """Reads news. A News call that ends is made again: only a loss of Work is a loss of the engine. It is made
         again too if news of the cache are missing, or are wanted from now on, or not any more."""
         wants_cache = False
         while True:
             try:
-                while self._wants_same_news(wants_cache) and self._take_news(message := await _message(news)):
+                while self._wants_same_news(wants_cache) and self._take_news(message := await _message(news), engine):
                     if message.HasField("load"):
                         await asyncio.sleep(LEAST_LOAD_GAP_S)
                 await asyncio.sleep(LEAST_LOAD_GAP_S)
@@ -225,13 +235,13 @@ class EngineConnection:
         pace_ms = next_pace_ms(self._pace_ms, len(self._fleet.engines))
         return wants_cache == self._fleet.wants_cache and pace_ms == self._pace_ms
 
-    def _take_news(self, message: pb.NewsMessage) -> bool:
+    def _take_news(self, message: pb.NewsMessage, engine: EngineView) -> bool:
         """False: news of the cache are missing before these."""
-        self._heard_s = asyncio.get_running_loop().time()
+        engine.heard_s = asyncio.get_running_loop().time()
         self._pause_s = FIRST_PAUSE_S
         size = message.ByteSize()
         self._counts.news_bytes += size
-        self._news_budget.take(size, self._heard_s)
+        self._news_budget.take(size, engine.heard_s)
         match message.WhichOneof("message"):
             case "load":
                 self._books.told(self.number, reading.told_load_of(message.load))
@@ -241,7 +251,7 @@ class EngineConnection:
                 return is_next
         return True
 
-    async def _watch(self, attempts: Attempts) -> None:
+    async def _watch(self, engine: EngineView) -> None:
         """Raises SilentError or WireError when the engine is silent for too long."""
         loop = asyncio.get_running_loop()
         while True:
@@ -249,11 +259,11 @@ class EngineConnection:
             await asyncio.sleep(WATCH_S)
             now = loop.time()
             if now - before > STOPPED_S:
-                self._heard_s = now  # this process was stopped, so the engine's messages wait to be read
+                engine.heard_s = now  # this process was stopped, so the engine's messages wait to be read
                 continue
-            if now - self._heard_s > SILENT_S:
+            if now - engine.heard_s > SILENT_S:
                 raise SilentError(f"silent for {SILENT_S:g} s")
-            since = attempts.unanswered_since
+            since = engine.attempts.unanswered_since
             if since is not None and self._books.now - since > ANSWER_S:
                 raise WireError(f"a Submit was not answered within {ANSWER_S:g} s")
 

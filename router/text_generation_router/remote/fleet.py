@@ -28,6 +28,7 @@ class EngineView:
     attempts: Attempts
     is_full: bool = False  # whether the engine has refused to go on with a request since it told its load
     has_other_suspects: bool = False  # whether it has refused a suspect since then, because of another front's
+    heard_s: float = 0.0  # time of the event loop at which the engine last sent a message
     is_open: bool = field(init=False)  # whether the engine takes requests
     is_ready: bool = field(init=False)  # whether it has shards too
     _is_closing: bool = False  # whether the engine has refused requests because the engine ends
@@ -76,14 +77,16 @@ class Fleet:
         self._resumes_across_builds = resumes_across_builds
         self._service = ServiceBook()
 
-    def join(self, engine: int, view: EngineView, now: float) -> None:
+    def join(self, engine: int, view: EngineView, now: float) -> list[int]:
+        """Returns the numbers of the groups that are given up, because they have hung the engine's last life."""
         self.permits = view.told.permits + (self.permits if self.engines else 0)
         self.engines[engine] = view
-        self.suspects.returned(engine)
+        given_up = self.suspects.returned(engine, view.facts.engine_id, now)
         if self._cut.pop(engine, None) == view.facts.engine_id:
             self.suspects.absolve(view.facts.engine_id)
         self._placement.joined(engine, view.facts.snapshot.limits.max_batch_total_tokens, view.attempts.__len__)
         self.tell(engine, view.told, now)
+        return given_up
 
     def tell(self, engine: int, told: ToldLoad, now: float) -> bool:
         """Takes an engine's word. Returns whether it has become ready, or is no longer."""
@@ -244,8 +247,9 @@ class Fleet:
 
 def _lost(facts: EngineFacts, groups: list[RemoteGroup], loss: EngineLoss) -> LostRequests:
     """What of `groups` may have caused the loss of their engine."""
-    if loss is EngineLoss.OUTSIDE:
-        return LostRequests(facts.engine_id)
+    if loss in (EngineLoss.OUTSIDE, EngineLoss.SILENT):
+        tokenless = [group.number for group in groups if not group.is_proven_here]
+        return LostRequests(facts.engine_id, silent=tokenless, is_sure=loss is EngineLoss.SILENT)
     if loss is EngineLoss.CUT_OFF:
         unanswered = [group.number for group in groups if not group.is_answered]
         return LostRequests(facts.engine_id, queued=unanswered, has_died=False)

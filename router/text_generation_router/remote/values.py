@@ -39,6 +39,9 @@ class EngineLoss(Enum):
     """What ended a connection to an engine."""
 
     OUTSIDE = "outside"  # a cut link, a stopped process, or this front: no request is the cause
+    SILENT = (
+        "silent"  # the same, while another engine sent messages: a request that meets several of them may be the cause
+    )
     DIED = "died"  # the engine, as far as the front can know
     CUT_OFF = "cut off"  # the engine, which lives, has ended this front's stream, perhaps for an unanswered Submit
 

@@ -17,6 +17,10 @@ is tried alone, another cause ends the engine.
 A request that had not begun may still be the cause: it may end its engine before the engine has told of its begin. So
 it waits too, at most FIRST_WAIT_S, until the engine is back, and is free then. It is a suspect from its second loss
 without progress on; losses of engines that tried a suspect alone do not count.
+
+A request may also hang its engine, which falls silent then. Silence has most often another cause, so only a request
+that meets several silences in a row without a token is a suspect (`silences.py`). Then silences count for its group as
+other losses do.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -24,10 +28,14 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
+from text_generation_router.replicas.silences import Silences
+
 MAX_ALONE = 3  # losses met alone that end a request
 # Seconds for which suspects wait at most until the engines that they may have ended are back: after their first loss,
 # when a lost machine is as likely, and later.
 FIRST_WAIT_S, WAIT_S = 10.0, 120.0
+# The same, in seconds, for suspects that may have hung engines: a launcher kills an engine after 8 s of silence.
+SILENT_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,8 @@ class LostRequests:
     proven: Collection[int] = ()  # part of `begun`: requests that have made a token there
     queued: Collection[int] = ()  # requests that had not begun
     has_died: bool = True  # False: the engine lives, so nothing waits until it is back
+    silent: Collection[int] = ()  # requests without a token there, of an engine that fell silent
+    is_sure: bool = False  # whether the engine itself was silent, and not the front's own link cut
 
 
 class SuspectTrial(NamedTuple):
@@ -51,7 +61,7 @@ class SuspectTrial(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HeldRequest:
-    """A request that is no suspect, and waits until the engines are back that it may have ended."""
+    """A request that is not a suspect, and waits until the engines are back that it may have ended."""
 
     down: set[int]
     waits_until: float
@@ -70,6 +80,7 @@ class SuspectGroup:
     is_alone: bool = False  # whether it was made of one request, which is tried alone
     alone_losses: int = 0  # losses that its only request has met alone
     was_queued: bool = False  # whether its requests had not begun when they became suspects
+    has_hung: bool = False  # whether its requests are suspects because engines fell silent
     down: set[int] = field(default_factory=set)  # engines that it may have ended and that are not back
     waits_until: float = 0.0  # when it no longer waits for them
 
@@ -86,6 +97,7 @@ class Suspects:
         # Losses that each request has met in the queue since its last token, without those of suspects tried alone.
         self._met: dict[int, int] = {}
         self._held: dict[int, HeldRequest] = {}
+        self._silences = Silences()
 
     def __contains__(self, request: int) -> bool:
         return request in self._groups
@@ -130,6 +142,7 @@ class Suspects:
     def send(self, request: int, engine: int) -> None:
         """Notes that the request was submitted to one of `engines_for`."""
         self._held.pop(request, None)
+        self._silences.sent(request)
         if (group := self._groups.get(request)) is not None:
             assert group.engine in (None, engine) and self._trials.get(engine, group) is group
             group.engine = engine
@@ -150,10 +163,15 @@ class Suspects:
             self._met[heir] = self._met[request]
         if request in self._held:
             self._held[heir] = self._held[request]
+        self._silences.inherit(request, heir)
 
     def clear(self, request: int) -> bool:
         """Notes that the request has made a token, or has ended, so nothing counts against it. Returns whether it was
         a suspect."""
+        self._silences.forget(request)
+        return self._leave(request)
+
+    def _leave(self, request: int) -> bool:
         self._met.pop(request, None)
         self._held.pop(request, None)
         group = self._groups.pop(request, None)
@@ -168,11 +186,18 @@ class Suspects:
             del self._trials[group.engine]
             group.engine = None
 
-    def returned(self, engine: int) -> None:
-        """Notes that the engine is back, or will never be."""
-        for each in (*set(self._groups.values()), *self._held.values()):
-            each.down.discard(engine)
+    def returned(self, engine: int, life: str = "", now: float = 0.0) -> list[int]:
+        """Notes that the engine is back with this life, or, with an empty one, will never be. Returns the requests that
+        this ends, which are not suspects any more."""
+        silence = self._silences.confirmed(engine, life)
+        ended = self._count_silence(engine, silence.life, silence.requests, now) if silence is not None else []
+        self._silences.returned(engine)
+        for group in set(self._groups.values()):
+            group.down.discard(engine)
+        for held in self._held.values():
+            held.down.discard(engine)
         self._held = {request: held for request, held in self._held.items() if held.down}
+        return ended
 
     def absolve(self, loss: str) -> None:
         """The engine lives, so only the connection to it was lost."""
@@ -182,7 +207,7 @@ class Suspects:
             if group.losses == 1:
                 for request in list(group.requests):
                     self.clear(request)
-            elif group.alone_losses:
+            elif group.alone_losses and not group.has_hung:
                 group.alone_losses -= 1
 
     def lose(self, engine: int, loss: LostRequests, now: float) -> list[int]:
@@ -203,9 +228,36 @@ class Suspects:
         for key, requests in parts.items():
             wait_s = 0.0 if key == loss.name else FIRST_WAIT_S
             self._enter(SuspectGroup(key, 1, loss.name, down={engine}, waits_until=now + wait_s), requests)
+        if loss.has_died:
+            self._hold_queued(loss, engine, now)
         if tried is None or not (tried.is_alone and aboard):
             self._count_queued(loss, engine, now)
+        if loss.silent and loss.is_sure:
+            return self._count_silence(engine, loss.name, loss.silent, now)
+        if loss.silent:
+            self._silences.note_unsure(engine, loss.name, loss.silent)
         return self._part(tried, aboard, engine, loss.name, now) if tried is not None and aboard else []
+
+    def _count_silence(self, engine: int, loss: str, requests: Collection[int], now: float) -> list[int]:
+        """The engine fell silent with these requests, which had made no token there. Returns those that end."""
+        tried: dict[int, SuspectGroup] = {}
+        for request in requests:
+            if (group := self._groups.get(request)) is not None and group.has_hung:
+                tried[request] = group
+        ended = []
+        for group in dict.fromkeys(tried.values()):
+            aboard = [request for request, own in tried.items() if own is group]
+            ended += self._part(group, aboard, engine, loss, now)
+        found = self._silences.count(engine, [request for request in requests if request not in tried])
+        until = now + SILENT_WAIT_S
+        for request in found:
+            if (group := self._groups.get(request)) is not None:
+                group.has_hung = True  # what counts against its requests goes on to count
+                group.down |= self._silences.down(request)
+                group.waits_until = max(group.waits_until, until)
+        fresh = [request for request in found if request not in self._groups]
+        self._enter(SuspectGroup(f"{loss}/silent", 2, loss, has_hung=True, waits_until=until), fresh)
+        return ended
 
     def _part(self, group: SuspectGroup, aboard: list[int], engine: int, loss: str, now: float) -> list[int]:
         """The group has met another loss, with these of its requests aboard."""
@@ -225,9 +277,18 @@ class Suspects:
             parts = [(f"{loss}/{self._front}.{request}", [request]) for request in aboard]
         for key, requests in parts:
             part = SuspectGroup(key, group.losses + 1, loss, is_alone=len(requests) == 1)
-            part.was_queued, part.down, part.waits_until = group.was_queued, group.down | {engine}, now + WAIT_S
+            part.was_queued, part.has_hung = group.was_queued, group.has_hung
+            part.down, part.waits_until = group.down | {engine}, now + WAIT_S
             self._enter(part, requests)
         return []
+
+    def _hold_queued(self, loss: LostRequests, engine: int, now: float) -> None:
+        for request in loss.queued:
+            if (group := self._groups.get(request)) is not None:
+                group.down.add(engine)
+                group.waits_until = now + WAIT_S
+            else:
+                self._held[request] = HeldRequest({engine}, now + FIRST_WAIT_S)
 
     def _count_queued(self, loss: LostRequests, engine: int, now: float) -> None:
         """No request that was tried alone is the cause of the loss, so one in the queue may be it."""
@@ -237,15 +298,16 @@ class Suspects:
                 self._met[request] = self._met.get(request, 0) + 1
                 if self._met[request] > 1:
                     found.append(request)
-                elif loss.has_died:
-                    self._held[request] = HeldRequest({engine}, now + FIRST_WAIT_S)
         until = now + WAIT_S
         group = SuspectGroup(f"{loss.name}/queued", 2, loss.name, was_queued=True, down={engine}, waits_until=until)
         self._enter(group, found)
 
     def _enter(self, group: SuspectGroup, requests: list[int]) -> None:
         for request in requests:
-            self.clear(request)
+            self._leave(request)
+            group.down |= self._silences.down(request)
+            if group.has_hung:
+                self._silences.forget(request)
             group.requests.add(request)
             self._groups[request] = group
 

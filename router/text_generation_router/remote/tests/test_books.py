@@ -13,10 +13,11 @@ from text_generation_router.engine.protocol import Ended
 from text_generation_router.engine.tests.fakes import Listener, expected_tokens
 from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.remote.attempts import LATE_PER_REQUEST, MOST_LATE
-from text_generation_router.remote.books import DEADLY, STRANDED, STRANDED_S
+from text_generation_router.remote.books import DEADLY, HUNG, STRANDED, STRANDED_S
 from text_generation_router.remote.fleet import MOST_RESUBMITS
 from text_generation_router.remote.tests.engines import BookedEngine, Front, told
 from text_generation_router.remote.values import Credit, EngineFirst, EngineLoss, Withdraw
+from text_generation_router.replicas.suspects import MAX_ALONE
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.scheduling.share import Share
@@ -686,3 +687,45 @@ def test_a_sink_that_raises_fails_alone() -> None:
     engine.step()
     assert raising.end is not None and raising.end.cause == "Server error: ValueError"
     assert other.ids == expected_tokens([6], 2)
+
+
+def test_a_request_that_hangs_every_engine_is_ended_by_name_and_streams_beside_it_go_on() -> None:
+    front = Front()
+    engines = [front.join(number) for number in range(3)]
+    [stream], [bad] = front.ask([1], 90), front.ask([2], 3)
+    silences = 0
+    while bad.end is None:
+        silences += 1
+        for engine in engines:
+            engine.obey()
+        [victim] = [engine for engine in engines if engine.view.attempts.requests and _has(engine, bad)]
+        victim.begin()
+        for index, row in list(victim.rows.items()):
+            if row.submitted.request.input_ids == (1,):
+                victim.step(only=index)
+        front.books.lost(victim.number, EngineLoss.SILENT)
+        engines[victim.number] = front.join(victim.number)
+    assert bad.end is not None and bad.end.cause == HUNG and silences == 2 + 1 + MAX_ALONE
+    for _ in range(100):
+        for engine in engines:
+            engine.obey()
+            engine.step()
+    assert stream.ids == expected_tokens([1], 90)
+
+
+def _has(engine: BookedEngine, asked: Listener) -> bool:
+    return any(request.index == asked.index for request in engine.view.attempts.requests)
+
+
+def test_an_only_engine_that_a_request_hangs_again_and_again_is_noticed_by_its_next_lives() -> None:
+    front = Front()
+    [bad] = front.ask([2], 3)
+    lives = 0
+    while bad.end is None:
+        engine = front.join()
+        if bad.end is None:
+            lives += 1
+            engine.obey()
+            engine.begin()
+            front.books.lost(0, EngineLoss.OUTSIDE)
+    assert bad.end.cause == HUNG and lives == 2 + 1 + MAX_ALONE

@@ -17,6 +17,7 @@ from text_generation_router.engine_service.server import EngineServer
 from text_generation_router.remote import connection
 from text_generation_router.remote.engine import RemoteEngine
 from text_generation_router.remote.tests.relay import Relay
+from text_generation_router.remote.values import EngineLoss
 from text_generation_router.scheduling.request import GenerationRequest
 
 LOGGER = logging.getLogger("test")
@@ -172,5 +173,19 @@ def test_an_engine_frees_the_rows_of_a_front_whose_link_is_frozen_and_serves_the
         for relay in links.relays:
             relay.thaw()
         await links.finish()
+
+    run(use)
+
+
+def test_a_silence_is_the_engines_own_if_another_engine_sends_messages() -> None:
+    async def use(links: Linked) -> None:
+        connection = next(iter(links.front._connections.values()))[0]
+        now = asyncio.get_running_loop().time()
+        own, other = (links.front._fleet.engines[number] for number in (connection.number, 1 - connection.number))
+        own.heard_s, other.heard_s = now - 9, now + 60
+        assert connection._silence() is EngineLoss.SILENT
+        own.heard_s = other.heard_s = now - 9
+        assert connection._silence() is EngineLoss.OUTSIDE
+        own.heard_s = other.heard_s = now
 
     run(use)

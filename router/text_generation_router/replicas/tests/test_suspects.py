@@ -278,3 +278,73 @@ def test_fronts_choose_the_same_engine_for_a_group(lost: int | None) -> None:
     others = {9 - engine: name for engine, name in names.items() if engine != lost or name == chosen}
     assert others[meeting_engine("loss", others)] == chosen
     assert {meeting_engine(f"loss {i}", names) for i in range(40)} == {0, 1, 2}
+
+
+def silent(name: str, *requests: int, is_sure: bool = True) -> LostRequests:
+    return LostRequests(name, silent=requests, is_sure=is_sure)
+
+
+def test_a_request_that_hangs_each_engine_is_found_and_costs_one_engine_at_a_time_after_the_second() -> None:
+    suspects = Suspects("f")
+    for engine in (0, 1):
+        assert 7 not in suspects and suspects.engines_for(7, [2], 0.0) == [2], "one silence makes no suspects"
+        suspects.send(7, engine)
+        suspects.send(8, engine)
+        assert not suspects.lose(engine, silent(f"life {engine}", 7, 8), 0.0)
+    assert groups(suspects, 7, 8) == ["life 1/silent"] * 2
+    assert suspects.engines_for(7, [2], 0.0) == [], "two engines may be hung"
+    ended, losses = list[int](), 2
+    while not ended:
+        for engine in (0, 1, 2):
+            suspects.returned(engine, "another life")
+        assert suspects.engines_for(7, [2], 0.0) == [2]
+        suspects.send(7, 2)
+        if 8 in suspects and not suspects.trial(8).is_alone:
+            suspects.send(8, 2)
+        ended = suspects.lose(2, silent(f"life {losses}", 7, *([8] if losses == 2 else [])), 0.0)
+        losses += 1
+    assert ended == [7] and losses == 3 + MAX_ALONE and suspects.trial(8).is_alone
+    suspects.clear(8)
+    assert suspects.are_free
+
+
+def test_a_token_or_an_engine_that_had_one_clears_a_request_of_silences() -> None:
+    suspects = Suspects()
+    for turn in range(8):
+        suspects.send(7, 0)
+        suspects.lose(0, silent(f"life {turn}", 7), 0.0)
+        suspects.returned(0, "next")
+        suspects.clear(7)
+    assert 7 not in suspects and not suspects._silences._met
+
+
+def test_a_silence_that_may_be_the_fronts_own_counts_once_the_engine_comes_back_with_another_life() -> None:
+    suspects = Suspects()
+    for life in ("a", "a", "b", "c"):
+        suspects.send(7, 0)
+        suspects.lose(0, silent(life, 7, is_sure=False), 0.0)
+        assert not suspects.returned(0, life), "the link was cut"
+        assert 7 not in suspects
+    for life in ("d", "e"):
+        suspects.send(7, 0)
+        suspects.lose(0, silent(life, 7, is_sure=False), 0.0)
+        assert 7 not in suspects
+        suspects.returned(0, life + "'")
+    assert groups(suspects, 7) == ["e/silent"] and suspects.engines_for(7, [0], 0.0) == [0]
+    ended = list[int]()
+    for number in range(1 + MAX_ALONE):
+        suspects.send(7, 0)
+        assert not ended and not suspects.lose(0, silent(f"life {number}", 7, is_sure=False), 0.0)
+        ended = suspects.returned(0, f"life {number + 1}")
+    assert ended == [7] and suspects.are_free
+
+
+def test_a_silence_that_may_be_the_fronts_own_counts_for_no_request_that_has_gone_on_elsewhere() -> None:
+    suspects = Suspects()
+    for engine in (0, 1, 2):
+        suspects.send(7, engine)
+        suspects.lose(engine, silent(f"life {engine}", 7, is_sure=False), 0.0)
+    suspects.send(7, 3)
+    for engine in (0, 1, 2):
+        suspects.returned(engine, "another life")
+    assert 7 not in suspects and not suspects._silences._met
