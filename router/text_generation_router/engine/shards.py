@@ -199,13 +199,23 @@ class ShardedClient:
 
     async def compile(self, grammar: str) -> str:
         """Has the first rank compile a grammar. Returns why no text can follow it, or "". ShardsError: the rank cannot
-        be reached."""
+        be reached, or stands still."""
+        refusal = await self._compile(grammar)
+        if refusal is None:
+            # A rank that stood still says nothing of the grammar: it is asked again once the rank answers.
+            if not await self.is_healthy():
+                raise ShardsError("the rank stands still")
+            refusal = await self._compile(grammar)
+        return TOO_SLOW if refusal is None else refusal
+
+    async def _compile(self, grammar: str) -> str | None:
+        """As `compile`; None: no answer within COMPILE_S."""
         request = pb.CompileGrammarRequest(grammar=grammar)
         try:
             answer = await self._stubs[0].CompileGrammar(request, timeout=COMPILE_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return TOO_SLOW
+                return None
             raise ShardsError(_reason(error)) from None
         except asyncio.CancelledError:
             if _is_cancelled():
