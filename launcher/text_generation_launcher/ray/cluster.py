@@ -44,6 +44,15 @@ class RayReplicas:
                 **({"_node_ip_address": node} if node else {}),
             )
 
+    def has_node(self) -> bool | None:
+        """Whether the node of this driver lives; None if Ray does not say. May be called on any thread."""
+        own = ray.get_runtime_context().get_node_id()
+        try:
+            with _telling_loss():
+                return any(node["NodeID"] == own and node["Alive"] for node in ray.nodes())
+        except ClusterLost:
+            return None
+
     def start(self, name: str, order: EngineOrder) -> ActorCall:
         with _telling_loss():
             cpus, gpus = order.needs(self._has_gpus())

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from text_generation_launcher.ray.keeping import Answer, ReplicaCluster, ReplicaKeeper
+from text_generation_launcher.ray.own_node import end_with_node
 from text_generation_launcher.ray.values import RayReport, Wanted
 
 # Seconds that answers of actors are waited for in each turn, and between two reports that say the same.
@@ -82,6 +83,7 @@ def main(arguments: Sequence[str]) -> int:
         cluster = RayReplicas(address, namespace, node)
         # Ray's own handler writes a stack trace. There is nothing to be done: the next driver finds all again.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        threading.Thread(target=end_with_node, args=(cluster.has_node, _end_without_node), daemon=True).start()
         driver = Driver(cluster, lambda report: line.sendall(report.text().encode() + b"\n"))
         is_wanted = False
         while True:
@@ -92,6 +94,11 @@ def main(arguments: Sequence[str]) -> int:
     except ClusterLost as error:
         print(f"Ray cannot be reached: {error}", flush=True)
         return NO_CLUSTER
+
+
+def _end_without_node() -> None:
+    print("Ray's node of this machine has died", flush=True)
+    os._exit(NO_CLUSTER)
 
 
 def _read(line: socket.socket, take: Callable[[Wanted], None]) -> None:

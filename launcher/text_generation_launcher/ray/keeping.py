@@ -18,6 +18,9 @@ WATCH_S = 5.0
 UNSURE_S = 1.0
 # Seconds between two looks whether a replica has found a machine, and for Ray to find one that has room.
 LOOK_S, PLACING_S = 1.0, 2.0
+# Seconds that an actor with room gets for its first answer. Ray never makes one whose start it was about when its head
+# died.
+ACTOR_START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class ReplicaKeeper:
         self._state: EngineState | None = None  # None: the actor has not answered yet, or there is none
         self._is_draining = False
         self._has_room = self._is_pending = False
+        self._waits_since_s: float | None = None  # since then the replica has room, and its actor has not answered
         self._looked_s = self._began_s = float("-inf")
         self._next_s = float("-inf")
         self._wait_s = FIRST_WAIT_S
@@ -127,6 +131,18 @@ class ReplicaKeeper:
             self._looked_s = now_s
             self._has_room = self._cluster.has_room(self.name)
             self._is_pending = self.call is not None and not self._has_room and now_s - self._began_s >= PLACING_S
+        self._check_start(now_s)
+
+    def _check_start(self, now_s: float) -> None:
+        """Has an actor that does not start replaced by another."""
+        if self._state is not None or self.call is None or not self._has_room:
+            self._waits_since_s = None
+        elif self._waits_since_s is None:
+            self._waits_since_s = now_s
+        elif now_s - self._waits_since_s >= ACTOR_START_S:
+            self.call = self._waits_since_s = None
+            self._cluster.remove(self.name)
+            self._lose(f"its actor has not started within {ACTOR_START_S:.0f} s", now_s)
 
     def answered(self, answer: Answer, now_s: float) -> None:
         self.call = None

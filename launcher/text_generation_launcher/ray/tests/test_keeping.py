@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from text_generation_launcher.ray.driver import Driver
 from text_generation_launcher.ray.keeping import (
+    ACTOR_START_S,
     FIRST_WAIT_S,
     LONG_RUN_S,
     LONGEST_WAIT_S,
+    LOOK_S,
     PLACING_S,
     ActorCall,
     ActorLost,
@@ -124,6 +126,23 @@ def test_a_replica_without_room_is_pending_then_starts_then_serves() -> None:
     bench.after(0.0)
     bench.answer("a", serving("h:1"))
     assert bench.status("a") == RayStatus("a", RayPhase.SERVING, "h:1", "h")
+
+
+def test_an_actor_that_ray_never_starts_is_replaced_by_another() -> None:
+    bench = Bench(a="h:1")
+    bench.after(2 * ACTOR_START_S)
+    assert bench.asked() == [("start", "a")]  # Without room it waits for ever.
+    bench.cluster.room.add("a")
+    bench.after(LOOK_S)
+    bench.after(ACTOR_START_S - 1.0)
+    assert bench.asked() == []
+    bench.after(1.0)
+    assert bench.asked() == [("remove", "a")]
+    assert bench.status("a").address == "h:1"
+    bench.after(FIRST_WAIT_S)
+    assert bench.asked() == [("start", "a")]
+    bench.serve("a", "i:2")
+    assert bench.status("a").address == "i:2"
 
 
 def test_the_address_of_an_engine_whose_actor_is_lost_stands_until_another_serves() -> None:
