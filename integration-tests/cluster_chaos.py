@@ -1,29 +1,37 @@
 """Three replicas on three machines under 64 mixed streams, with faults of all kinds: `make test-cluster`."""
 
 import argparse
-import asyncio
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import cluster_head
 import cluster_poison
 import cluster_record
 import machines
-import mixed
+import psutil
+import redis_server
 import scenarios
-from cluster import ARGUMENTS, ENVIRONMENT, Deployment
+from cluster import Deployment
+from cluster_by_hand import DeploymentByHand
 from cluster_faults import ClusterFault, Injector, turns
+from cluster_head import HeadLost, lose_head
 from cluster_poison import POINTS, ClusterPoisoned
+from cluster_ray import RayDeployment
+from cluster_ray_faults import RayInjector
 from cluster_record import ClusterResult
+from cluster_streams import answers_meanwhile, ask_again, undisturbed
 from machines import Network
-from mixed import MixedAnswer, MixedAsk, MixedClients
+from mixed import MixedAnswer, MixedAsk
 from scale import SHORT
-from server_process import LAUNCHER, ServerProcess
+from server_process import LAUNCHER
 
 from text_generation_benchmark.output import replace_table
 
@@ -39,6 +47,27 @@ GAP_S = (0.2, 4.0)
 # Share of the faults before which the deployment need not be whole: then the next fault meets a recovery.
 OVERLAPPING = 0.2
 SETTLED_S = 2.0
+# Times that the deployment may fail to recover before the run gives up.
+MOST_PROBLEMS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WayToStart:
+    """How replicas are started: the machines beside that of the fronts, and what can be done to them."""
+
+    deployment: Callable[..., Deployment]
+    injector: Callable[..., Injector]
+    machines: int
+    table: str  # name of the table of faults
+
+    @property
+    def kinds(self) -> list[str]:
+        return list(self.injector(None, random.Random()).kinds)
+
+
+BY_HAND = WayToStart(DeploymentByHand, Injector, REPLICAS, "cluster")
+# A spare machine, and one for Redis.
+ON_RAY = WayToStart(RayDeployment, RayInjector, REPLICAS + 2, "cluster on Ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,83 +75,91 @@ class Plan:
     seed: int
     kinds: Sequence[str]
     count: int
-    num_streams: int = NUM_STREAMS
-    tokens: tuple[int, int] = TOKENS
 
 
-def undisturbed(plan: Plan) -> tuple[list[MixedAsk], list[MixedAnswer]]:
-    """The asks, and their answers from one process on one machine."""
-    asked = mixed.mixed_asks(plan.num_streams, plan.tokens)
-    with ServerProcess(*ARGUMENTS, environ=ENVIRONMENT) as server:
-        answers = mixed.all_answers(server.url, asked)
-    broken = [answer.error for answer in answers if answer.error]
-    if broken:
-        raise RuntimeError(f"{len(broken)} streams fail without any fault: {broken[0]}")
-    return asked, answers
+class Injection:
+    """The faults of a plan, one after the other. `problems`: what the deployment did not recover from in time."""
 
+    def __init__(self, deployment: Deployment, plan: Plan, way: WayToStart, note: Callable[[str], None]) -> None:
+        self.faults: list[ClusterFault] = []
+        self.problems: list[str] = []
+        self._deployment = deployment
+        self._plan = plan
+        self._way = way
+        self._note = note
 
-def inject(deployment: Deployment, plan: Plan, note: Callable[[str], None]) -> list[ClusterFault]:
-    rng = random.Random(plan.seed)
-    injector = Injector(deployment, rng)
-    faults = []
-    for number, kind in enumerate(turns(plan.kinds, plan.count, rng), start=1):
-        overlaps = rng.random() < OVERLAPPING
-        if not overlaps:
-            deployment.until_whole()
-        time.sleep(rng.uniform(*GAP_S))
-        fault = injector.inject(kind)
-        faults.append(fault)
-        note(
-            f"{number:4d} {fault.at_s:.2f} +{fault.lifted_s - fault.at_s:.1f} s: {kind}, {fault.victim},"
-            f" {fault.rows} requests"
-        )
-    deployment.until_whole()
-    time.sleep(SETTLED_S)
-    return faults
+    def run(self) -> None:
+        rng = random.Random(self._plan.seed)
+        injector = self._way.injector(self._deployment, rng)
+        for kind in turns(self._plan.kinds, self._plan.count, rng):
+            overlaps = rng.random() < OVERLAPPING
+            whole = "not whole before" if overlaps else f"whole after {self._whole_s():.1f} s"
+            time.sleep(rng.uniform(*GAP_S))
+            try:
+                fault = injector.inject(kind)
+            except (RuntimeError, OSError, psutil.Error, subprocess.SubprocessError) as error:
+                self._complain(f"{kind}: {error}")
+            else:
+                self.faults.append(fault)
+                self._note(f"{len(self.faults):4d} {fault}, {whole}")
+            if len(self.problems) >= MOST_PROBLEMS:
+                return
+        self._whole_s()
+        time.sleep(SETTLED_S)
 
-
-async def under_streams(
-    deployment: Deployment, plan: Plan, asked: Sequence[MixedAsk], note: Callable[[str], None]
-) -> tuple[list[ClusterFault], list[MixedAnswer]]:
-    clients = MixedClients(asked, plan.num_streams)
-    async with asyncio.TaskGroup() as tasks:
-        # Each request has a connection of its own, so that its port tells which front it was with.
-        tasks.create_task(clients.run(deployment.url, {"connection": "close"}))
-        await asyncio.sleep(SETTLED_S)
+    def _whole_s(self) -> float:
+        """Waits until the deployment is whole, and returns how long that took."""
+        began_s = time.monotonic()
         try:
-            faults = await asyncio.to_thread(inject, deployment, plan, note)
-        finally:
-            clients.finish()
-    return faults, clients.answers
+            self._deployment.until_whole()
+        except RuntimeError as error:
+            self._complain(str(error))
+        return time.monotonic() - began_s
 
-
-def ask_again(url: str, asked: Sequence[MixedAsk], answers: Sequence[MixedAnswer]) -> list[str]:
-    """Asks for each text of best_of alone, with the seed that was drawn for it. Returns the kinds that differ."""
-    again = [
-        pair
-        for answer in answers
-        if asked[answer.ask].kind == "best_of" and not answer.error
-        for pair in mixed.asks_for_each_text(asked[answer.ask], answer)
-    ]
-    found = mixed.all_answers(url, [ask for ask, _ in again])
-    return ["best_of" for answer, (_, text) in zip(found, again, strict=True) if answer.outcome != (text,)]
+    def _complain(self, problem: str) -> None:
+        self.problems.append(f"after {len(self.faults)} faults: {problem}")
+        self._note(f"PROBLEM {self.problems[-1]}")
 
 
 def tell(text: str) -> None:
     print(text, flush=True)
 
 
-def run(plan: Plan, folder: Path, launcher: Path = LAUNCHER, note: Callable[[str], None] = tell) -> ClusterResult:
-    asked, expected = undisturbed(plan)
-    note(f"{len(asked)} streams without faults")
-    with (
-        Network(1 + REPLICAS) as network,
-        Deployment(network, folder, failpoints=SLOWER, launcher=launcher) as deployment,
-    ):
-        note("the deployment is whole")
-        faults, answers = asyncio.run(under_streams(deployment, plan, asked, note))
-        different = ask_again(deployment.url, asked, answers)
-        return cluster_record.result(plan.seed, faults, deployment.notices(), asked, expected, answers, different)
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """What runs of one command have in common."""
+
+    way: WayToStart
+    folder: Path
+    launcher: Path
+    asked: Sequence[MixedAsk]
+    expected: Sequence[MixedAnswer]
+    note: Callable[[str], None] = tell
+
+    @contextmanager
+    def deployment(self, name: str) -> Iterator[Deployment]:
+        folder = made(self.folder / name)
+        with (
+            Network(1 + self.way.machines) as network,
+            self.way.deployment(network, folder, failpoints=SLOWER, launcher=self.launcher) as deployment,
+        ):
+            self.note("the deployment is whole")
+            yield deployment
+
+    def with_faults(self, plan: Plan) -> ClusterResult:
+        with self.deployment("faults") as deployment:
+            injection = Injection(deployment, plan, self.way, self.note)
+            answers = answers_meanwhile(deployment.url, self.asked, injection.run)
+            different = ask_again(deployment.url, self.asked, answers)
+            found = cluster_record.result(
+                plan.seed, injection.faults, deployment.notices(), self.asked, self.expected, answers, different
+            )
+            return replace(found, problems=tuple(injection.problems))
+
+    def without_head(self, minutes: float) -> HeadLost:
+        with self.deployment("head") as deployment:
+            assert isinstance(deployment, RayDeployment)
+            return lose_head(deployment, minutes, self.asked, self.expected, self.note)
 
 
 def run_poison(what: str, folder: Path, launcher: Path = LAUNCHER) -> ClusterPoisoned:
@@ -130,57 +167,86 @@ def run_poison(what: str, folder: Path, launcher: Path = LAUNCHER) -> ClusterPoi
     arguments = ("--dtype", "float32", "--json-output", *SHORT.arguments)
     with (
         Network(1 + REPLICAS) as network,
-        Deployment(network, folder, arguments, cluster_poison.rule(what), launcher) as deployment,
+        DeploymentByHand(network, folder, arguments, cluster_poison.rule(what), launcher) as deployment,
     ):
         return cluster_poison.poison(deployment, what, SHORT.asks(), expected)
 
 
 def asked_for() -> argparse.Namespace:
-    kinds = list(Injector(None, random.Random()).kinds)  # type: ignore[arg-type]
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ray", action="store_true", help="Ray chooses the machines, and is hurt as well")
     parser.add_argument("--seed", type=int, default=1, help="which faults, when, and where")
-    parser.add_argument("--faults", type=int, default=10 * len(kinds), help="number of faults; 0: none")
-    parser.add_argument("--kinds", nargs="*", default=kinds, metavar="KIND", help=f"of: {', '.join(kinds)}")
-    parser.add_argument("--poison", nargs="*", default=list(POINTS), metavar="WHAT", help=f"of: {', '.join(POINTS)}")
+    parser.add_argument("--faults", type=int, help="number of faults; 0: none; not given: ten of each kind")
+    parser.add_argument("--kinds", nargs="*", metavar="KIND", help=f"of: {', '.join(ON_RAY.kinds)}")
+    parser.add_argument("--head-minutes", type=float, default=0, help="with --ray: a run without the head, so long")
+    parser.add_argument("--poison", nargs="*", metavar="WHAT", help=f"of: {', '.join(POINTS)}; not with --ray")
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked tables are replaced")
     parser.add_argument("--keep", type=Path, help="a folder for logs, which is not removed")
     parser.add_argument("--launcher", type=Path, default=LAUNCHER, help="another version's launcher")
     asked = parser.parse_args()
-    if unknown := (set(asked.kinds) - set(kinds)) | (set(asked.poison) - set(POINTS)):
+    asked.way = ON_RAY if asked.ray else BY_HAND
+    asked.kinds = asked.way.kinds if asked.kinds is None else asked.kinds
+    asked.faults = 10 * len(asked.kinds) if asked.faults is None else asked.faults
+    if asked.poison is None:
+        asked.poison = [] if asked.ray else list(POINTS)
+    if asked.head_minutes and not asked.ray:
+        parser.error("--head-minutes is for --ray")
+    if unknown := (set(asked.kinds) - set(asked.way.kinds)) | (set(asked.poison) - set(POINTS)):
         parser.error(f"no such kind: {', '.join(unknown)}")
     return asked
+
+
+class Report:
+    """Tables, printed and written as they come, and failures."""
+
+    def __init__(self, write: Path | None) -> None:
+        self.failures: list[str] = []
+        self._write = write
+
+    def take(self, name: str, table: str, failures: Sequence[str]) -> None:
+        tell(f"\n{table}\n")
+        if self._write is not None:
+            self._write.write_text(replace_table(self._write.read_text(), table, name))
+        for failure in failures:
+            tell(f"FAILED: {failure}")
+        self.failures += failures
+
+
+def run_all(asked: argparse.Namespace, folder: Path, report: Report) -> None:
+    if asked.faults or asked.head_minutes:
+        cases = Cases(asked.way, folder, asked.launcher, *undisturbed(NUM_STREAMS, TOKENS))
+    if asked.faults:
+        found = cases.with_faults(Plan(asked.seed, asked.kinds, asked.faults))
+        for line in found.stalls:
+            tell(f"stalled: {line}")
+        report.take(asked.way.table, cluster_record.as_table(found), [*found.failures(), *found.lost, *found.different])
+    if asked.head_minutes:
+        away = cases.without_head(asked.head_minutes)
+        failures = [*away.found.failures(), *away.found.lost, *away.found.different]
+        report.take("cluster without head", cluster_head.as_table(away), failures)
+    poisoned = []
+    for number, what in enumerate(asked.poison):
+        poisoned.append(run_poison(what, made(folder / f"poison{number}"), asked.launcher))
+        tell(str(poisoned[-1]))
+    if poisoned:
+        failures = [f"poison of {each.what}: {failure}" for each in poisoned for failure in each.failures()]
+        report.take("cluster poison", cluster_poison.as_table(poisoned), failures)
 
 
 def main() -> int:
     asked = asked_for()
     if not machines.can_be_made():
         raise SystemExit(machines.WITHOUT)
+    if asked.ray and not redis_server.is_installed():
+        raise SystemExit(redis_server.WITHOUT)
     folder = asked.keep or Path(tempfile.mkdtemp(prefix="tgi-cluster-"))
-    tables, failures = {}, []
+    report = Report(asked.write)
     try:
-        if asked.faults:
-            found = run(Plan(asked.seed, asked.kinds, asked.faults), made(folder / "faults"), asked.launcher)
-            tables["cluster"] = cluster_record.as_table(found)
-            for line in found.stalls:
-                print(f"stalled: {line}")
-            failures += [*found.failures(), *found.lost, *found.different]
-        poisoned = []
-        for number, what in enumerate(asked.poison):
-            poisoned.append(run_poison(what, made(folder / f"poison{number}"), asked.launcher))
-            print(poisoned[-1], flush=True)
-            failures += [f"poison of {what}: {failure}" for failure in poisoned[-1].failures()]
-        if poisoned:
-            tables["cluster poison"] = cluster_poison.as_table(poisoned)
+        run_all(asked, folder, report)
     finally:
         if not asked.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    for name, table in tables.items():
-        print(f"\n{table}\n")
-        if asked.write is not None:
-            asked.write.write_text(replace_table(asked.write.read_text(), table, name))
-    for line in failures:
-        print(f"FAILED: {line}")
-    return 1 if failures else 0
+    return 1 if report.failures else 0
 
 
 def made(folder: Path) -> Path:

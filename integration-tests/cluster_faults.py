@@ -6,13 +6,11 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import psutil
 from cluster import API_PORT, Deployment
 from machines import Machine
-from server_process import wait_until
 from slow_link import Slowness
 
 # Seconds, drawn uniformly, until a stopped process goes on, a cable is back, or a dead machine starts again. The range
@@ -21,8 +19,7 @@ SHORT_OR_LONG_S = (0.5, 9.0)
 # Seconds for which a front is stopped: its launcher replaces it after 2.25 s.
 FRONT_STOP_S = (0.3, 4.0)
 SLOW_FOR_S = (3.0, 8.0)
-# Longest time in seconds that a replica may take to leave: its requests move, and those of a long text may end there.
-LEAVE_LIMIT_S = 120.0
+TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +32,9 @@ class ClusterFault:
     rows: int  # requests that the victim computed or, for a front, held open connections of
     # The clients' ports of a front that died.
     ports: frozenset[int] = frozenset()
+
+    def __str__(self) -> str:
+        return f"{self.at_s:.2f} +{self.lifted_s - self.at_s:.1f} s: {self.kind}, {self.victim}, {self.rows} requests"
 
 
 class Injector:
@@ -60,51 +60,56 @@ class Injector:
 
     def inject(self, kind: str) -> ClusterFault:
         """Injects a fault, after the deployment has become whole if no process of that role is alive now."""
-        fault = self.kinds[kind]()
-        if fault is None:
+        for _ in range(TRIES):
+            with contextlib.suppress(psutil.NoSuchProcess):  # the victim has just ended by itself
+                fault = self.kinds[kind]()
+                if fault is not None:
+                    return fault
             self._deployment.until_whole()
-            fault = self.kinds[kind]()
-        if fault is None:
-            raise RuntimeError(f"{kind}: a whole deployment has no such victim")
-        return fault
+        raise RuntimeError(f"{kind}: a whole deployment has no such victim")
 
-    def _draw(self) -> Machine:
-        return self._rng.choice(self._deployment.replicas)
+    def _draw(self) -> Machine | None:
+        """A machine that has a replica."""
+        replicas = self._deployment.replicas
+        return self._rng.choice(replicas) if replicas else None
+
+    def _about(self, machine: Machine) -> tuple[str, int]:
+        """The engine's address, and the number of its requests."""
+        return self._deployment.target(machine), self._deployment.rows(machine)
 
     def _pause(self, range_s: tuple[float, float]) -> None:
         time.sleep(self._rng.uniform(*range_s))
 
-    def _fault(self, kind: str, machine: Machine, at_s: float, rows: int, pid: int | None = None) -> ClusterFault:
+    def _fault(
+        self, kind: str, machine: Machine, target: str, at_s: float, rows: int, pid: int | None = None
+    ) -> ClusterFault:
         victim = machine.address if pid is None else f"{machine.address}, process {pid}"
-        return ClusterFault(kind, victim, self._deployment.target(machine), at_s, time.time(), rows)
+        return ClusterFault(kind, victim, target, at_s, time.time(), rows)
 
     def _kill(self, role: str) -> ClusterFault | None:
         machine = self._draw()
-        victims = self._deployment.find(machine, role)
-        if not victims:
+        victims = self._deployment.find(machine, role) if machine is not None else []
+        if machine is None or not victims:
             return None
-        victim, rows, at_s = self._rng.choice(victims), self._deployment.rows(machine), time.time()
+        victim, target, rows = self._rng.choice(victims), *self._about(machine)
+        at_s = time.time()
         victim.kill()
         if role == "launcher":
-            self._restart(machine)
-        return self._fault(f"{role} killed", machine, at_s, rows, victim.pid)
-
-    def _restart(self, machine: Machine) -> None:
-        """What a service manager does: ends what is left of a service, and starts it again."""
-        machine.kill()
-        self._deployment.start_replica(machine)
+            self._deployment.restart_launcher(machine)
+        return self._fault(f"{role} killed", machine, target, at_s, rows, victim.pid)
 
     def _stop(self, role: str) -> ClusterFault | None:
         machine = self._draw()
-        victims = self._deployment.find(machine, role)
-        if not victims:
+        victims = self._deployment.find(machine, role) if machine is not None else []
+        if machine is None or not victims:
             return None
-        victim, rows, at_s = self._rng.choice(victims), self._deployment.rows(machine), time.time()
+        victim, target, rows = self._rng.choice(victims), *self._about(machine)
+        at_s = time.time()
         victim.send_signal(signal.SIGSTOP)
         self._pause(SHORT_OR_LONG_S)
         with contextlib.suppress(psutil.NoSuchProcess):  # the launcher has killed the process
             victim.send_signal(signal.SIGCONT)
-        return self._fault(f"{role} stopped", machine, at_s, rows, victim.pid)
+        return self._fault(f"{role} stopped", machine, target, at_s, rows, victim.pid)
 
     def _kill_front(self) -> ClusterFault | None:
         fronts = self._deployment.fronts()
@@ -132,53 +137,55 @@ class Injector:
         died = frozenset() if lives else ports
         return ClusterFault("front stopped", f"process {victim.pid}", "", at_s, time.time(), len(ports), died)
 
-    def _kill_machine(self) -> ClusterFault:
+    def _kill_machine(self) -> ClusterFault | None:
         """All processes die; the kernel, which lives, tells the other machines that their connections end."""
-        machine = self._draw()
-        rows, at_s = self._deployment.rows(machine), time.time()
-        machine.kill()
-        self._pause(SHORT_OR_LONG_S)
-        self._deployment.start_replica(machine)
-        return self._fault("machine killed", machine, at_s, rows)
+        return self._for_a_while("machine killed", self._deployment.kill_machine, self._deployment.start_machine)
 
-    def _lose_power(self) -> ClusterFault:
+    def _lose_power(self) -> ClusterFault | None:
         """The other machines are told of nothing."""
-        machine = self._draw()
-        rows, at_s = self._deployment.rows(machine), time.time()
-        machine.unplug()
-        machine.kill()
-        self._pause(SHORT_OR_LONG_S)
-        machine.plug()
-        self._deployment.start_replica(machine)
-        return self._fault("power lost", machine, at_s, rows)
 
-    def _for_a_while(self, kind: str, begin: Callable[[Machine], None], end: Callable[[Machine], None]) -> ClusterFault:
+        def begin(machine: Machine) -> None:
+            machine.unplug()
+            self._deployment.kill_machine(machine)
+
+        def end(machine: Machine) -> None:
+            machine.plug()
+            self._deployment.start_machine(machine)
+
+        return self._for_a_while("power lost", begin, end)
+
+    def _for_a_while(
+        self, kind: str, begin: Callable[[Machine], None], end: Callable[[Machine], None]
+    ) -> ClusterFault | None:
         machine = self._draw()
-        rows, at_s = self._deployment.rows(machine), time.time()
+        if machine is None:
+            return None
+        target, rows = self._about(machine)
+        at_s = time.time()
         begin(machine)
         self._pause(SHORT_OR_LONG_S)
         end(machine)
-        return self._fault(kind, machine, at_s, rows)
+        return self._fault(kind, machine, target, at_s, rows)
 
     def _scale(self) -> ClusterFault | None:
         """Two replicas are asked to leave, and come again once they have left."""
-        leaving = self._rng.sample(self._deployment.replicas, 2)
-        launchers = [self._deployment.find(machine, "launcher") for machine in leaving]
-        if not all(launchers):
+        if len(self._deployment.replicas) < 3:
             return None
+        leaving = self._rng.sample(self._deployment.replicas, 2)
         rows, at_s = sum(map(self._deployment.rows, leaving)), time.time()
-        for (launcher,) in launchers:
-            launcher.terminate()
-        for machine in leaving:
-            wait_until(partial(self._deployment.has_ended, machine), LEAVE_LIMIT_S, f"{machine.address} leaves")
-        self._pause(SHORT_OR_LONG_S)
-        for machine in leaving:
-            self._deployment.start_replica(machine)
+        try:
+            if not self._deployment.leave(leaving):
+                return None
+            self._pause(SHORT_OR_LONG_S)
+        finally:
+            self._deployment.come_back(leaving)
         victims = " and ".join(machine.address for machine in leaving)
         return ClusterFault("3 to 1 to 3 replicas", victims, "", at_s, time.time(), rows)
 
-    def _slow(self) -> ClusterFault:
+    def _slow(self) -> ClusterFault | None:
         machine, rng = self._draw(), self._rng
+        if machine is None:
+            return None
         freezes = rng.random() < 0.5
         slowness = Slowness(
             delay_s=rng.uniform(0.005, 0.2),
@@ -186,10 +193,11 @@ class Injector:
             freeze_every_s=rng.uniform(0.5, 2) if freezes else 0.0,
             freeze_for_s=rng.uniform(0.2, 5) if freezes else 0.0,
         )
-        rows, at_s = self._deployment.rows(machine), time.time()
+        target, rows = self._about(machine)
+        at_s = time.time()
         with machine.slowed(slowness, rng.randrange(2**31)):
             self._pause(SLOW_FOR_S)
-        return self._fault("slow link", machine, at_s, rows)
+        return self._fault("slow link", machine, target, at_s, rows)
 
 
 def client_ports(front: psutil.Process) -> frozenset[int]:

@@ -53,6 +53,7 @@ class ClusterResult:
     lost: Sequence[str]  # how the other streams ended that did not end normally
     different: Sequence[str]  # the streams whose outcome is not that of the run without faults, and how
     stalls: Sequence[str]
+    problems: Sequence[str] = ()  # times that the deployment has not recovered
 
     @property
     def rows(self) -> int:
@@ -61,7 +62,7 @@ class ClusterResult:
     def failures(self) -> list[str]:
         found = [f"{len(self.lost)} of {self.streams} streams lost: {self.lost[0]}"] if self.lost else []
         found += [f"{len(self.different)} outcomes differ: {self.different[0]}"] if self.different else []
-        return found + [failure for effect in self.effects for failure in effect.failures()]
+        return [*found, *self.problems, *(failure for effect in self.effects for failure in effect.failures())]
 
 
 def result(

@@ -80,6 +80,8 @@ class Machine:
 
     def kill(self) -> int:
         """Kills all processes there, and returns the number of them."""
+        for process in self._started:
+            process.kill()  # also one that is still on its way into the namespace
         killed = kill_all(self.namespace)
         self.collect()
         return killed

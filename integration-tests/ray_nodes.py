@@ -5,7 +5,7 @@
         cluster.start_head(0)
         cluster.start_node(1)
 
-The head's state is lost with the head, unless `redis` is given: then it is in Redis, on the real machine.
+The head's state is lost with the head, unless `redis` is given: then it is in Redis.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from machines import Machine, Network
+from redis_server import Redis
 
 GCS_PORT = 6379
 START_LIMIT_S = 120.0
@@ -35,43 +36,94 @@ RAY = Path(sys.executable).with_name("ray")
 class RayNodes:
     """`folder` gets the token, the certificates, and what each node writes. Its path is short: it holds sockets."""
 
-    def __init__(self, folder: Path, network: Network, cpus: int = 2, redis: str = "") -> None:
-        """`cpus`: cores that each node says it has. `redis`: HOST:PORT."""
+    def __init__(
+        self,
+        folder: Path,
+        network: Network,
+        cpus: int = 2,
+        head_cpus: int | None = None,
+        redis: Redis | None = None,
+        count: int | None = None,
+    ) -> None:
+        """The first `count` machines are nodes; None: all. `cpus`: cores that each node says it has, and `head_cpus`
+        those of the head, if it says other ones."""
         self._folder = folder
-        self._network = network
+        self.machines = network.machines[:count]
         self._cpus = cpus
+        self._head_cpus = cpus if head_cpus is None else head_cpus
         self._redis = redis
-        make_credentials(folder, [network.address, *(machine.address for machine in network.machines)])
+        make_credentials(folder, [network.address, *(machine.address for machine in self.machines)])
 
     @property
     def address(self) -> str:
         """What `--ray` takes on each machine."""
-        return f"{self._network.machines[0].address}:{GCS_PORT}"
+        return f"{self.machines[0].address}:{GCS_PORT}"
 
     def environment(self, machine: Machine) -> dict[str, str]:
         """What every process that speaks with Ray on this machine needs."""
-        found = ray_environment(self._folder) | {"RAY_NODE_IP_ADDRESS": machine.address}
-        return found | ({"RAY_REDIS_ADDRESS": self._redis} if self._redis else {})
+        return ray_environment(self._folder) | {"RAY_NODE_IP_ADDRESS": machine.address}
 
     def start_head(self, number: int = 0) -> None:
-        self._start(number, *head_words(GCS_PORT))
+        self.joined(number, self.begin(number, is_head=True))
 
     def start_node(self, number: int) -> None:
-        self._start(number, f"--address={self.address}")
+        self.joined(number, self.begin(number))
 
-    def _start(self, number: int, *words: str) -> None:
+    def begin(
+        self, number: int, is_head: bool = False, environment: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Starts the command that starts a node, and ends when it has joined. `environment`: more of it."""
+        machine = self.machines[number]
+        words = [f"--address={self.address}"]
+        more = dict(environment or {})
+        if is_head:
+            # A head that was killed has left the file, which says that it runs while other nodes know it.
+            (self.temporary(number) / "ray_current_cluster").unlink(missing_ok=True)
+            words = [*head_words(GCS_PORT)]
+            if self._redis is not None:
+                words.append(f"--redis-password={self._redis.password}")
+                more["RAY_REDIS_ADDRESS"] = self._redis.address
+        cpus = self._head_cpus if is_head else self._cpus
+        arguments = start_words(self.temporary(number), cpus, *words, f"--node-ip-address={machine.address}")
+        return machine.start(arguments, self._log(number), self.environment(machine) | more)
+
+    def joined(self, number: int, starting: "subprocess.Popen[bytes]") -> None:
         """Returns when the node has joined. RuntimeError, with the last lines that it wrote, if it does not."""
-        machine = self._network.machines[number]
-        log = self._folder / f"ray-{number}.log"
-        # Every node has a folder of its own, because the machines share /tmp.
-        arguments = start_words(self._folder / f"r{number}", self._cpus, *words, f"--node-ip-address={machine.address}")
-        process = machine.start(arguments, log, self.environment(machine))
         try:
-            status = process.wait(timeout=START_LIMIT_S)
+            status = starting.wait(timeout=START_LIMIT_S)
         except subprocess.TimeoutExpired:
+            starting.kill()
             status = None
         if status != 0:
-            raise RuntimeError(f"node {number} of Ray has not started: {log.read_text()[-2000:]}")
+            raise RuntimeError(f"node {number} of Ray has not started: {self._log(number).read_text()[-2000:]}")
+
+    def temporary(self, number: int) -> Path:
+        """A folder of each node's own, because the machines share /tmp."""
+        return self._folder / f"r{number}"
+
+    def raylet(self, number: int) -> psutil.Process | None:
+        """The process of a node whose end is the node's."""
+        for pid in self.machines[number].pids():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if is_raylet(process) and process.status() != psutil.STATUS_ZOMBIE:
+                    return process
+        return None
+
+    def end(self, number: int) -> None:
+        """Kills what is left of a node's own processes, but not what its actors have started."""
+        for pid in self.machines[number].pids():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if str(self.temporary(number)) in " ".join(process.cmdline()):
+                    process.kill()
+
+    def _log(self, number: int) -> Path:
+        return self._folder / f"ray-{number}.log"
+
+
+def is_raylet(process: psutil.Process) -> bool:
+    return Path((process.cmdline() or [""])[0]).name == "raylet"
 
 
 @contextlib.contextmanager
@@ -115,7 +167,7 @@ def head_words(port: int) -> tuple[str, ...]:
 
 def start_words(folder: Path, cpus: int, *words: str) -> list[str]:
     """The command that starts a node, and returns when it has joined."""
-    words += (f"--temp-dir={folder}", f"--num-cpus={cpus}", "--num-gpus=0")
+    words += (f"--temp-dir={folder}", f"--num-cpus={cpus}", "--num-gpus=0", "--include-log-monitor=false")
     return [sys.executable, str(RAY), "start", *words, f"--object-store-memory={OBJECT_STORE_BYTES}"]
 
 

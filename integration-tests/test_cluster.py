@@ -7,7 +7,7 @@ from functools import partial
 
 import machines
 import pytest
-from cluster import Deployment
+from cluster_by_hand import DeploymentByHand
 from cluster_faults import ClusterFault, Injector
 from machines import Network
 from scale import SHORT
@@ -17,15 +17,15 @@ ALWAYS = ("--dtype", "float32", "--json-output", "--num-shard", "1")
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentByHand]:
     if not machines.can_be_made():
         pytest.skip(machines.WITHOUT)
     folder = tmp_path_factory.mktemp("cluster")
-    with Network(3) as network, Deployment(network, folder, (*ALWAYS, *SHORT.arguments)) as deployment:
+    with Network(3) as network, DeploymentByHand(network, folder, (*ALWAYS, *SHORT.arguments)) as deployment:
         yield deployment
 
 
-def streams_beside(deployment: Deployment, inject: Callable[[], ClusterFault]) -> list[StreamAnswer]:
+def streams_beside(deployment: DeploymentByHand, inject: Callable[[], ClusterFault]) -> list[StreamAnswer]:
     """The answers to SHORT's streams, during which a fault is injected."""
 
     async def meanwhile(clients: StreamClients) -> None:
@@ -36,7 +36,7 @@ def streams_beside(deployment: Deployment, inject: Callable[[], ClusterFault]) -
     return answers
 
 
-def test_no_stream_notices_that_replicas_are_lost(deployment: Deployment, one_shard: list[StreamAnswer]) -> None:
+def test_no_stream_notices_that_replicas_are_lost(deployment: DeploymentByHand, one_shard: list[StreamAnswer]) -> None:
     injector = Injector(deployment, random.Random(1))
     for kind in ("power lost", "engine killed", "partition"):
         answers = streams_beside(deployment, partial(injector.inject, kind))
