@@ -211,9 +211,10 @@ chaos: install
 test-cluster: install
 	$(BIN)/python integration-tests/cluster_chaos.py --write integration-tests/README.md $(ARGS)
 
-# A real Ray cluster of one node, whose actors, driver and engines are killed: about a minute.
+# Real Ray clusters: one node, whose actors, driver and engines are killed; whole servers on it; and fronts on each of two
+# machines, as root with iproute2. About five minutes.
 test-ray: install
-	$(BIN)/pytest -m ray integration-tests/test_ray.py $(ARGS)
+	$(BIN)/pytest -m ray integration-tests/test_ray.py integration-tests/test_ray_server.py $(ARGS)
 
 # Prints one hash over all answers to 500 mixed requests, during which a shard is killed. A change that must alter no
 # answer must leave the hash the same. To compare two versions:

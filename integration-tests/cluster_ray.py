@@ -21,7 +21,7 @@ from text_generation_common.deployment import ReplicaReport, ReplicaState
 from text_generation_common.errors import CommandError
 from text_generation_common.places import find_control_socket
 from text_generation_launcher.certs import DEPLOYMENT
-from text_generation_launcher.control import send_command
+from text_generation_launcher.control_call import send_command
 from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc as pb_grpc
 

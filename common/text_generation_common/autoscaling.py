@@ -6,8 +6,9 @@ configured. The policy learns it: `_full` is the number of requests of a replica
 which waits began is a mistake, and is not repeated under such a load for some hours.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, exp
+from math import ceil, exp, inf, isfinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,16 @@ class Demand:
     wait_s: float  # expected wait of a request that arrives now, at the replica where it is least; inf: none serves
     requests: int  # requests that have not ended, those in queues included
     used: float = 0.0  # part of the permits of all serving replicas that is taken, 0 to 1; rows, if these are scarcer
+
+
+def joint_demand(told: Sequence[Demand]) -> Demand | None:
+    """What the clients of all fronts want; None: no front has told anything. A front that reaches no engine does not
+    know how long others wait: its wait counts only if no front knows better."""
+    if not told:
+        return None
+    waits = [demand.wait_s for demand in told if isfinite(demand.wait_s)]
+    requests, used = sum(demand.requests for demand in told), sum(demand.used for demand in told)
+    return Demand(max(waits, default=inf), requests, used)
 
 
 @dataclass(frozen=True, slots=True)

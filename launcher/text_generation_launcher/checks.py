@@ -69,6 +69,15 @@ def check_api_keys(access: AccessFlags, closed_routes: bool) -> None:
         )
 
 
+def check_keys_elsewhere(access: AccessFlags, fronts_on_every_node: bool) -> None:
+    """Refuses keys that fronts on other machines would not have: their API would be open to all."""
+    if fronts_on_every_node and access.api_key:
+        raise ArgumentValidation(
+            "--fronts-on-every-node does not send --api-key to other machines",
+            "give --api-key-file, with the same path on each machine",
+        )
+
+
 def check_tracing(flags: TracingFlags) -> None:
     if (refused := tracing.refusal(flags.otlp_endpoint)) is not None:
         raise ArgumentValidation(*refused)

@@ -120,7 +120,7 @@ def _check_security(flags: ClusterFlags) -> None:
         raise ArgumentValidation(f"{name} is for ports between machines, and this server opens none: leave it out")
     if flags.engine_list.engines_file is not None and security.tls_dir is None and not security.insecure_cluster:
         raise CredentialsError(
-            "the engines of --engines-file need certificates, because other machines can reach them",
+            "--engines-file needs certificates, because other machines can reach its engines",
             "give --tls-dir (`text-generation-launcher certs` makes them), or --insecure-cluster in a private network",
         )
     if security.tls_dir is not None and not Path(security.tls_dir).is_dir():
@@ -139,6 +139,8 @@ def _check_ray(flags: ClusterFlags) -> None:
             )
         if importlib.util.find_spec("ray") is None:
             raise ArgumentValidation("--ray needs the package ray: install tgi-py[ray] on each machine of the cluster")
+    elif flags.on_ray.fronts_on_every_node:
+        raise ArgumentValidation("--fronts-on-every-node needs --ray: add --ray auto, or leave it out")
     elif flags.on_ray.replica_cores is not None:
         raise ArgumentValidation("--replica-cores is for --ray: leave it out here")
     elif (flags.most_replicas or 1) > MOST_LOCAL_REPLICAS:

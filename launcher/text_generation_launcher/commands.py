@@ -4,7 +4,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -202,6 +202,22 @@ def engine_only(plan: LaunchPlan, end_without_fronts: float) -> tuple[str, ...]:
     return tuple(options)
 
 
+def fronts_only(plan: LaunchPlan) -> tuple[str, ...]:
+    """Flags of a launcher that runs fronts on another machine, without those of its port and its engines."""
+    options = _options(
+        model_id=plan.model_id,
+        api_workers=plan.cluster.api_workers,
+        resume_across_builds=plan.cluster.engine_list.resume_across_builds,
+        testing=plan.process.testing,
+    )
+    for group in (
+        plan.names, plan.files, plan.cache, plan.requests, plan.formats, plan.tokens, plan.scheduling, plan.access,
+        plan.tracing, plan.cluster.security,
+    ):  # fmt: skip
+        options += _flags(group)
+    return tuple(options + _flags(plan.http, without=("hostname", "port")))
+
+
 def ray_driver(plan: LaunchPlan, environ: Mapping[str, str], port: int, launcher_fd: int) -> Command:
     """The process that asks Ray for replicas. The replicas of one server, found again by its next launcher, are those
     of its host's name and its API port."""
@@ -263,10 +279,10 @@ def _load_format(plan: LaunchPlan) -> list[str]:
     return [] if plan.load_format is LoadFormat.auto else _options(load_format=plan.load_format)
 
 
-def _flags(group: object) -> list[str]:
+def _flags(group: object, without: Collection[str] = ()) -> list[str]:
     """Command line of a group of flags. Defaults are included, because an option overrides the child's environment."""
     values = values_of(group)
-    flags = [flag for flag in flags_of(type(group)) if not flag.secret]
+    flags = [flag for flag in flags_of(type(group)) if not flag.secret and flag.name not in without]
     words = _options(**{flag.name: values[flag.name] for flag in flags})
     return words + [flag.off_name for flag in flags if flag.off_name and values[flag.name] is False]
 

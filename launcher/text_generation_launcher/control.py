@@ -7,19 +7,20 @@ import asyncio
 import json
 import logging
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 from text_generation_common.errors import AddressInUse, ArgumentValidation, CommandError, WrongUsage
-from text_generation_launcher.errors import ScaleRefused, WebserverFailed
+from text_generation_launcher.control_call import LINE_BYTES
+from text_generation_launcher.errors import ScaleRefused
 from text_generation_launcher.serving import Serving
 
 logger = logging.getLogger("text_generation_launcher")
 
-# Bytes of a line, seconds for a command to arrive, and seconds for its answer.
-LINE_BYTES, READ_S, ANSWER_S = 2**20, 5.0, 30.0
+# Seconds for a command to arrive.
+READ_S = 5.0
 
 Run = Callable[[Mapping[str, Any]], object]
 
@@ -44,7 +45,11 @@ def commands_of(serving: Serving) -> dict[str, Run]:
         serving.restart_fronts()
         return {}
 
-    return {"replicas": report, "scale": scale, "restart-fronts": restart_fronts}
+    def front(command: Mapping[str, Any]) -> object:
+        demand = serving.demand
+        return {"listens": serving.has_listened, "demand": None if demand is None else asdict(demand)}
+
+    return {"replicas": report, "scale": scale, "restart-fronts": restart_fronts, "front": front}
 
 
 class ControlSocket:
@@ -98,22 +103,3 @@ async def controlled(path: str, commands: Mapping[str, Run]) -> AsyncIterator[No
         server.close()
         with suppress(FileNotFoundError):
             os.unlink(path)
-
-
-def send_command(path: str, command: Mapping[str, Any]) -> Any:
-    """The answer of the launcher at `path`. CommandError if it refuses, or there is none."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(ANSWER_S)
-        try:
-            connection.connect(path)
-            connection.sendall(json.dumps(command).encode() + b"\n")
-            with connection.makefile("rb") as answers:
-                answer = json.loads(answers.readline(LINE_BYTES))
-        except (OSError, ValueError) as error:
-            raise WebserverFailed(
-                f"no launcher with --replicas or --api-workers answers at {path} ({error})",
-                "give the --port or the --shard-uds-path of its start, and the same XDG_RUNTIME_DIR",
-            ) from None
-    if "error" in answer:
-        raise CommandError(str(answer["error"]), str(answer["hint"]))
-    return answer["answer"]

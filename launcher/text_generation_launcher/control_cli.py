@@ -13,7 +13,7 @@ from text_generation_common.flags.process import InheritedFlags
 from text_generation_common.flags.programs import ProgramFlags
 from text_generation_common.places import find_control_socket
 from text_generation_launcher.config import LauncherConfig
-from text_generation_launcher.control import send_command
+from text_generation_launcher.control_call import send_command
 
 CONTROL = ProgramFlags(
     changes={

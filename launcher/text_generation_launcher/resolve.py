@@ -35,6 +35,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     checks.check_limits(tokens)
     checks.check_api_keys(config.access, config.http.closed_routes)
     cluster = resolve_cluster(config.cluster)
+    checks.check_keys_elsewhere(config.access, cluster.on_ray.fronts_on_every_node)
     num_shard, devices = _shares(config, cluster, environ)
     checks.refuse_unsupported(config)
     rope_scaling, rope_factor = resolve_rope(config.shard.rope_scaling, config.shard.rope_factor)

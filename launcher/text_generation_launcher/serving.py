@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
-from text_generation_common.autoscaling import Demand, ReplicaPolicy
+from text_generation_common.autoscaling import Demand, ReplicaPolicy, joint_demand
 from text_generation_common.deployment import ReplicaReport
 from text_generation_common.flags.cluster import MOST_LOCAL_REPLICAS, Way
 from text_generation_common.link import LinkEvent, LinkMessage
@@ -19,8 +19,8 @@ from text_generation_launcher.kept_process import KeptProcess
 from text_generation_launcher.local_replica import LocalReplica
 from text_generation_launcher.owned_shards import OwnedShards
 from text_generation_launcher.ray.client import RayClient
-from text_generation_launcher.ray.order import engine_order
-from text_generation_launcher.ray.replica import RayReplica
+from text_generation_launcher.ray.order import engine_order, front_order
+from text_generation_launcher.ray.replica import GIVE_UP_S, RayReplica
 from text_generation_launcher.replica_set import ReplicaSet
 from text_generation_launcher.replica_site import ReplicaSite, slices
 from text_generation_launcher.spawner import Spawner
@@ -76,6 +76,8 @@ def serving_of(spawner: Spawner, place: ServerPlace) -> Serving:
         return FrontsAndReplicas(spawner, cluster.api_workers, None)
     if way is Way.RAY:
         client = RayClient(spawner.start_ray_driver, engine_order(spawner.plan))
+        if cluster.on_ray.fronts_on_every_node:
+            client.want_fronts(front_order(spawner.plan, spawner.port))
         on_ray = ReplicaSet(lambda number, on_change: RayReplica(number, client, on_change), cluster.replicas or 1)
         return FrontsAndReplicas(spawner, cluster.api_workers, on_ray, client)
     site_of, most, few = local_sites(spawner, place)
@@ -197,6 +199,8 @@ class FrontsAndReplicas:
         if self._autoscaler is not None:
             self._autoscaler.stop()
         self._fronts.stop()
+        if self._ray is not None:
+            self._ray.drop_fronts()
 
     def scale(self, wanted: int) -> None:
         if self.replicas is None:
@@ -224,6 +228,10 @@ class FrontsAndReplicas:
         others = [*ours, *([self._asking_ray] if self._asking_ray is not None else [])]
         try:
             await _first_ended(fronts, *others)
+            if self._ray is not None:
+                elsewhere = asyncio.create_task(self._ray.fronts_gone(GIVE_UP_S))
+                ours.append(elsewhere)
+                await _first_ended(elsewhere, *others)
             if self.replicas is not None and replicas is not None:
                 self.replicas.stop()
                 await _first_ended(replicas, *others)
@@ -244,16 +252,9 @@ class FrontsAndReplicas:
 
     @property
     def demand(self) -> Demand | None:
-        """What the clients of all fronts want: the sum of the fronts' words, and the longest wait that one expects."""
+        """What the clients of all fronts want, those on other machines included."""
         self._demands = {front: demand for front, demand in self._demands.items() if front.listening.is_set()}
-        told = self._demands.values()
-        if not told:
-            return None
-        return Demand(
-            max(demand.wait_s for demand in told),
-            sum(demand.requests for demand in told),
-            sum(demand.used for demand in told),
-        )
+        return joint_demand([*self._demands.values(), *(self._ray.demands if self._ray is not None else ())])
 
     def _take(self, front: KeptProcess, message: LinkMessage) -> None:
         if message.event is LinkEvent.SCALE:

@@ -39,7 +39,7 @@ class Spawner:
         self._environ = environ
         self._place = place
         self._listen_fd = listen_fd
-        self._port = port
+        self.port = port
         self._janitor = janitor
         self._connections: ConnectionCounts | None = None  # numbers of the fronts
         self._connections_fd: int | None = None
@@ -57,7 +57,7 @@ class Spawner:
         """Starts a router. `launcher_fd` is the router's end of the line to the launcher."""
         assert self._listen_fd is not None
         command = commands.router(
-            self.plan, self._programs, self._environ, self._place, self._listen_fd, self._port, launcher_fd
+            self.plan, self._programs, self._environ, self._place, self._listen_fd, self.port, launcher_fd
         )
         return await self._start(command, WebserverCannotStart)
 
@@ -80,7 +80,7 @@ class Spawner:
             self._place,
             number,
             self._listen_fd,
-            self._port,
+            self.port,
             launcher_fd,
             self._connections_fd if is_placed else None,
         )
@@ -91,7 +91,7 @@ class Spawner:
 
     async def start_ray_driver(self, launcher_fd: int) -> Child:
         """Starts the process that asks Ray for replicas. `launcher_fd`: as in `start_router`."""
-        return await self._start(commands.ray_driver(self.plan, self._environ, self._port, launcher_fd), RayFailed)
+        return await self._start(commands.ray_driver(self.plan, self._environ, self.port, launcher_fd), RayFailed)
 
     def running_as(self, name: str, replica: int | None = None) -> list[Child]:
         """The running children of one kind, download, shard, engine or router; or those of one replica. Fronts are

@@ -90,6 +90,11 @@ class RayFlags:
         "HOST:PORT of a Ray cluster's head, or `auto` for the cluster that this machine is in: the --replicas run on "
         "its machines, and the fronts here.",
     )
+    fronts_on_every_node: bool = flag(
+        False,
+        "Serve HTTP on --port of every machine of the Ray cluster, those that join later included, and not only where "
+        "the command runs.",
+    )
     replica_cores: float | None = flag(
         None,
         "Cores that each replica asks Ray for, to compute on CPUs; 0: it asks for GPUs, one for each shard. Not given: "

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_common.autoscaling import Demand, ReplicaPolicy, ScalingPace
+from text_generation_common.autoscaling import Demand, ReplicaPolicy, ScalingPace, joint_demand
 
 PACE = ScalingPace()
 CALM, WAITS = Demand(0.0, 4, 0.05), Demand(8.0, 60, 0.3)
@@ -156,6 +156,13 @@ def test_more_load_than_the_greatest_number_carries_brings_that_number(most: int
     fleet = FluidFleet(ReplicaPolicy(1, most), 1, 60.0, 1.0, 10.0)
     fleet.run(3600, 20.0)
     assert fleet.wanted[-1] == most
+
+
+def test_the_demand_of_several_fronts_is_their_sum_and_the_longest_wait_that_one_knows() -> None:
+    assert joint_demand([]) is None
+    assert joint_demand([Demand(0.5, 3, 0.25), Demand(2.0, 4, 0.5)]) == Demand(2.0, 7, 0.75)
+    assert joint_demand([Demand(0.5, 3, 0.25), Demand(inf, 4, 0.0)]) == Demand(0.5, 7, 0.25)
+    assert joint_demand([Demand(inf, 4, 0.0)]) == Demand(inf, 4, 0.0)
 
 
 def test_bounds_that_contradict_each_other_are_refused() -> None:

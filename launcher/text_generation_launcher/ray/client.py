@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
+from text_generation_common.autoscaling import Demand
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import RayFailed
 from text_generation_launcher.process import Child
-from text_generation_launcher.ray.values import EngineOrder, RayPhase, RayReport, RayStatus, Wanted
+from text_generation_launcher.ray.values import EngineOrder, FrontOrder, RayPhase, RayReport, RayStatus, Wanted
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -54,7 +55,12 @@ class RayClient:
         self._has_reported = False
         self._was_silent = False
         self._number = 0  # that of the last wish
-        self._is_cleared = asyncio.Event()  # whether the last report knows the last wish, and has no replica
+        self._is_cleared = asyncio.Event()  # whether the last report knows the last wish, and has nothing
+        self._front_order: FrontOrder | None = None
+        self._fronts: dict[str, RayStatus] = {}  # by their names
+        # Set if there never were fronts, or the last report knows the last wish and has none.
+        self._has_no_fronts = asyncio.Event()
+        self._has_no_fronts.set()
 
     @property
     def silent_s(self) -> float:
@@ -76,9 +82,33 @@ class RayClient:
         if self._replicas.pop(self._name(number), None) is not None:
             self._send()
 
+    def want_fronts(self, order: FrontOrder) -> None:
+        """From now on every machine of the cluster but this one is to have these fronts."""
+        self._front_order = order
+        self._has_no_fronts.clear()
+        self._send()
+
+    def drop_fronts(self) -> None:
+        """From now on no fronts are wanted on other machines: those there drain."""
+        if self._front_order is not None:
+            self._front_order = None
+            self._send()
+
+    async def fronts_gone(self, give_up_s: float) -> None:
+        """Returns when no fronts are left on other machines, or when Ray has been silent for `give_up_s` seconds."""
+        while not self._has_no_fronts.is_set() and self.silent_s < give_up_s:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_no_fronts.wait(), CHECK_S)
+
+    @property
+    def demands(self) -> list[Demand]:
+        """What the clients of fronts on other machines want, as far as these have told it."""
+        return [status.demand for status in self._fronts.values() if status.demand is not None]
+
     async def clear(self) -> None:
-        """Drops all replicas, and returns when Ray has none of them any more. `run` has to go on meanwhile."""
+        """Drops replicas and fronts, and returns when Ray has none of them any more. `run` has to go on meanwhile."""
         self._replicas.clear()
+        self._front_order = None
         self._send()
         await self._is_cleared.wait()
 
@@ -131,14 +161,23 @@ class RayClient:
         if self._writer is not None:
             wanted = {name: known for name, known in self._replicas.items() if known.is_wanted}
             addresses = {name: known.status.address if known.status else "" for name, known in wanted.items()}
-            self._writer.write(Wanted(self._order, addresses, self._number).text().encode() + b"\n")
+            wish = Wanted(self._order, addresses, self._number, self._front_order)
+            self._writer.write(wish.text().encode() + b"\n")
 
     def _take(self, report: RayReport) -> None:
         if self._was_silent:
             logger.info("Ray answers again")
         self._heard_s, self._has_reported, self._was_silent = time.monotonic(), True, False
-        if report.number == self._number and not report.replicas:
-            self._is_cleared.set()
+        if report.number == self._number and not report.fronts and self._front_order is None:
+            self._has_no_fronts.set()
+            if not report.replicas:
+                self._is_cleared.set()
+        fronts = {front.name: front for front in report.fronts}
+        for name, front in fronts.items():
+            _log_change(self._fronts.get(name), front)
+        for name in self._fronts.keys() - fronts.keys():
+            logger.info("%s has left", name)
+        self._fronts = fronts
         found = {status.name: status for status in report.replicas}
         for name, known in list(self._replicas.items()):
             status = found.get(name)

@@ -5,17 +5,18 @@ both outlive the driver, and are found again by their names.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import ray
 from ray.util import get_placement_group, list_named_actors, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup, placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from text_generation_launcher.ray.hosts import ReplicaHost
+from text_generation_launcher.ray.fronts import FRONT
+from text_generation_launcher.ray.hosts import FrontHost, ReplicaHost
 from text_generation_launcher.ray.keeping import ActorCall, ActorLost, ActorUnsure, Answer
-from text_generation_launcher.ray.values import EngineOrder, EngineState
+from text_generation_launcher.ray.values import EngineOrder, EngineState, FrontOrder, Order
 
 # Calls that one actor answers beside each other: a few watches of drivers that are gone, a start, an end.
 MOST_CALLS = 100
@@ -53,7 +54,8 @@ class RayReplicas:
         except ClusterLost:
             return None
 
-    def start(self, name: str, order: EngineOrder) -> ActorCall:
+    def start(self, name: str, order: Order) -> ActorCall:
+        assert isinstance(order, EngineOrder)
         with _telling_loss():
             cpus, gpus = order.needs(self._has_gpus())
             group = self._group(name)
@@ -98,8 +100,35 @@ class RayReplicas:
             return group is not None and placement_group_table(group).get("state") == "CREATED"
 
     def names(self) -> list[str]:
+        return [name for name in self._actors() if not name.startswith(FRONT)]
+
+    def front_names(self) -> list[str]:
+        return [name for name in self._actors() if name.startswith(FRONT)]
+
+    def other_nodes(self) -> Mapping[str, str]:
         with _telling_loss():
-            return [str(name) for name in list_named_actors()]
+            here = ray.get_runtime_context().get_node_id()
+            living = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]}
+        return {address: node for node, address in living.items() if address != living.get(here)}
+
+    def start_fronts(self, name: str, order: FrontOrder, node: str) -> ActorCall:
+        with _telling_loss():
+            actor = ray.remote(FrontHost).options(
+                name=name,
+                get_if_exists=True,
+                lifetime="detached",
+                num_cpus=0,
+                max_restarts=0,
+                max_concurrency=MOST_CALLS,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            )
+            handle = self._handles[name] = actor.remote(self._namespace, name)
+            return self._opened(name, handle.start.remote(order.text()))
+
+    def tell_engines(self, name: str, addresses: Sequence[str]) -> None:
+        handle = self._handle(name)
+        if handle is not None:
+            handle.tell.remote(",".join(addresses))
 
     def answers(self, calls: Sequence[ActorCall], seconds: float) -> dict[ActorCall, Answer]:
         found: dict[ActorCall, Answer] = {
@@ -110,6 +139,10 @@ class RayReplicas:
             done, _ = ray.wait(list(waiting), timeout=0.0 if found else seconds)
             found |= {waiting[ref]: self._answer(waiting[ref], ref) for ref in done}
         return found
+
+    def _actors(self) -> list[str]:
+        with _telling_loss():
+            return [str(name) for name in list_named_actors()]
 
     def _has_gpus(self) -> bool:
         return bool(ray.cluster_resources().get("GPU", 0.0) > 0)

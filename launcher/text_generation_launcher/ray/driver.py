@@ -12,7 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from text_generation_launcher.ray.fronts import FrontCluster, NodeFronts
 from text_generation_launcher.ray.keeping import Answer, ReplicaCluster, ReplicaKeeper
 from text_generation_launcher.ray.own_node import end_with_node
 from text_generation_launcher.ray.values import RayReport, Wanted
@@ -22,16 +24,21 @@ TURN_S, REPORT_S = 0.25, 1.0
 NO_CLUSTER = 3  # exit status: Ray cannot be reached
 
 
+class DriverCluster(ReplicaCluster, FrontCluster, Protocol):
+    """All that the driver asks of Ray."""
+
+
 class Driver:
     """Does what is wanted, one turn after another. `tell` sends a report."""
 
     def __init__(
-        self, cluster: ReplicaCluster, tell: Callable[[RayReport], None], clock: Callable[[], float] = time.monotonic
+        self, cluster: DriverCluster, tell: Callable[[RayReport], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cluster = cluster
         self._tell = tell
         self._clock = clock
         self._keepers: dict[str, ReplicaKeeper] = {}
+        self._fronts = NodeFronts(cluster)
         self._number = 0  # that of the last wish
         self._told = RayReport(())
         self._told_s = float("-inf")
@@ -48,15 +55,21 @@ class Driver:
             if name not in self._keepers:
                 self._keepers[name] = ReplicaKeeper(name, wanted.order, self._cluster)
             self._keepers[name].drain()
+        self._fronts.want(wanted.fronts)
 
     def turn(self) -> None:
         for keeper in list(self._keepers.values()):
             keeper.turn(self._clock())
-        calls = {keeper.call: keeper for keeper in self._keepers.values() if keeper.call is not None}
+        engines = sorted({keeper.address for keeper in self._keepers.values() if keeper.address})
+        self._fronts.turn(self._clock(), engines)
+        keepers = (*self._keepers.values(), *self._fronts.keepers.values())
+        calls = {keeper.call: keeper for keeper in keepers if keeper.call is not None}
         for call, answer in self._cluster.answers(list(calls), TURN_S).items():
             self._answer(calls[call], answer)
         self._keepers = {name: keeper for name, keeper in self._keepers.items() if not keeper.is_gone}
-        report = RayReport(tuple(keeper.status for keeper in self._keepers.values()), self._number)
+        self._fronts.drop_those_gone()
+        replicas = tuple(keeper.status for keeper in self._keepers.values())
+        report = RayReport(replicas, self._number, self._fronts.statuses)
         if report != self._told or self._clock() - self._told_s >= REPORT_S:
             self._told, self._told_s = report, self._clock()
             self._tell(report)

@@ -7,12 +7,27 @@ import asyncio
 import os
 import subprocess
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 import ray
 
-from text_generation_common.places import machine_folder
+from text_generation_common.autoscaling import Demand
+from text_generation_common.errors import CommandError
+from text_generation_common.places import chosen, machine_folder
+from text_generation_launcher.control_call import send_command
 from text_generation_launcher.ray.machine import KeptEngine, MachineEngines
-from text_generation_launcher.ray.values import EngineOrder, EnginePhase, EngineState
+from text_generation_launcher.ray.starter import private
+from text_generation_launcher.ray.values import (
+    ENGINES_FILE,
+    SOCKETS,
+    EngineOrder,
+    EnginePhase,
+    EngineState,
+    FrontOrder,
+)
 
 # Seconds between two looks at the engine.
 LOOK_S = 0.2
@@ -20,6 +35,8 @@ LOOK_S = 0.2
 DESERTED_S = 120.0
 # Seconds between two attempts to start an engine on devices that are in use.
 RETRY_S = 1.0
+# Seconds between two questions to the launcher of fronts.
+ASK_S = 1.0
 
 
 class ReplicaHost:
@@ -40,20 +57,17 @@ class ReplicaHost:
         self._called_s = time.monotonic()
         async with self._starting:
             if self._engine is None:
-                parsed = EngineOrder.of(order)
-                devices = [str(number) for number in ray.get_gpu_ids()]
-                folder = machine_folder(f"ray-{self._node}", os.environ.get("XDG_RUNTIME_DIR", ""))
-                machine = MachineEngines(folder, self._node)
                 try:
                     # In a thread, since a start waits for a process.
-                    found = await asyncio.to_thread(machine.claim, self._owner, self._name, parsed, devices)
+                    found = await asyncio.to_thread(self._claim(order))
                 except (OSError, subprocess.SubprocessError) as error:
-                    found = f"no engine can be started: {error}"
+                    found = f"nothing can be started: {error}"
                 if isinstance(found, str):
                     self._blocked = found
                     await asyncio.sleep(RETRY_S)
                 else:
                     self._engine = found
+                    self._has_claimed()
         return self._state().text()
 
     async def watch(self, known: str, seconds: float) -> str:
@@ -79,9 +93,71 @@ class ReplicaHost:
                 group = ray.util.get_current_placement_group()
                 if group is not None:
                     ray.util.remove_placement_group(group)  # with this actor in it
+                else:
+                    os._exit(0)
                 return
+
+    def _claim(self, order: str) -> Callable[[], KeptEngine | str]:
+        devices = [str(number) for number in ray.get_gpu_ids()]
+        return partial(self._machine("ray", "GPU").claim, self._owner, self._name, EngineOrder.of(order), devices)
+
+    def _has_claimed(self) -> None:
+        """Called once the engine was started or taken over."""
+
+    def _machine(self, folder: str, kind: str) -> MachineEngines:
+        runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+        return MachineEngines(machine_folder(f"{folder}-{self._node}", runtime), self._node, kind)
 
     def _state(self) -> EngineState:
         if self._engine is None:
             return EngineState(EnginePhase.BLOCKED, "", 0, self._node, self._blocked)
         return self._engine.state()
+
+
+class FrontHost(ReplicaHost):
+    """Runs the fronts of one machine: a launcher that follows a file with the engines' addresses."""
+
+    def __init__(self, owner: str, name: str) -> None:
+        super().__init__(owner, name)
+        self._order: FrontOrder | None = None
+        self._engines = ""  # the text of the file
+        self._serves = False
+        self._demand: Demand | None = None
+        self._asking = asyncio.create_task(self._ask_again_and_again())
+
+    async def tell(self, engines: str) -> None:
+        """From now on the fronts use the engines with these addresses, with commas between. None at all changes
+        nothing: their driver may know of no engine yet."""
+        if engines and engines != self._engines:
+            self._engines = engines
+            self._has_claimed()
+
+    def _claim(self, order: str) -> Callable[[], KeptEngine | str]:
+        self._order = FrontOrder.of(order)
+        machine = self._machine("ray-fronts", "port")
+        return partial(machine.claim, self._owner, self._name, self._order, [str(self._order.port)])
+
+    def _has_claimed(self) -> None:
+        if self._engine is not None and self._engines:
+            path = self._engine.folder / ENGINES_FILE
+            partial_path = path.with_suffix(".partial")
+            with open(partial_path, "w", opener=private) as file:
+                file.write(self._engines.replace(",", "\n") + "\n")
+            os.replace(partial_path, path)
+
+    async def _ask_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(ASK_S)
+            if self._engine is not None:
+                socket = chosen(str(self._engine.folder / SOCKETS)).control_socket
+                with suppress(CommandError):  # The launcher starts, ends, or is busy.
+                    told = await asyncio.to_thread(send_command, socket, {"command": "front"})
+                    self._serves = bool(told["listens"])
+                    self._demand = None if told["demand"] is None else Demand(**told["demand"])
+
+    def _state(self) -> EngineState:
+        state = super()._state()
+        if state.phase is not EnginePhase.STARTING or not self._serves or self._order is None:
+            return state
+        host = f"[{self._node}]" if ":" in self._node else self._node
+        return replace(state, phase=EnginePhase.SERVING, address=f"{host}:{self._order.port}", demand=self._demand)

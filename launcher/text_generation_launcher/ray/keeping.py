@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from text_generation_launcher.ray.values import EngineOrder, EnginePhase, EngineState, RayPhase, RayStatus
+from text_generation_launcher.ray.values import EnginePhase, EngineState, Order, RayPhase, RayStatus
 
 # Seconds before a lost replica is started again: the first time, and at most.
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
@@ -49,7 +49,7 @@ Answer = EngineState | ActorLost | ActorUnsure
 class ReplicaCluster(Protocol):
     """What the driver asks of Ray. Each method may raise ClusterLost, after which the driver starts anew."""
 
-    def start(self, name: str, order: EngineOrder) -> ActorCall:
+    def start(self, name: str, order: Order) -> ActorCall:
         """Asks for room and an actor for the replica, unless it has them, and tells the actor to start."""
 
     def watch(self, name: str, known: EngineState, seconds: float) -> ActorCall: ...
@@ -71,10 +71,11 @@ class ReplicaCluster(Protocol):
 
 
 class ReplicaKeeper:
-    """Keeps one replica until it is drained. Whatever happens to its actor, the address in its status is that of the
-    engine that serves, as far as is known: a new engine's address takes its place when the new engine serves."""
+    """Keeps one replica, or the fronts of one machine, until it is drained. Whatever happens to its actor, the address
+    in its status is that of the engine that serves, as far as is known: a new engine's address takes its place when the
+    new engine serves."""
 
-    def __init__(self, name: str, order: EngineOrder, cluster: ReplicaCluster, address: str = "") -> None:
+    def __init__(self, name: str, order: Order, cluster: ReplicaCluster, address: str = "") -> None:
         self.name = name
         self.call: ActorCall | None = None
         self.is_gone = False
@@ -106,8 +107,8 @@ class ReplicaKeeper:
 
     @property
     def status(self) -> RayStatus:
-        node = self._state.node if self._state is not None else ""
-        return RayStatus(self.name, self._phase, self._address, node, self._why, self._failures)
+        node, demand = ("", None) if self._state is None else (self._state.node, self._state.demand)
+        return RayStatus(self.name, self._phase, self._address, node, self._why, self._failures, demand)
 
     def drain(self) -> None:
         """Has the engine end when its requests are done, and then the replica is gone."""
@@ -117,7 +118,7 @@ class ReplicaKeeper:
         self._next_s = float("-inf")
         if self._state is not None:
             self._cluster.end(self.name)
-        elif self.call is not None and not self._has_room:
+        elif self.call is not None and not self._cluster.has_room(self.name):
             self._end()  # No engine was started.
 
     def turn(self, now_s: float) -> None:

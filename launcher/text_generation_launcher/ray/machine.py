@@ -22,7 +22,7 @@ from pathlib import Path
 
 from text_generation_launcher.ray.processes import ProcessIdentity
 from text_generation_launcher.ray.starter import private
-from text_generation_launcher.ray.values import EngineOrder, EnginePhase, EngineState
+from text_generation_launcher.ray.values import ADDRESS_FILE, EnginePhase, EngineState, Order
 
 # Seconds that the starter gets: it runs a program and writes a file.
 STARTER_S = 60.0
@@ -31,7 +31,6 @@ MOST_LOG_BYTES, TOLD_BYTES = 16 * 1024 * 1024, 2000
 # Seconds between two touches of the files: systems remove old files from /tmp.
 TOUCH_S = 3600.0
 LAST_LOG = "ended.log"
-PROGRAM = (sys.executable, "-m", "text_generation_launcher.cli", "--engine-only")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class EngineFiles:
 
     @property
     def address(self) -> Path:
-        return self.folder / "address"
+        return self.folder / ADDRESS_FILE
 
     @property
     def log(self) -> Path:
@@ -123,6 +122,10 @@ class KeptEngine:
         self._touched_s = time.monotonic()
         self._is_ending = False
 
+    @property
+    def folder(self) -> Path:
+        return self._files.folder
+
     def state(self) -> EngineState:
         pid = self._identity.pid if self._identity is not None else 0
         if self._identity is None or not self._identity.is_alive:
@@ -158,13 +161,16 @@ class KeptEngine:
 
 
 class MachineEngines:
-    """The engines of one user on this machine. `folder` is private; `node` is the machine's address in the cluster."""
+    """The engines of one user on this machine. `folder` is private; `node` is the machine's address in the cluster;
+    `kind` is what devices are called. Fronts are kept in the same way, in a folder of their own: their device is the
+    port."""
 
-    def __init__(self, folder: Path, node: str) -> None:
+    def __init__(self, folder: Path, node: str, kind: str = "GPU") -> None:
         self._folder = folder
         self._node = node
+        self._kind = kind
 
-    def claim(self, owner: str, name: str, order: EngineOrder, devices: Sequence[str]) -> KeptEngine | str:
+    def claim(self, owner: str, name: str, order: Order, devices: Sequence[str]) -> KeptEngine | str:
         """An engine that was left by its actor and runs the same order, or a new one. A text, why there is none yet,
         if the devices are in use: engines without an actor that use them are asked to end. Then call it again."""
         wanted = EngineAbout(owner, name, order.digest, tuple(devices), order.drain_s)
@@ -176,23 +182,24 @@ class MachineEngines:
                 if shared:
                     identity = files.identity()
                     pid = identity.pid if identity is not None else 0
+                    used = f"{self._kind} {', '.join(shared)} is used by the launcher with pid {pid}"
                     if lock is None:
-                        return f"GPU {', '.join(shared)} is used by the engine with pid {pid}, whose actor is alive"
+                        return f"{used}, whose actor is alive"
                     os.close(lock)
                     files.end(about.drain_s)
-                    return f"GPU {', '.join(shared)} is used by the engine with pid {pid}, which was asked to end"
+                    return f"{used}, which was asked to end"
                 if lock is not None:
                     os.close(lock)
             return self._start(wanted, order, held)
 
-    def _start(self, about: EngineAbout, order: EngineOrder, held: int) -> KeptEngine:
+    def _start(self, about: EngineAbout, order: Order, held: int) -> KeptEngine:
         files = EngineFiles(self._folder / uuid.uuid4().hex[:12])
         files.folder.mkdir(mode=0o700)
         lock = _opened(files.lock)
         fcntl.flock(lock, fcntl.LOCK_EX)
         with open(files.about, "w", opener=private) as file:
             file.write(about.text())
-        argv = (*(order.program or PROGRAM), *order.argv, *address_flags(self._node, files.address))
+        argv = order.command(self._node, files.folder)
         starter = (sys.executable, "-m", "text_generation_launcher.ray.starter", str(files.pid), str(files.log), *argv)
         subprocess.run(starter, env=environment(order, about.devices), pass_fds=[held], timeout=STARTER_S, check=True)
         return KeptEngine(files, self._node, order.drain_s, lock)
@@ -225,13 +232,7 @@ class MachineEngines:
             os.close(held)
 
 
-def address_flags(node: str, address_file: Path) -> tuple[str, ...]:
-    """Flags of an engine-only launcher on the machine `node`: the kernel chooses the port."""
-    host = f"[{node}]" if ":" in node else node
-    return ("--engine-address", f"{host}:0", "--engine-address-file", str(address_file))
-
-
-def environment(order: EngineOrder, devices: Sequence[str]) -> dict[str, str]:
+def environment(order: Order, devices: Sequence[str]) -> dict[str, str]:
     """The environment of an engine: that of the machine's Ray without Ray's own variables, which hold its token.
 
     OMP_NUM_THREADS is Ray's as well. On GPUs the engine's launcher knows better; on CPUs the replicas of a machine
@@ -239,7 +240,7 @@ def environment(order: EngineOrder, devices: Sequence[str]) -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     kept.pop("OMP_NUM_THREADS", None)
-    return kept if devices else kept | {"OMP_NUM_THREADS": str(order.threads)}
+    return kept if devices or not order.threads else kept | {"OMP_NUM_THREADS": str(order.threads)}
 
 
 def _opened(path: Path) -> int:

@@ -2,10 +2,11 @@
 
 import os
 from dataclasses import replace
+from ipaddress import ip_address
 
 from text_generation_launcher import commands
 from text_generation_launcher.config import LaunchPlan
-from text_generation_launcher.ray.values import EngineOrder
+from text_generation_launcher.ray.values import EngineOrder, FrontOrder
 
 # Seconds that an engine gets to end in addition to the time in which its requests may end.
 DRAIN_MARGIN_S = 30.0
@@ -18,6 +19,14 @@ def engine_order(plan: LaunchPlan) -> EngineOrder:
     drain_s = plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
     argv, cores = commands.engine_only(with_whole_paths(plan), LONELY_S), plan.cluster.on_ray.replica_cores
     return EngineOrder(argv, shards=plan.num_shard, cores=cores, drain_s=drain_s)
+
+
+def front_order(plan: LaunchPlan, port: int) -> FrontOrder:
+    """`port`: the command's own. Keys are not in it, but a file of digests may be."""
+    listens_everywhere = ip_address(plan.http.hostname).is_unspecified
+    argv = commands.fronts_only(with_whole_paths(plan))
+    drain_s = plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
+    return FrontOrder(argv, port, plan.http.hostname if listens_everywhere else "", drain_s)
 
 
 def with_whole_paths(plan: LaunchPlan) -> LaunchPlan:

@@ -2,10 +2,19 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
+
+from text_generation_common.autoscaling import Demand
+
+LAUNCHER = (sys.executable, "-m", "text_generation_launcher.cli")
+# Files of a launcher that an actor runs, in the launcher's folder: where its engine serves, where its fronts find
+# engines, and the beginning of the names of its sockets.
+ADDRESS_FILE, ENGINES_FILE, SOCKETS = "address", "engines", "s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +41,16 @@ class EngineOrder:
         """Threads of each shard on CPUs."""
         return max(1, int(self.cores or self.shards) // self.shards)
 
+    def command(self, node: str, folder: Path) -> tuple[str, ...]:
+        """What to run on the machine `node`: the kernel chooses the port."""
+        program = self.program or (*LAUNCHER, "--engine-only")
+        address = f"[{node}]:0" if ":" in node else f"{node}:0"
+        where = ("--engine-address", address, "--engine-address-file", str(folder / ADDRESS_FILE))
+        return (*program, *self.argv, *where)
+
     @property
     def digest(self) -> str:
-        """Names the order: equal for equal orders."""
-        return hashlib.sha256(self.text().encode()).hexdigest()[:8]
+        return _digest(self.text())
 
     def text(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -52,6 +67,58 @@ class EngineOrder:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FrontOrder:
+    """The fronts that an actor has to run, on one machine. `argv`: the flags of a launcher without those that the actor
+    chooses. `hostname`: where they listen; empty: on the machine's address in the cluster. `program`: as in
+    EngineOrder."""
+
+    argv: tuple[str, ...]
+    port: int
+    hostname: str = ""
+    drain_s: float = 90.0  # seconds that the fronts get to end after SIGTERM, before SIGKILL
+    program: tuple[str, ...] = ()
+
+    threads = 0  # on CPUs a front needs no share of cores
+
+    def command(self, node: str, folder: Path) -> tuple[str, ...]:
+        where = (
+            "--hostname",
+            self.hostname or node,
+            "--port",
+            str(self.port),
+            "--shard-uds-path",
+            str(folder / SOCKETS),
+        )
+        return (*(self.program or LAUNCHER), *self.argv, *where, "--engines-file", str(folder / ENGINES_FILE))
+
+    @property
+    def digest(self) -> str:
+        return _digest(self.text())
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def of(cls, text: str) -> "FrontOrder":
+        fields = json.loads(text)
+        return cls(
+            tuple(map(str, fields["argv"])),
+            int(fields["port"]),
+            str(fields["hostname"]),
+            float(fields["drain_s"]),
+            tuple(map(str, fields["program"])),
+        )
+
+
+Order = EngineOrder | FrontOrder
+
+
+def _digest(text: str) -> str:
+    """Names an order: equal for equal orders."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 class EnginePhase(StrEnum):
     BLOCKED = "blocked"  # the devices are used by another engine of the machine
     STARTING = "starting"
@@ -61,13 +128,14 @@ class EnginePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What an actor says of its engine. `why` explains BLOCKED and ENDED."""
+    """What an actor says of its engine or its fronts. `why` explains BLOCKED and ENDED."""
 
     phase: EnginePhase
-    address: str = ""  # HOST:PORT, once the engine serves
+    address: str = ""  # HOST:PORT, once the engine or a front serves
     pid: int = 0
     node: str = ""  # the machine's IP address in the Ray cluster
     why: str = ""
+    demand: Demand | None = None  # what the clients of the fronts want
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -81,6 +149,7 @@ class EngineState:
             int(fields["pid"]),
             str(fields["node"]),
             str(fields["why"]),
+            _demand(fields["demand"]),
         )
 
 
@@ -88,20 +157,25 @@ class EngineState:
 class Wanted:
     """What the launcher wants of the driver, always as a whole. `replicas`: the names of the replicas that are to
     serve, each with the address that the launcher knows, or ""; all others are drained and taken away. `number`: wishes
-    are counted, and a report says which was the last one before it."""
+    are counted, and a report says which was the last one before it. `fronts`: what every other machine of the cluster
+    is to run; None: nothing, and what runs there is drained."""
 
     order: EngineOrder
     replicas: Mapping[str, str]
     number: int = 0
+    fronts: FrontOrder | None = None
 
     def text(self) -> str:
-        return json.dumps({"order": self.order.text(), "replicas": dict(self.replicas), "number": self.number})
+        fronts = None if self.fronts is None else self.fronts.text()
+        fields = {"order": self.order.text(), "replicas": dict(self.replicas), "number": self.number, "fronts": fronts}
+        return json.dumps(fields)
 
     @classmethod
     def of(cls, text: str) -> "Wanted":
         fields = json.loads(text)
         known = {str(name): str(address) for name, address in fields["replicas"].items()}
-        return cls(EngineOrder.of(fields["order"]), known, int(fields["number"]))
+        fronts = None if fields["fronts"] is None else FrontOrder.of(fields["fronts"])
+        return cls(EngineOrder.of(fields["order"]), known, int(fields["number"]), fronts)
 
 
 class RayPhase(StrEnum):
@@ -113,8 +187,9 @@ class RayPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RayStatus:
-    """What the driver says of one replica. `address` may stand in every phase: an engine whose actor is lost, or that
-    drains, may serve on. `failures`: starts in a row after which the replica did not serve."""
+    """What the driver says of one replica, or of the fronts of one machine. `address` may stand in every phase: an
+    engine whose actor is lost, or that drains, may serve on. `failures`: starts in a row after which nothing served.
+    `demand`: what the clients of the fronts want."""
 
     name: str
     phase: RayPhase
@@ -122,6 +197,7 @@ class RayStatus:
     node: str = ""
     why: str = ""
     failures: int = 0
+    demand: Demand | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +207,16 @@ class RayReport:
 
     replicas: tuple[RayStatus, ...]
     number: int = 0
+    fronts: tuple[RayStatus, ...] = ()
 
     def text(self) -> str:
-        return json.dumps({"replicas": [asdict(status) for status in self.replicas], "number": self.number})
+        return json.dumps(asdict(self))
 
     @classmethod
     def of(cls, text: str) -> "RayReport":
         fields = json.loads(text)
-        return cls(tuple(map(_status, fields["replicas"])), int(fields["number"]))
+        replicas, fronts = (tuple(map(_status, fields[name])) for name in ("replicas", "fronts"))
+        return cls(replicas, int(fields["number"]), fronts)
 
 
 def _status(fields: Mapping[str, Any]) -> RayStatus:
@@ -149,4 +227,9 @@ def _status(fields: Mapping[str, Any]) -> RayStatus:
         str(fields["node"]),
         str(fields["why"]),
         int(fields["failures"]),
+        _demand(fields["demand"]),
     )
+
+
+def _demand(fields: Mapping[str, Any] | None) -> Demand | None:
+    return None if fields is None else Demand(**fields)

@@ -53,6 +53,7 @@ def test_addresses_may_stand_behind_each_other_with_commas():
         ({"max_replicas": 65}, "one machine has at most 64"),
         (FRONTS | {"engines_dns": "n:1"}, "--engines and --engines-dns exclude each other"),
         (FRONTS | {"engines_file": "f"}, "--engines and --engines-file exclude each other"),
+        ({"fronts_on_every_node": True, "replicas": 2}, "--fronts-on-every-node needs --ray"),
         ({"engines_file": "f", "replicas": 2}, "--engines-file and --replicas exclude each other"),
         (ENGINE | {"api_workers": 2}, "--api-workers and --engine-only exclude each other"),
         ({"engine_only": True}, "--engine-only needs --engine-address"),
@@ -75,7 +76,7 @@ def test_what_does_not_go_together_is_refused_by_name(values, why):
     assert why in refused.value.reason
 
 
-@pytest.mark.parametrize("values", [FRONTS, ENGINE, {"engines_dns": "n:1"}])
+@pytest.mark.parametrize("values", [FRONTS, ENGINE, {"engines_dns": "n:1"}, {"engines_file": "f"}])
 def test_ports_between_machines_need_certificates(values):
     with pytest.raises(CredentialsError, match="needs certificates"):
         resolved(**values | {"insecure_cluster": False})

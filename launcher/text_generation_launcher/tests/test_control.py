@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from text_generation_common.errors import CommandError
-from text_generation_launcher.control import LINE_BYTES, send_command
+from text_generation_launcher.control_call import LINE_BYTES, send_command
 
 FLAGS = ("--replicas", "2")
 
@@ -40,6 +40,8 @@ def test_replicas_are_scaled_by_a_command_and_leave_nothing_behind(site):
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout.startswith("3 wanted, 2 ready; 0 requests\nReplica 0  ready  unix://")
     site.wait_until(lambda: states(site) == ["ready"] * 3, "the third is ready")
+    front = send_command(f"{site.uds_path}-control", {"command": "front"})
+    assert front["listens"] is True and set(front) == {"listens", "demand"}
     assert len({shard["env"]["MACHINE_SHARDS"] for shard in site.starts("shard")}) == 2, "2 and then 3 shards here"
     assert command(site, "scale", "1").returncode == 0
     site.wait_until(lambda: states(site) == ["ready"], "two have left")

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from text_generation_common.autoscaling import Demand
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import RayFailed
 from text_generation_launcher.ray.client import RayClient
-from text_generation_launcher.ray.values import EngineOrder, RayPhase, RayReport, RayStatus, Wanted
+from text_generation_launcher.ray.values import EngineOrder, FrontOrder, RayPhase, RayReport, RayStatus, Wanted
 
 LIMIT_S = 60.0
 ORDER = EngineOrder(("--model-id", "m"))
@@ -35,8 +36,8 @@ class PlayedDriver:
         *lines, self._rest = self._rest.split(b"\n")
         return Wanted.of(lines[-1].decode())
 
-    def report(self, number: int, *replicas: RayStatus) -> None:
-        self._line.send(RayReport(replicas, number).text().encode() + b"\n")
+    def report(self, number: int, *replicas: RayStatus, fronts: tuple[RayStatus, ...] = ()) -> None:
+        self._line.send(RayReport(replicas, number, fronts).text().encode() + b"\n")
 
     def send(self, number: signal.Signals) -> None:
         self.end()
@@ -108,6 +109,34 @@ def test_a_driver_that_dies_meanwhile_is_followed_by_one_that_clears() -> None:
         other.report(wish.number)
         await clearing
         other.end()
+
+    on_bench(scenario)
+
+
+def test_fronts_elsewhere_tell_what_their_clients_want_and_are_gone_once_none_is_reported() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.client.fronts_gone(LIMIT_S)  # there never were any
+        bench.client.want_fronts(FrontOrder((), 3000))
+        driver = await bench.drivers.get()
+        wish = await driver.wish()
+        assert wish.fronts == FrontOrder((), 3000)
+        fronts = RayStatus("front-1", RayPhase.SERVING, "h:3000", demand=Demand(1.0, 5, 0.5))
+        driver.report(wish.number, fronts=(fronts,))
+        while not bench.client.demands:
+            await asyncio.sleep(0.001)
+        assert bench.client.demands == [fronts.demand]
+        bench.client.drop_fronts()
+        leaving = asyncio.create_task(bench.client.fronts_gone(LIMIT_S))
+        wish = await driver.wish()
+        assert wish.fronts is None
+        driver.report(wish.number - 1)
+        driver.report(wish.number, fronts=(fronts,))
+        await asyncio.sleep(0.05)
+        assert not leaving.done()
+        driver.report(wish.number)
+        await leaving
+        assert bench.client.demands == []
+        driver.end()
 
     on_bench(scenario)
 

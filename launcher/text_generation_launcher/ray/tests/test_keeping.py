@@ -1,7 +1,5 @@
 """The driver's decisions about replicas, with a cluster that the test plays."""
 
-from collections.abc import Sequence
-
 from text_generation_launcher.ray.driver import Driver
 from text_generation_launcher.ray.keeping import (
     ACTOR_START_S,
@@ -10,13 +8,12 @@ from text_generation_launcher.ray.keeping import (
     LONGEST_WAIT_S,
     LOOK_S,
     PLACING_S,
-    ActorCall,
     ActorLost,
     ActorUnsure,
     Answer,
 )
+from text_generation_launcher.ray.tests.fake_cluster import ORDER, FakeReplicaCluster, serving
 from text_generation_launcher.ray.values import (
-    EngineOrder,
     EnginePhase,
     EngineState,
     RayPhase,
@@ -24,53 +21,6 @@ from text_generation_launcher.ray.values import (
     RayStatus,
     Wanted,
 )
-
-ORDER = EngineOrder(("--model-id", "m"), cores=1.0)
-
-
-class FakeReplicaCluster:
-    """Notes what it is asked, and answers what the test says."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
-        self.open: dict[str, ActorCall] = {}
-        self.ready: dict[ActorCall, Answer] = {}
-        self.room: set[str] = set()
-        self.actors: set[str] = set()
-        self._number = 0
-
-    def start(self, name: str, order: EngineOrder) -> ActorCall:
-        assert order == ORDER
-        self.actors.add(name)
-        return self._call("start", name)
-
-    def watch(self, name: str, known: EngineState, seconds: float) -> ActorCall:
-        return self._call("watch", name)
-
-    def end(self, name: str) -> None:
-        self.asked.append(("end", name))
-
-    def remove(self, name: str) -> None:
-        self.asked.append(("remove", name))
-        self.actors.discard(name)
-
-    def has_room(self, name: str) -> bool:
-        return name in self.room
-
-    def names(self) -> list[str]:
-        return sorted(self.actors)
-
-    def answers(self, calls: Sequence[ActorCall], seconds: float) -> dict[ActorCall, Answer]:
-        return {call: self.ready.pop(call) for call in calls if call in self.ready}
-
-    def answer(self, name: str, answer: Answer) -> None:
-        self.ready[self.open[name]] = answer
-
-    def _call(self, what: str, name: str) -> ActorCall:
-        self.asked.append((what, name))
-        self._number += 1
-        self.open[name] = ActorCall(name, self._number)
-        return self.open[name]
 
 
 class Bench:
@@ -107,10 +57,6 @@ class Bench:
     def asked(self) -> list[tuple[str, str]]:
         asked, self.cluster.asked = self.cluster.asked, []
         return asked
-
-
-def serving(address: str) -> EngineState:
-    return EngineState(EnginePhase.SERVING, address, 7, address.partition(":")[0])
 
 
 def test_a_replica_without_room_is_pending_then_starts_then_serves() -> None:

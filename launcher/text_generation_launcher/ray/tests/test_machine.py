@@ -85,7 +85,7 @@ def test_on_gpus_an_engine_of_any_replica_of_the_order_is_taken_over(machine: Ma
 def test_two_engines_never_share_a_gpu(machine: MachineEngines) -> None:
     engine = claimed(machine, "a", ORDER, "0")
     blocked = machine.claim("me", "b", ORDER, ["0"])
-    assert blocked == f"GPU 0 is used by the engine with pid {engine.state().pid}, whose actor is alive"
+    assert blocked == f"GPU 0 is used by the launcher with pid {engine.state().pid}, whose actor is alive"
     engine.release()
     other = EngineOrder(("--fails", ""), drain_s=60.0, program=PROGRAM)
     blocked = machine.claim("me", "b", other, ["0"])

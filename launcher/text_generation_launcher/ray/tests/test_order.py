@@ -1,18 +1,24 @@
 """What actors are told to run."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from text_generation_common.flags.cluster import ClusterFlags, SecurityFlags
+from text_generation_common.errors import ArgumentValidation
+from text_generation_common.flags.cluster import ClusterFlags, EngineListFlags, SecurityFlags, Way
 from text_generation_common.flags.http import AccessFlags, HttpFlags
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ShardFlags
 from text_generation_common.flags.process import ProcessFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
-from text_generation_launcher.config import LaunchPlan
-from text_generation_launcher.ray.order import engine_order
+from text_generation_launcher import checks
+from text_generation_launcher.cli import command_line
+from text_generation_launcher.config import LauncherConfig, LaunchPlan
+from text_generation_launcher.ray.order import engine_order, front_order
+from text_generation_launcher.ray.values import LAUNCHER
 
 PLAN = LaunchPlan(
     model_id="/models/m",
@@ -44,3 +50,48 @@ def test_paths_hold_in_an_actor_s_working_directory_too(monkeypatch: pytest.Monk
 
 def test_keys_of_clients_are_not_in_it() -> None:
     assert "secret" not in engine_order(PLAN).text()
+    assert "secret" not in front_order(PLAN, 3000).text()
+    with pytest.raises(ArgumentValidation, match="--api-key to other machines"):
+        checks.check_keys_elsewhere(PLAN.access, fronts_on_every_node=True)
+    checks.check_keys_elsewhere(AccessFlags(api_key_file="keys"), fronts_on_every_node=True)
+
+
+def parsed(words: Sequence[str]) -> LauncherConfig:
+    """The flags as the launcher on the other machine understands them."""
+    found: list[LauncherConfig] = []
+    with pytest.raises(SystemExit) as ended:
+        command_line(lambda config: found.append(config) or 0, {})(args=list(words))
+    assert ended.value.code == 0
+    return found[0]
+
+
+def test_a_launcher_of_fronts_gets_the_command_s_flags_and_what_the_machine_has_for_it() -> None:
+    http = HttpFlags(port=0, max_connections=7, graceful_termination_timeout=5.0)
+    cluster = replace(PLAN.cluster, api_workers=2, engine_list=EngineListFlags(resume_across_builds=True))
+    plan = replace(PLAN, http=http, cluster=cluster, access=AccessFlags(api_key_file="keys"))
+    order = front_order(plan, 3456)
+    config = parsed(order.command("10.0.0.4", Path("/run/f"))[len(LAUNCHER) :])
+    assert config.cluster.way is Way.FRONTS
+    assert config.cluster.engine_list == EngineListFlags(engines_file="/run/f/engines", resume_across_builds=True)
+    assert (config.cluster.api_workers, config.cluster.security) == (2, SecurityFlags(tls_dir=os.path.abspath("tls")))
+    assert config.http == replace(http, port=3456)
+    assert config.access.api_key_file == os.path.abspath("keys")
+    assert (config.model.model_id, config.shard_uds_path) == ("/models/m", "/run/f/s")
+
+
+@pytest.mark.parametrize(
+    ("given", "elsewhere"), [("0.0.0.0", "0.0.0.0"), ("::", "::"), ("10.0.0.3", "10.0.0.4"), ("127.0.0.1", "10.0.0.4")]
+)
+def test_fronts_listen_on_all_networks_or_on_the_address_of_their_machine(given: str, elsewhere: str) -> None:
+    order = front_order(replace(PLAN, http=HttpFlags(hostname=given)), 3000)
+    assert parsed(order.command("10.0.0.4", Path("/f"))[len(LAUNCHER) :]).http.hostname == elsewhere
+
+
+def test_the_launcher_of_an_engine_understands_its_order() -> None:
+    order = engine_order(replace(PLAN, num_shard=2))
+    config = parsed(order.command("fd00::1", Path("/f"))[len(LAUNCHER) :])
+    assert (config.cluster.way, config.num_shard) == (Way.ENGINE, 2)
+    assert (config.cluster.engine.engine_address, config.cluster.engine.engine_address_file) == (
+        "[fd00::1]:0",
+        "/f/address",
+    )

@@ -1,0 +1,254 @@
+"""Whole servers on real Ray clusters, with Ray's token and TLS and our own certificates: on one node, which has room
+for two replicas, and on two machines.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from machines import WITHOUT, Network, can_be_made
+from ray_nodes import RayNodes, local_ray
+from server_process import LAUNCHER, free_port, wait_until
+from streams import StreamAnswer, StreamClients, asks, compare, run_streams
+
+import text_generation_server
+
+LIMIT_S = 180.0
+ADMIN = "an-administrator"
+FLAGS = ("--dtype", "float32", "--max-total-tokens", "512")
+ASKED, EARLY = asks(20, 48), 16
+PROBE = """
+import json, sys, ray
+from ray.util import list_named_actors, placement_group_table
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+groups = [group["state"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
+print(json.dumps([list_named_actors(all_namespaces=True), groups]))
+"""
+
+pytestmark = pytest.mark.ray
+
+
+class RayServer:
+    """A launcher with --ray, and what it has brought about elsewhere. `environment`: what Ray needs."""
+
+    def __init__(self, folder: Path, address: str, environment: Mapping[str, str], host: str = "127.0.0.1") -> None:
+        self.log = folder / "server.log"
+        self.port = free_port()
+        self.url = f"http://{host}:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._address = address
+        self._environment = os.environ | environment | {"ADMIN_API_KEY": ADMIN}
+        self._tls = folder / "tls"
+        self._folder = folder
+
+    def command(self, *flags: str) -> list[str]:
+        where = ("--port", str(self.port), "--ray", self._address, "--tls-dir", "tls")
+        return [str(LAUNCHER), *where, *FLAGS, *flags]
+
+    def certify(self, *hosts: str) -> None:
+        subprocess.run([str(LAUNCHER), "certs", str(self._tls), *hosts], check=True, capture_output=True)
+
+    def start(self, *flags: str) -> None:
+        # The relative path of the certificates has to hold for actors too.
+        with self.log.open("ab") as log:
+            command = self.command("--hostname", "127.0.0.1", *flags)
+            self.process = subprocess.Popen(command, env=self._environment, cwd=self._folder, stdout=log, stderr=log)
+
+    def is_healthy(self, url: str = "") -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the server has ended: {self.log.read_text()[-3000:]}")
+        try:
+            return httpx.get(f"{url or self.url}/health", timeout=10).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def replicas(self) -> list[str]:
+        headers = {"Authorization": f"Bearer {ADMIN}"}
+        answer = httpx.get(f"{self.url}/admin/replicas", headers=headers, timeout=30).json()
+        return sorted(replica["state"] for replica in answer["replicas"])
+
+    def end(self) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(LIMIT_S)
+
+    def launchers(self, word: str = "") -> list[psutil.Process]:
+        """The launchers that actors have started, those with `word` on their command line."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or ()
+            ours = "text_generation_launcher.cli" in words and any(str(self._folder) in each for each in words)
+            if ours and word in (*words, "") and not is_janitor(process):
+                found.append(process)
+        return found
+
+    def on_ray(self) -> Any:
+        """The actors and the placement groups that Ray has."""
+        probe = [sys.executable, "-c", PROBE, self._address]
+        done = subprocess.run(probe, env=self._environment, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+        return json.loads(done.stdout)
+
+    def assert_nothing_is_left(self) -> None:
+        assert (self.launchers(), self.on_ray()) == ([], [[], []])
+        assert "*** SIGTERM" not in self.log.read_text(), "Ray's stack trace"
+
+
+def is_janitor(process: psutil.Process) -> bool:
+    """Whether the process is the one that a launcher has forked, with the launcher's command line."""
+    with suppress(psutil.Error):
+        parent = process.parent()
+        return parent is not None and parent.cmdline() == process.cmdline()
+    return True  # The process has just ended.
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    # A short path: sockets of Ray lie in it.
+    with tempfile.TemporaryDirectory(prefix="tgi", dir="/tmp") as name, pytest.MonkeyPatch.context() as patch:
+        runtime = Path(name) / "run"
+        runtime.mkdir(mode=0o700)
+        patch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def cluster(place: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    with local_ray(place, cpus=2) as found:
+        yield found
+
+
+@pytest.fixture
+def server(place: Path, cluster: tuple[str, dict[str, str]]) -> Iterator[RayServer]:
+    server = RayServer(place, *cluster)
+    server.certify(cluster[0].rpartition(":")[0])
+    yield server
+    if server.process is not None:
+        server.process.kill()
+    for process in server.launchers():
+        process.kill()
+
+
+def test_the_number_of_replicas_follows_the_load_and_one_without_room_is_pending(server: RayServer) -> None:
+    server.start("--min-replicas", "1", "--max-replicas", "3", "--replica-cores", "1", "--max-batch-size", "2")
+    wait_until(server.is_healthy, LIMIT_S, "the server is healthy")
+    wait_until(lambda: server.replicas() == ["ready"], LIMIT_S, "the replica is ready")
+    many = asks(150, 100)
+    seen: set[tuple[str, ...]] = set()
+
+    async def look(clients: StreamClients) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while ("pending", "ready", "ready") not in seen and clients.num_tokens < 150 * 100:
+                seen.add(tuple(await asyncio.to_thread(server.replicas)))
+                await asyncio.sleep(0.1)
+
+    answers, _ = run_streams(server.url, many, 100, look)
+    assert ("pending", "ready", "ready") in seen, seen
+    assert [answer.error for answer in answers if answer.error or len(answer.ids) != 100] == []
+    page = httpx.get(f"{server.url}/metrics", timeout=30).text
+    assert 'tgi_replicas{state="pending"} 1.0' in page
+    assert server.end() == 0
+    server.assert_nothing_is_left()
+
+
+def test_a_server_that_is_ended_during_its_start_leaves_nothing(server: RayServer) -> None:
+    server.start("--replicas", "2", "--replica-cores", "0.5")
+    wait_until(server.launchers, LIMIT_S, "an engine starts")
+    assert server.end() == 0
+    server.assert_nothing_is_left()
+
+
+def test_a_start_that_fails_leaves_nothing(server: RayServer, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(Path(text_generation_server.__file__).parent / "demo_model", model)
+    (model / "tokenizer.json").write_text("{}")
+    server.start("--replicas", "2", "--replica-cores", "0.5", "--model-id", str(model))
+    assert server.process is not None and server.process.wait(LIMIT_S) == 1
+    assert "cannot be read as a tokenizer" in server.log.read_text()
+    server.assert_nothing_is_left()
+
+
+@pytest.mark.skipif(not can_be_made(), reason=WITHOUT)
+def test_fronts_run_on_every_machine_follow_the_engines_and_drain_with_the_command(place: Path) -> None:
+    folder = place / "two"
+    folder.mkdir()
+    with Network(2) as network:
+        here, there = network.machines
+        cluster = RayNodes(folder, network, cpus=1)
+        cluster.start_head(0)
+        cluster.start_node(1)
+        server = RayServer(folder, cluster.address, cluster.environment(here), here.address)
+        server.certify(here.address, there.address)
+        command = server.command("--replicas", "2", "--replica-cores", "0.5", "--fronts-on-every-node")
+        server.process = here.start(
+            ["env", "-C", str(folder), *command],
+            server.log,
+            cluster.environment(here) | {"ADMIN_API_KEY": ADMIN},
+        )
+        other = f"http://{there.address}:{server.port}"
+        try:
+            wait_until(lambda: server.is_healthy() and server.is_healthy(other), LIMIT_S, "both machines serve")
+            wait_until(lambda: server.replicas() == ["ready", "ready"], LIMIT_S, "both replicas serve")
+            walk_through(server, other)
+        finally:
+            print(server.log.read_text()[-20_000:])
+            for file in place.glob("run/tgi-py/ray-fronts-*/*/log"):
+                print(file, file.read_text()[-5000:])
+
+
+def walk_through(server: RayServer, other: str) -> None:
+    expected, _ = run_streams(server.url, ASKED, EARLY)
+
+    def assert_equal(answers: list[StreamAnswer], what: str) -> None:
+        assert compare(expected, answers).is_equal, (what, compare(expected, answers))
+
+    async def kill_an_engine(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(200)
+        server.launchers("--engine-only")[0].kill()
+
+    async def kill_the_actor(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(200)
+        every = psutil.process_iter(["cmdline"])
+        hosts = [each for each in every if "".join(each.info["cmdline"] or ()).startswith("ray::FrontHost")]
+        actors = [each for each in hosts if str(server.log.parent) in str((each.parent() or each).cmdline())]
+        assert actors
+        for actor in actors:
+            actor.kill()
+
+    async def scale(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(200)
+        headers = {"Authorization": f"Bearer {ADMIN}"}
+        async with httpx.AsyncClient(headers=headers, timeout=30) as client:
+            answer = await client.post(f"{server.url}/admin/replicas", json={"replicas": 1})
+        assert answer.status_code == 200
+
+    async def end(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(200)
+        assert server.process is not None
+        server.process.send_signal(signal.SIGTERM)
+
+    assert_equal(run_streams(other, ASKED, EARLY)[0], "undisturbed")
+    assert_equal(run_streams(other, ASKED, EARLY, kill_an_engine)[0], "an engine was killed")
+    wait_until(lambda: server.replicas() == ["ready", "ready"], LIMIT_S, "the engine is replaced")
+    fronts = [process.pid for process in server.launchers("--engines-file")]
+    assert len(fronts) == 1
+    assert_equal(run_streams(other, ASKED, EARLY, kill_the_actor)[0], "the fronts' actor was killed")
+    assert [process.pid for process in server.launchers("--engines-file")] == fronts
+    assert_equal(run_streams(other, ASKED, EARLY, scale)[0], "a replica was taken away")
+    wait_until(lambda: server.replicas() == ["ready"], LIMIT_S, "one replica is left")
+    answers, _ = run_streams(other, ASKED[:EARLY], EARLY, end)
+    assert compare(expected[:EARLY], answers).is_equal, "the command was asked to end"
+    assert server.process is not None and server.process.wait(LIMIT_S) == 0
+    assert server.launchers() == []

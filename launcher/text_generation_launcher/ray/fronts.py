@@ -1,0 +1,121 @@
+"""Keeps the fronts of a server on the machines of a cluster: one actor on each that is alive, but for the machine of
+the command, which has its own. Decides what to ask Ray for, does no input or output, and the clock is an argument.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from text_generation_launcher.ray.keeping import ActorCall, Answer, ReplicaKeeper
+from text_generation_launcher.ray.values import EngineState, FrontOrder, Order, RayStatus
+
+# Seconds between two looks at the machines of the cluster, and between two reminders of the engines' addresses.
+LOOK_S, REMIND_S = 2.0, 5.0
+# Beginning of the names of the actors. A replica's name begins with a digest.
+FRONT = "front-"
+
+
+class FrontCluster(Protocol):
+    """What is asked of Ray for fronts. Each method may raise ClusterLost, after which the driver starts anew."""
+
+    def other_nodes(self) -> Mapping[str, str]:
+        """Ray's names of the machines that are alive, without this one, by their addresses."""
+
+    def front_names(self) -> list[str]:
+        """Names of the actors that have fronts."""
+
+    def start_fronts(self, name: str, order: FrontOrder, node: str) -> ActorCall: ...
+
+    def tell_engines(self, name: str, addresses: Sequence[str]) -> None: ...
+
+    def watch(self, name: str, known: EngineState, seconds: float) -> ActorCall: ...
+
+    def end(self, name: str) -> None: ...
+
+    def remove(self, name: str) -> None: ...
+
+
+class _OneMachine:
+    """What a keeper asks for, as of a replica that has room on one machine only. Implements ReplicaCluster."""
+
+    def __init__(self, cluster: FrontCluster, node: str) -> None:
+        self.node = node
+        self._cluster = cluster
+        self.watch, self.end, self.remove = cluster.watch, cluster.end, cluster.remove
+
+    def start(self, name: str, order: Order) -> ActorCall:
+        assert isinstance(order, FrontOrder)
+        return self._cluster.start_fronts(name, order, self.node)
+
+    def has_room(self, name: str) -> bool:
+        return True
+
+    def names(self) -> list[str]:
+        return self._cluster.front_names()
+
+    def answers(self, calls: Sequence[ActorCall], seconds: float) -> dict[ActorCall, Answer]:
+        raise AssertionError("the driver waits for the answers of all keepers together")
+
+
+class NodeFronts:
+    """`keepers` has those whose questions are to be answered."""
+
+    def __init__(self, cluster: FrontCluster) -> None:
+        self.keepers: dict[str, ReplicaKeeper] = {}
+        self._cluster = cluster
+        self._machines: dict[str, _OneMachine] = {}
+        self._order: FrontOrder | None = None
+        self._told: tuple[str, ...] = ()
+        self._looked_s = self._reminded_s = float("-inf")
+
+    @property
+    def statuses(self) -> tuple[RayStatus, ...]:
+        return tuple(keeper.status for keeper in self.keepers.values())
+
+    def want(self, order: FrontOrder | None) -> None:
+        """From now on each other machine is to have the fronts of `order`; None: none. Others are drained, also those
+        that another driver has left."""
+        if order != self._order:
+            self._looked_s = float("-inf")
+        self._order = order
+        for name in {*self.keepers, *self._cluster.front_names()}:
+            if order is None or not name.startswith(_beginning(order)):
+                if name not in self.keepers:
+                    self._keep(name, "", order or FrontOrder((), 0))
+                self.keepers[name].drain()
+
+    def turn(self, now_s: float, engines: Sequence[str]) -> None:
+        """`engines`: addresses of the engines that serve now."""
+        if self._order is not None and now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._follow_machines(self._order)
+        for keeper in list(self.keepers.values()):
+            keeper.turn(now_s)
+        if tuple(engines) != self._told or now_s - self._reminded_s >= REMIND_S:
+            self._told, self._reminded_s = tuple(engines), now_s
+            for name in self.keepers:
+                self._cluster.tell_engines(name, self._told)
+
+    def drop_those_gone(self) -> None:
+        for name in [name for name, keeper in self.keepers.items() if keeper.is_gone]:
+            self._forget(name)
+
+    def _follow_machines(self, order: FrontOrder) -> None:
+        living = {f"{_beginning(order)}{address}": node for address, node in self._cluster.other_nodes().items()}
+        for name, node in living.items():
+            if name not in self.keepers:
+                self._keep(name, node, order)
+            self._machines[name].node = node  # Ray names a machine anew when it joins again.
+        for name in [name for name in self.keepers if name.startswith(_beginning(order)) and name not in living]:
+            self._forget(name)
+
+    def _keep(self, name: str, node: str, order: FrontOrder) -> None:
+        self._machines[name] = _OneMachine(self._cluster, node)
+        self.keepers[name] = ReplicaKeeper(name, order, self._machines[name])
+        self._reminded_s = float("-inf")
+
+    def _forget(self, name: str) -> None:
+        del self.keepers[name], self._machines[name]
+
+
+def _beginning(order: FrontOrder) -> str:
+    return f"{FRONT}{order.digest}-"
