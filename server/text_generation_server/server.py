@@ -18,10 +18,12 @@ import torch
 
 from text_generation_common.errors import ShardError
 from text_generation_common.places import socket_path, steps_path
+from text_generation_common.tasks import cancelled
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_server.config import ShardConfig
 from text_generation_server.errors import MatcherError, StepRefused
+from text_generation_server.grammars.compiler import EarlyGrammar
 from text_generation_server.load import Shard, load_shard
 from text_generation_server.runner import Capacity
 from text_generation_server.step.log import StepLog
@@ -34,6 +36,10 @@ logger = logging.getLogger("text_generation_server")
 MESSAGE_LIMIT = 64 * 2**20
 # Seconds that device and group get to close. The launcher kills a shard 5 s after SIGTERM.
 CLOSE_S = 3.0
+# Processor time in seconds that the compiler may take for a grammar, and seconds between two looks at it. The time of a
+# stopped shard, or of one whose processor others use, does not count.
+COMPILE_S, COMPILE_LOOK_S = 1.0, 0.05
+TOO_SLOW = f"its grammar is too complex: it was not compiled within {COMPILE_S:g} s of processor time"
 # Seconds after which a thread gives the interpreter to a thread that waits for it, in a shard of a GPU.
 SWITCH_S = 5e-4
 Request = TypeVar("Request")
@@ -104,7 +110,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
         self, request: pb.CompileGrammarRequest, context: CallContext
     ) -> pb.CompileGrammarResponse:
         grammars = (await self._shard(context)).grammars
-        return pb.CompileGrammarResponse(refusal=await _refusal(grammars.compile_early(request.grammar)))
+        return pb.CompileGrammarResponse(refusal=await early_refusal(grammars.compile_early(request.grammar)))
 
     async def Tokens(self, request: pb.TokensRequest, context: CallContext) -> pb.TokensResponse:
         tokenizer = (await self._shard(context)).tokenizer
@@ -167,6 +173,18 @@ async def _refusal(work: "Future[Any]") -> str:
     except MatcherError as error:
         return str(error)
     return ""
+
+
+async def early_refusal(early: EarlyGrammar) -> str:
+    """Why no text can follow the grammar, or ""."""
+    refusal = asyncio.create_task(_refusal(early.work))
+    try:
+        while not (await asyncio.wait([refusal], timeout=COMPILE_LOOK_S))[0]:
+            if early.time.seconds > COMPILE_S:
+                return TOO_SLOW
+        return refusal.result()
+    finally:
+        await cancelled(refusal)
 
 
 def serve(config: ShardConfig) -> None:

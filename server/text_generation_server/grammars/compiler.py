@@ -6,6 +6,7 @@ gives the set of the tokens that may follow them.
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,33 @@ class ModelTokens:
     tokenizer_json: str
     count: int  # number of the model's logits or, if that is larger, of the tokenizer's tokens
     end_ids: tuple[int, ...]  # the ids that end a text
+
+
+class OwnTime:
+    """Processor time of what a thread does. While its process is stopped, or waits for a processor, none passes."""
+
+    def __init__(self) -> None:
+        self._clock: int | None = None  # None: the thread has not begun
+        self._begun_s = 0.0
+
+    def begin(self) -> None:
+        """To be called by the thread, which must outlive this object."""
+        clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._begun_s = time.clock_gettime(clock)
+        self._clock = clock
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since `begin`; to be read before the thread has other work."""
+        return 0.0 if self._clock is None else time.clock_gettime(self._clock) - self._begun_s
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyGrammar:
+    """The grammar of a request to come, which is being compiled."""
+
+    work: "Future[LLMatcher]"  # MatcherError: the grammar cannot be used
+    time: OwnTime
 
 
 class GrammarCompiler:
@@ -67,9 +95,15 @@ class GrammarCompiler:
             return made
         return self._thread.submit(self._matcher, self.prepare(), grammar, output)
 
-    def compile_early(self, grammar: str) -> "Future[LLMatcher]":
-        """Begins to compile the grammar of a request to come. MatcherError: the grammar cannot be used."""
-        return self._early.submit(self._find_or_compile, self.prepare(), grammar)
+    def compile_early(self, grammar: str) -> EarlyGrammar:
+        """Begins to compile the grammar of a request to come. MatcherError: the tokenizer cannot be used."""
+        tokenizer, own = self.prepare(), OwnTime()
+
+        def compiled() -> "LLMatcher":
+            own.begin()
+            return self._find_or_compile(tokenizer, grammar)
+
+        return EarlyGrammar(self._early.submit(compiled), own)
 
     def _find_or_compile(self, tokenizer: "Future[LLTokenizer]", grammar: str) -> "LLMatcher":
         compiled = self._compiled.find(grammar)

@@ -4,7 +4,6 @@ A step's masks need the tokens of the step before. So they are made while the de
 the host waits for the step before, lets each matcher read its token, and fills the masks.
 """
 
-import time
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ import torch
 from text_generation_server.device.transfers import ALIGNED_WORDS, host_words
 from text_generation_server.errors import MatcherError
 from text_generation_server.grammars.compiler import GrammarCompiler, reason_of
-from text_generation_server.grammars.rows import LOST, WAIT_S, ConstrainedRow, StepConstraints
+from text_generation_server.grammars.rows import LOST, WAIT_S, CompilePatience, ConstrainedRow, StepConstraints
 from text_generation_server.kernels.interface import WORD_BITS, Masks
 from text_generation_server.step.rows import PromptChunk
 
@@ -73,13 +72,13 @@ class Constraints:
         """
         while self._unread:
             self._unread.popleft().read()
-        step, deadline_s = StepConstraints(), time.monotonic() + WAIT_S
+        step, patience = StepConstraints(), CompilePatience(WAIT_S)
         for place in places:
             row = self._rows[request_ids[place]]
             if row.is_over:
                 continue
             try:
-                row.await_matcher(deadline_s)
+                row.await_matcher(patience)
             except MatcherError as error:
                 step.fail(row, str(error))
             else:

@@ -1,6 +1,5 @@
 """A request with a grammar, and the rows of one step that have one."""
 
-import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,9 +15,27 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 WAIT_S = 1.0  # longest time that a step waits for grammars that are being compiled
+SLICE_S = 0.05  # the part of it that passes while the process is stopped, however long
 # For example, the grammar is too complex for the limits of the compiler.
 LOST = "its grammar cannot be followed any further"
 TOO_SLOW = f"its grammar is too complex: it was not compiled within {WAIT_S:g} s of its prompt"
+
+
+class CompilePatience:
+    """The time that one step waits for grammars, in slices: a process that was stopped has lost one slice."""
+
+    def __init__(self, seconds: float) -> None:
+        self._slices = max(1, round(seconds / SLICE_S))
+
+    def result(self, started: "Future[LLMatcher]") -> "LLMatcher":
+        """TimeoutError: the matcher was not ready in time."""
+        while True:
+            try:
+                return started.result(SLICE_S if self._slices else 0.0)
+            except TimeoutError:
+                if not self._slices:
+                    raise
+                self._slices -= 1
 
 
 @dataclass(slots=True, eq=False)
@@ -30,12 +47,12 @@ class ConstrainedRow:
     matcher: "LLMatcher | None" = None
     is_over: bool = False  # whether the grammar is complete, or the request has failed: later tokens mean nothing
 
-    def await_matcher(self, deadline_s: float) -> None:
-        """MatcherError: the grammar cannot be used, or was not ready at the deadline."""
+    def await_matcher(self, patience: CompilePatience) -> None:
+        """MatcherError: the grammar cannot be used, or was not ready in time."""
         if self.matcher is not None:
             return
         try:
-            self.matcher = self.started.result(max(0.0, deadline_s - time.monotonic()))
+            self.matcher = patience.result(self.started)
         except TimeoutError:
             raise MatcherError(TOO_SLOW) from None
 

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from text_generation_common.flags.model import ComputeFlags
 from text_generation_common.frames import HEADER, Frame, FrameReader, pack
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
+from text_generation_server import server as server_module
 from text_generation_server.config import ShardConfig
-from text_generation_server.grammars.compiler import NO_TOKENIZER
+from text_generation_server.grammars.compiler import NO_TOKENIZER, EarlyGrammar, OwnTime
+from text_generation_server.grammars.rows import CompilePatience
 from text_generation_server.load import load_shard
 from text_generation_server.server import SWITCH_S, Servicer, _share_interpreter, listen
 from text_generation_server.step_requests import StepRequests
@@ -452,3 +455,48 @@ def test_a_shard_says_whether_it_serves_grammars_and_compiles_them(
         assert bad == good or bad.startswith("its grammar cannot be compiled")
 
     with_shard(served, tmp_path, use, disable_grammar_support=is_off)
+
+
+class SetTime(OwnTime):
+    """A time of the compiler that a test sets."""
+
+    set_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.set_s
+
+
+def test_a_grammar_is_refused_for_the_compilers_own_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "COMPILE_LOOK_S", 0.001)
+
+    async def run() -> None:
+        for own_s, is_made, refusal in ((0.0, True, ""), (0.9, True, ""), (1.1, False, server_module.TOO_SLOW)):
+            early = EarlyGrammar(Future(), SetTime())
+            asked = asyncio.create_task(server_module.early_refusal(early))
+            await asyncio.sleep(0.05)  # many looks
+            assert not asked.done(), "the shard was stopped, as far as it can tell"
+            early.time.set_s = own_s  # type: ignore[attr-defined]
+            if is_made:
+                await asyncio.sleep(0.01)
+                early.work.set_result(None)  # type: ignore[arg-type]
+            assert await asked == refusal
+
+    asyncio.run(run())
+
+
+def test_a_step_waits_for_a_grammar_in_slices_whatever_the_clock_says() -> None:
+    class Late(Future[Any]):
+        """Ready after some waits, each of which may have lasted while the process was stopped."""
+
+        waits = 0
+
+        def result(self, timeout: float | None = None) -> Any:
+            self.waits += 1
+            if self.waits < 20:
+                raise TimeoutError
+            return "made"
+
+    assert CompilePatience(1.0).result(Late()) == "made"
+    with pytest.raises(TimeoutError):
+        CompilePatience(0.5).result(Late())

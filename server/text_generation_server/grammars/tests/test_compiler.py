@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -10,7 +11,7 @@ from grammar_tools import END, byte_compiler, byte_level_tokenizer, lark_grammar
 
 from text_generation_server.errors import MatcherError
 from text_generation_server.grammars import compiler as compiler_module
-from text_generation_server.grammars.compiler import CompiledGrammars, GrammarCompiler, ModelTokens
+from text_generation_server.grammars.compiler import CompiledGrammars, GrammarCompiler, ModelTokens, OwnTime
 
 TOKENIZER = byte_level_tokenizer()
 
@@ -87,7 +88,7 @@ def test_a_grammar_that_was_compiled_early_has_a_matcher_at_once() -> None:
     may_go_on = threading.Event()
     compiler.prepare().result(20)
     compiler._thread.submit(may_go_on.wait, 20)  # the thread that steps wait for is busy
-    matched(compiler.compile_early(grammar))
+    matched(compiler.compile_early(grammar).work)
     started = compiler.start(grammar, [])
     assert started.done() and started.result().consume_tokens(TOKENIZER.encode("abc").ids)
     other = compiler.start(regex_grammar("abd"), [])
@@ -98,9 +99,32 @@ def test_a_grammar_that_was_compiled_early_has_a_matcher_at_once() -> None:
 
 def test_an_early_grammar_that_cannot_be_compiled_is_refused() -> None:
     with pytest.raises(MatcherError, match="cannot be compiled"):
-        matched(byte_compiler().compile_early(lark_grammar("start: unknown_rule")))
+        matched(byte_compiler().compile_early(lark_grammar("start: unknown_rule")).work)
     with pytest.raises(MatcherError, match="no tokenizer"):
-        matched(GrammarCompiler(None).compile_early(regex_grammar("abc")))
+        matched(GrammarCompiler(None).compile_early(regex_grammar("abc")).work)
+
+
+def test_only_processor_time_counts_as_time_of_the_compiler() -> None:
+    """A thread that waits, as the threads of a stopped process do, has none."""
+    own, may_work, may_end = OwnTime(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        own.begin()
+        may_work.wait(60)
+        while own.seconds < 0.2:
+            pass
+        may_end.wait(60)
+
+    assert own.seconds == 0
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.4)
+    assert own.seconds < 0.2
+    may_work.set()
+    while own.seconds < 0.2:
+        time.sleep(0.001)
+    may_end.set()
+    thread.join()
 
 
 def test_the_thread_for_early_grammars_stands_back() -> None:
