@@ -1,7 +1,8 @@
 """A deployment whose replicas are on machines that Ray chooses: `text-generation-launcher --ray`."""
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -27,7 +28,7 @@ from text_generation_proto import engine_pb2_grpc as pb_grpc
 
 REPLICAS = 3
 ACTOR = "ray::ReplicaHost"  # the title that Ray gives the process
-ENGINE_ANSWER_S = 0.5
+ENGINE_ANSWER_S = 1.0
 LEAVE_LIMIT_S, RAY_LIMIT_S = 180.0, 300.0
 
 
@@ -117,19 +118,33 @@ class RayDeployment(Deployment):
         return found
 
     def rows(self, machine: Machine) -> int:
-        target = self.target(machine)
-        if not target:
+        try:
+            with self._engine(self.target(machine)) as engine:
+                page = engine.Metrics(pb.MetricsRequest(), timeout=ENGINE_ANSWER_S)
+        except grpc.RpcError:
             return 0
+        return int(metric(page.text.decode(), "tgi_batch_current_size"))
+
+    def is_ready(self, target: str) -> bool:
+        """Whether the engine says that its shards answer."""
+        try:
+            with self._engine(target) as engine:
+                return bool(engine.Health(pb.HealthRequest(), timeout=ENGINE_ANSWER_S).is_healthy)
+        except grpc.RpcError:
+            return False
+
+    @contextlib.contextmanager
+    def _engine(self, target: str) -> Iterator[pb_grpc.EngineServiceStub]:
+        """An engine's service, with the certificate of a front. grpc.RpcError, at a call, for one that is not there."""
         folder = role_folder(self.tls, Role.FRONT, self.front_machine.address)
         ca, key, chain = ((folder / name).read_bytes() for name in ("ca.crt", "tls.key", "tls.crt"))
-        name = Identity(DEPLOYMENT, Role.ENGINE).server_name(machine.address)
+        name = Identity(DEPLOYMENT, Role.ENGINE).server_name(target.rpartition(":")[0])
         options = [("grpc.ssl_target_name_override", name), ("grpc.enable_http_proxy", 0)]
-        with grpc.secure_channel(target, grpc.ssl_channel_credentials(ca, key, chain), options) as channel:
-            try:
-                page = pb_grpc.EngineServiceStub(channel).Metrics(pb.MetricsRequest(), timeout=ENGINE_ANSWER_S)
-            except grpc.RpcError:
-                return 0
-        return int(metric(page.text.decode(), "tgi_batch_current_size"))
+        # Port 9 of this machine, where nothing listens, stands for an engine whose address is not known.
+        with grpc.secure_channel(
+            target or "127.0.0.1:9", grpc.ssl_channel_credentials(ca, key, chain), options
+        ) as channel:
+            yield pb_grpc.EngineServiceStub(channel)
 
     def kill_machine(self, machine: Machine) -> None:
         self._service.turn_off(self._number(machine), machine.kill)
@@ -183,7 +198,11 @@ class RayDeployment(Deployment):
             return str(error)
         if report.count(ReplicaState.READY) < REPLICAS or len(report.replicas) > REPLICAS:
             return str([f"{note.name} {note.state} {note.endpoint} {note.reason}" for note in report.replicas])
-        return self._service.missing() or self.missing_connections(report.endpoints)
+        problem = self._service.missing() or self.missing_connections(report.endpoints)
+        if problem:
+            return problem
+        unready = [endpoint for endpoint in report.endpoints if not self.is_ready(endpoint)]
+        return f"unready replicas {unready}" if unready else ""
 
 
 def _address_of(launcher: psutil.Process) -> str:

@@ -2,12 +2,18 @@
 
 import json
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import cluster
+import cluster_chaos
 import cluster_poison
 import cluster_record
+import psutil
+import pytest
 from cluster import Notice
+from cluster_chaos import Injection, Plan
 from cluster_faults import ClusterFault, turns
 from cluster_poison import ClusterPoisoned
 from cluster_record import NOTICED_LIMIT_S
@@ -82,6 +88,57 @@ def test_notices_are_read_from_the_fronts_log() -> None:
         Notice(at.timestamp(), TARGET, "1", False, "term 5"),
         Notice(at.timestamp(), TARGET, "1", True, "silent for 3 s"),
     ]
+
+
+def test_a_growing_log_is_read_line_by_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    line = (
+        json.dumps(
+            {"timestamp": "2026-01-01T00:00:00+00:00", "message": f"engine {TARGET} is lost: closed", "worker": 1}
+        )
+        + "\n"
+    )
+    log.write_text(line + line[:30])
+    notices = cluster.NoticeLog(log)
+    assert len(notices.read()) == len(notices.read()) == 1
+    with log.open("a") as file:
+        file.write(line[30:])
+    assert [notice.target for notice in notices.read()] == [TARGET, TARGET]
+
+
+class BrokenDeployment:
+    """Becomes whole the first time only."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def until_whole(self) -> None:
+        self.times += 1
+        if self.times > 1:
+            raise RuntimeError("not whole")
+
+
+def test_a_deployment_that_does_not_recover_ends_the_faults_and_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class KindsOfTest:
+        def __init__(self, deployment: BrokenDeployment, rng: random.Random) -> None:
+            pass
+
+        def inject(self, kind: str) -> ClusterFault:
+            if kind == "impossible":
+                raise psutil.AccessDenied(1)
+            return fault(kind)
+
+    monkeypatch.setattr(cluster_chaos, "GAP_S", (0.0, 0.0))
+    monkeypatch.setattr(cluster_chaos, "OVERLAPPING", 0.0)
+    way = cluster_chaos.WayToStart(BrokenDeployment, KindsOfTest, 0, "none")
+    notes: list[str] = []
+    injection = Injection(BrokenDeployment(), Plan(1, ["power lost", "impossible"], 8), way, notes.append)
+    injection.run()
+    assert len(injection.problems) >= cluster_chaos.MOST_PROBLEMS
+    assert len(injection.faults) < 8
+    found = replace(result(), problems=tuple(injection.problems))
+    assert any("not whole" in failure for failure in found.failures())
+    assert any("impossible" in failure for failure in found.failures())
 
 
 def test_a_replica_is_down_from_the_first_death_until_it_is_ready() -> None:
