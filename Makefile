@@ -204,10 +204,10 @@ compile-gpu: install
 chaos: install
 	$(BIN)/python integration-tests/chaos.py --write integration-tests/README.md $(ARGS)
 
-# Three replicas on three machines, which are network namespaces of this one (as root, with iproute2), under 64 streams and
-# faults of all kinds; writes the table in integration-tests/README.md. Three quarters of an hour. A part of it:
-# ARGS="--faults 20 --seed 2 --kinds 'power lost' partition". ARGS=--ray has Ray choose the machines, and hurts Ray as well
-# (with redis-server; more than an hour); ARGS="--ray --faults 0 --head-minutes 5" takes Ray's head away for five minutes.
+# Three replicas on machines that Ray chooses, which are network namespaces of this one (as root, with iproute2 and
+# redis-server), under 64 streams and faults of all kinds; writes the table in integration-tests/README.md. Three quarters of
+# an hour. A part of it: ARGS="--faults 20 --seed 2 --kinds 'power lost' partition". ARGS="--faults 0 --head-minutes 5" takes
+# Ray's head away for five minutes; ARGS=--by-hand does without Ray, and adds poisoned requests.
 test-cluster: install
 	$(BIN)/python integration-tests/cluster_chaos.py --write integration-tests/README.md $(ARGS)
 

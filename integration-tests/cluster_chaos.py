@@ -1,6 +1,7 @@
 """Three replicas on three machines under 64 mixed streams, with faults of all kinds: `make test-cluster`."""
 
 import argparse
+import importlib.util
 import random
 import shutil
 import subprocess
@@ -174,23 +175,25 @@ def run_poison(what: str, folder: Path, launcher: Path = LAUNCHER) -> ClusterPoi
 
 def asked_for() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ray", action="store_true", help="Ray chooses the machines, and is hurt as well")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--ray", action="store_true", help="Ray chooses the machines, and is hurt as well; the default")
+    way.add_argument("--by-hand", action="store_true", help="the replicas' launchers are started on their machines")
     parser.add_argument("--seed", type=int, default=1, help="which faults, when, and where")
     parser.add_argument("--faults", type=int, help="number of faults; 0: none; not given: ten of each kind")
     parser.add_argument("--kinds", nargs="*", metavar="KIND", help=f"of: {', '.join(ON_RAY.kinds)}")
-    parser.add_argument("--head-minutes", type=float, default=0, help="with --ray: a run without the head, so long")
-    parser.add_argument("--poison", nargs="*", metavar="WHAT", help=f"of: {', '.join(POINTS)}; not with --ray")
+    parser.add_argument("--head-minutes", type=float, default=0, help="on Ray: then a run without its head, so long")
+    parser.add_argument("--poison", nargs="*", metavar="WHAT", help=f"of: {', '.join(POINTS)}; on machines by hand")
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked tables are replaced")
     parser.add_argument("--keep", type=Path, help="a folder for logs, which is not removed")
     parser.add_argument("--launcher", type=Path, default=LAUNCHER, help="another version's launcher")
     asked = parser.parse_args()
-    asked.way = ON_RAY if asked.ray else BY_HAND
+    asked.way = BY_HAND if asked.by_hand else ON_RAY
     asked.kinds = asked.way.kinds if asked.kinds is None else asked.kinds
     asked.faults = 10 * len(asked.kinds) if asked.faults is None else asked.faults
     if asked.poison is None:
-        asked.poison = [] if asked.ray else list(POINTS)
-    if asked.head_minutes and not asked.ray:
-        parser.error("--head-minutes is for --ray")
+        asked.poison = list(POINTS) if asked.by_hand else []
+    if asked.head_minutes and asked.by_hand:
+        parser.error("--head-minutes is for Ray")
     if unknown := (set(asked.kinds) - set(asked.way.kinds)) | (set(asked.poison) - set(POINTS)):
         parser.error(f"no such kind: {', '.join(unknown)}")
     return asked
@@ -233,12 +236,19 @@ def run_all(asked: argparse.Namespace, folder: Path, report: Report) -> None:
         report.take("cluster poison", cluster_poison.as_table(poisoned), failures)
 
 
+def without_ray() -> str:
+    """What is missing for Ray; empty if nothing is."""
+    if importlib.util.find_spec("ray") is None:
+        return "needs the package ray (`pip install tgi-py[ray]`)"
+    return "" if redis_server.is_installed() else redis_server.WITHOUT
+
+
 def main() -> int:
     asked = asked_for()
     if not machines.can_be_made():
         raise SystemExit(machines.WITHOUT)
-    if asked.ray and not redis_server.is_installed():
-        raise SystemExit(redis_server.WITHOUT)
+    if not asked.by_hand and (problem := without_ray()):
+        raise SystemExit(f"{problem}; --by-hand does without")
     folder = asked.keep or Path(tempfile.mkdtemp(prefix="tgi-cluster-"))
     report = Report(asked.write)
     try:

@@ -1,4 +1,4 @@
-"""The head of Ray is lost for minutes, with 64 streams meanwhile: `make test-cluster ARGS="--ray --head-minutes 5"`."""
+"""Ray's head is lost for minutes, with 64 streams: `make test-cluster ARGS="--faults 0 --head-minutes 5"`."""
 
 import random
 import time
