@@ -11,12 +11,13 @@ A group waits until every engine that it may have ended is back, so that a bad r
 for at most FIRST_WAIT_S, and WAIT_S from its second loss on. Requests that had made tokens on the engine of their first
 loss do not wait: their streams go on at once, because they are hardly ever the cause.
 
-So each bad request ends at most 3 + MAX_ALONE engines, one after the other. A good one fails only if, each time that it
-is tried alone, another cause ends the engine.
+So each bad request ends at most 3 + MAX_ALONE engines, one after the other, and one more if it ends some of them before
+they have told of its begin. A good one fails only if, each time that it is tried alone, another cause ends the engine.
 
 A request that had not begun may still be the cause: it may end its engine before the engine has told of its begin. So
 it waits too, at most FIRST_WAIT_S, until the engine is back, and is free then. It is a suspect from its second loss
-without progress on; losses of engines that tried a suspect alone do not count.
+without progress on; losses of engines that tried a suspect alone do not count. A suspect that had not begun on a lost
+engine is counted as aboard from the second such loss on: at the first another request is the likelier cause.
 
 A request may also hang its engine, which falls silent then. Silence has most often another cause, so only a request
 that meets several silences in a row without a token is a suspect (`silences.py`). Then silences count for its group as
@@ -79,7 +80,7 @@ class SuspectGroup:
     sent: set[int] = field(default_factory=set)  # requests of the group that the engine has
     is_alone: bool = False  # whether it was made of one request, which is tried alone
     alone_losses: int = 0  # losses that its only request has met alone
-    was_queued: bool = False  # whether its requests had not begun when they became suspects
+    was_queued: bool = False  # whether losses count that its requests meet before they have begun
     has_hung: bool = False  # whether its requests are suspects because engines fell silent
     down: set[int] = field(default_factory=set)  # engines that it may have ended and that are not back
     waits_until: float = 0.0  # when it no longer waits for them
@@ -169,10 +170,10 @@ class Suspects:
         """Notes that the request has made a token, or has ended, so nothing counts against it. Returns whether it was
         a suspect."""
         self._silences.forget(request)
+        self._met.pop(request, None)
         return self._leave(request)
 
     def _leave(self, request: int) -> bool:
-        self._met.pop(request, None)
         self._held.pop(request, None)
         group = self._groups.pop(request, None)
         if group is not None:
@@ -189,9 +190,8 @@ class Suspects:
     def returned(self, engine: int, life: str = "", now: float = 0.0) -> list[int]:
         """Notes that the engine is back with this life, or, with an empty one, will never be. Returns the requests that
         this ends, which are not suspects any more."""
-        silence = self._silences.confirmed(engine, life)
-        ended = self._count_silence(engine, silence.life, silence.requests, now) if silence is not None else []
-        self._silences.returned(engine)
+        silence = self._silences.returned(engine, life)
+        ended = self._lose_silent(engine, silence.life, silence.requests, now) if silence is not None else []
         for group in set(self._groups.values()):
             group.down.discard(engine)
         for held in self._held.values():
@@ -217,8 +217,11 @@ class Suspects:
             tried.engine = None
             tried.sent.clear()
         aboard = [request for request in loss.begun if tried is not None and request in tried.requests]
-        if tried is not None and tried.was_queued:
-            aboard += [request for request in loss.queued if request in tried.requests]
+        if tried is not None:
+            queued = [request for request in loss.queued if request in tried.requests]
+            if not tried.was_queued and [request for request in queued if self._meet_queued(request)]:
+                tried.was_queued = True
+            aboard += queued if tried.was_queued else []
         fresh = [request for request in loss.begun if request not in self._groups]
         proven = set(loss.proven)
         parts = {
@@ -232,32 +235,44 @@ class Suspects:
             self._hold_queued(loss, engine, now)
         if tried is None or not (tried.is_alone and aboard):
             self._count_queued(loss, engine, now)
-        if loss.silent and loss.is_sure:
-            return self._count_silence(engine, loss.name, loss.silent, now)
         if loss.silent:
-            self._silences.note_unsure(engine, loss.name, loss.silent)
+            return self._meet_silence(engine, loss, now)
         return self._part(tried, aboard, engine, loss.name, now) if tried is not None and aboard else []
 
-    def _count_silence(self, engine: int, loss: str, requests: Collection[int], now: float) -> list[int]:
-        """The engine fell silent with these requests, which had made no token there. Returns those that end."""
-        tried: dict[int, SuspectGroup] = {}
-        for request in requests:
-            if (group := self._groups.get(request)) is not None and group.has_hung:
-                tried[request] = group
-        ended = []
-        for group in dict.fromkeys(tried.values()):
-            aboard = [request for request, own in tried.items() if own is group]
-            ended += self._part(group, aboard, engine, loss, now)
-        found = self._silences.count(engine, [request for request in requests if request not in tried])
-        until = now + SILENT_WAIT_S
-        for request in found:
-            if (group := self._groups.get(request)) is not None:
+    def _meet_silence(self, engine: int, loss: LostRequests, now: float) -> list[int]:
+        """The engine fell silent with requests that had made no token there. Returns those that end."""
+        hung = [request for request in loss.silent if (group := self._groups.get(request)) and group.has_hung]
+        if loss.is_sure:
+            ended = self._lose_silent(engine, loss.name, hung, now)
+        else:
+            ended = []
+            self._silences.note_unsure(engine, loss.name, hung)
+            for request in hung:
+                self._wait_for(self._groups[request], {engine}, now)
+        others = [request for request in loss.silent if request not in hung]
+        fresh = []
+        for request in self._silences.count(engine, loss.name, others, loss.is_sure):
+            if (group := self._groups.get(request)) is None:
+                fresh.append(request)
+            else:
                 group.has_hung = True  # what counts against its requests goes on to count
-                group.down |= self._silences.down(request)
-                group.waits_until = max(group.waits_until, until)
-        fresh = [request for request in found if request not in self._groups]
-        self._enter(SuspectGroup(f"{loss}/silent", 2, loss, has_hung=True, waits_until=until), fresh)
+                self._wait_for(group, self._silences.down(request), now)
+        suspects = SuspectGroup(f"{loss.name}/silent", 2, loss.name, was_queued=True, has_hung=True)
+        self._wait_for(suspects, set(), now)
+        self._enter(suspects, fresh)
         return ended
+
+    def _wait_for(self, group: SuspectGroup, engines: set[int], now: float) -> None:
+        group.down |= engines
+        group.waits_until = max(group.waits_until, now + SILENT_WAIT_S)
+
+    def _lose_silent(self, engine: int, loss: str, suspects: Collection[int], now: float) -> list[int]:
+        """The engine was silent with these requests, which are suspects because of earlier silences. Returns those that
+        end."""
+        aboard: dict[SuspectGroup, list[int]] = {}
+        for request in suspects:
+            aboard.setdefault(self._groups[request], []).append(request)
+        return [end for group, requests in aboard.items() for end in self._part(group, requests, engine, loss, now)]
 
     def _part(self, group: SuspectGroup, aboard: list[int], engine: int, loss: str, now: float) -> list[int]:
         """The group has met another loss, with these of its requests aboard."""
@@ -270,13 +285,12 @@ class Suspects:
                     self.clear(request)
                 return aboard
             return []
-        if group.losses == 1:
-            middle = (len(aboard) + 1) // 2
-            parts = [(f"{loss}/0", aboard[:middle]), (f"{loss}/1", aboard[middle:])]
-        else:
-            parts = [(f"{loss}/{self._front}.{request}", [request]) for request in aboard]
-        for key, requests in parts:
-            part = SuspectGroup(key, group.losses + 1, loss, is_alone=len(requests) == 1)
+        middle = (len(aboard) + 1) // 2
+        halves = [aboard[:middle], aboard[middle:]]
+        for half, requests in enumerate(halves if group.losses == 1 else [[request] for request in aboard]):
+            is_alone = len(requests) == 1
+            key = f"{loss}/{self._front}.{requests[0]}" if is_alone else f"{loss}/{half}"
+            part = SuspectGroup(key, group.losses + 1, loss, is_alone=is_alone)
             part.was_queued, part.has_hung = group.was_queued, group.has_hung
             part.down, part.waits_until = group.down | {engine}, now + WAIT_S
             self._enter(part, requests)
@@ -294,13 +308,16 @@ class Suspects:
         """No request that was tried alone is the cause of the loss, so one in the queue may be it."""
         found = []
         for request in loss.queued:
-            if request not in self._groups:
-                self._met[request] = self._met.get(request, 0) + 1
-                if self._met[request] > 1:
-                    found.append(request)
+            if request not in self._groups and self._meet_queued(request):
+                found.append(request)
         until = now + WAIT_S
         group = SuspectGroup(f"{loss.name}/queued", 2, loss.name, was_queued=True, down={engine}, waits_until=until)
         self._enter(group, found)
+
+    def _meet_queued(self, request: int) -> bool:
+        """The request has met a loss before it had begun. Returns whether such losses count against it."""
+        self._met[request] = self._met.get(request, 0) + 1
+        return self._met[request] > 1
 
     def _enter(self, group: SuspectGroup, requests: list[int]) -> None:
         for request in requests:

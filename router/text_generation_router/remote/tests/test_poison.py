@@ -19,15 +19,16 @@ from text_generation_router.wire.submits import Submitted
 
 NUM_FRONTS, NUM_ENGINES = 2, 3
 # Prompts of bad requests begin with one of these tokens. The first two end their engines after these have told that the
-# requests begin, the third before, the fourth as its engine takes the Submit. The last hangs its engine.
-BAD = (201, 202, 203, 204, 205)
-TOLD, (BEFORE_BEGUN, AT_SUBMIT, HANGS) = BAD[:2], BAD[2:]
+# requests begin, the third before, the fourth as its engine takes it, and the fifth before in every other life of
+# an engine. The last hangs its engine.
+BAD = (201, 202, 203, 204, 205, 206)
+TOLD, (BEFORE_BEGUN, AT_SUBMIT, NOT_ALWAYS, HANGS) = BAD[:2], BAD[2:]
 # Most silences of engines that live. Six in a row without a token would end a good request.
 MOST_SILENCES = 4
 
 
 class KilledAtSubmit(Exception):
-    """An engine has read a bad Submit."""
+    """An engine would take a bad request."""
 
 
 class SharedEngine:
@@ -77,7 +78,9 @@ class SharedEngine:
         new = [each for each in rows if not each[2].has_begun][:most_new]
         step = alone[:1] or [each for each in rows if each[2].has_begun] + new
         for stream, index, row in step:
-            if not row.has_begun and row.submitted.request.input_ids[0] != BEFORE_BEGUN:
+            token = row.submitted.request.input_ids[0]
+            is_told = token != BEFORE_BEGUN and (token != NOT_ALWAYS or self.lives % 2)
+            if is_told and not row.has_begun:
                 stream.books.begun(stream.view, [index])
         if killers := {row.submitted.request.input_ids[0] for _, _, row in step}.intersection(BAD):
             if killers == {HANGS}:
@@ -101,10 +104,10 @@ class Stream(BookedEngine):
         self.trial = trial
 
     def _take(self, sequences: list[Submitted]) -> None:
-        if sequences[0].request.input_ids[0] == AT_SUBMIT:
-            raise KilledAtSubmit
         group = sequences[0].group
         self.refuses = None if self.trial.takes(group) else RefusedError(Refusal.OTHER_SUSPECTS)
+        if self.refuses is None and sequences[0].request.input_ids[0] == AT_SUBMIT:
+            raise KilledAtSubmit
         if group and self.refuses is None:
             self.trial.enter(group, len(sequences))
         super()._take(sequences)
@@ -176,7 +179,8 @@ class PoisonMachine(RuleBasedStateMachine):
             # Silence has most often another cause, so the first one makes no suspect.
             most = 2 if token == HANGS else 1
             assert sum(token in (engine.killers or ()) for engine in self.engines) <= most
-            assert self.deaths[token] <= 3 + MAX_ALONE
+            # A suspect's first loss before it has begun does not count: another request is the likelier cause.
+            assert self.deaths[token] <= 3 + MAX_ALONE + (token == NOT_ALWAYS)
 
     @invariant()
     def texts_are_right_and_no_good_request_fails(self) -> None:

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from text_generation_router.replicas.suspects import FIRST_WAIT_S, MAX_ALONE, LostRequests, Suspects, meeting_engine
+from text_generation_router.replicas.suspects import (
+    FIRST_WAIT_S,
+    MAX_ALONE,
+    WAIT_S,
+    LostRequests,
+    Suspects,
+    meeting_engine,
+)
 
 
 class Front:
@@ -150,7 +157,7 @@ def test_an_engine_that_tries_a_suspect_alone_takes_no_other_request() -> None:
     suspects = Suspects()
     lost_with(suspects, 1)
     lost_with(suspects, 1)
-    assert suspects.trial(1) == ("loss/0", True)
+    assert suspects.trial(1) == ("loss/.1", True)
     assert suspects.engines_for(1, range(3), 0.0) == suspects.engines_for(9, range(3), 0.0) == [0, 1, 2]
     suspects.send(1, 2)
     assert suspects.engines_for(9, range(3), 0.0) == [0, 1]
@@ -191,7 +198,7 @@ def test_requests_that_had_not_begun_stay_in_their_group() -> None:
     for request in (1, 2, 3):
         suspects.send(request, 0)
     suspects.lose(0, LostRequests("second", [1, 2], (), [3]), 0.0)
-    assert groups(suspects, 1, 2, 3) == ["second/0", "second/1", "loss"]
+    assert groups(suspects, 1, 2, 3) == ["second/.1", "second/.2", "loss"]
 
 
 def test_requests_that_had_made_no_token_wait_until_their_engine_is_back_and_streams_go_on() -> None:
@@ -318,7 +325,7 @@ def test_a_token_or_an_engine_that_had_one_clears_a_request_of_silences() -> Non
     assert 7 not in suspects and not suspects._silences._met
 
 
-def test_a_silence_that_may_be_the_fronts_own_counts_once_the_engine_comes_back_with_another_life() -> None:
+def test_a_silence_that_may_be_the_fronts_own_counts_until_the_engine_comes_back_with_the_same_life() -> None:
     suspects = Suspects()
     for life in ("a", "a", "b", "c"):
         suspects.send(7, 0)
@@ -326,9 +333,10 @@ def test_a_silence_that_may_be_the_fronts_own_counts_once_the_engine_comes_back_
         assert not suspects.returned(0, life), "the link was cut"
         assert 7 not in suspects
     for life in ("d", "e"):
+        assert 7 not in suspects
         suspects.send(7, 0)
         suspects.lose(0, silent(life, 7, is_sure=False), 0.0)
-        assert 7 not in suspects
+        assert suspects.engines_for(7, [1], 0.0) == ([1] if life == "d" else []), "the second waits for the engine"
         suspects.returned(0, life + "'")
     assert groups(suspects, 7) == ["e/silent"] and suspects.engines_for(7, [0], 0.0) == [0]
     ended = list[int]()
@@ -339,12 +347,54 @@ def test_a_silence_that_may_be_the_fronts_own_counts_once_the_engine_comes_back_
     assert ended == [7] and suspects.are_free
 
 
-def test_a_silence_that_may_be_the_fronts_own_counts_for_no_request_that_has_gone_on_elsewhere() -> None:
+def test_silences_that_may_be_the_fronts_own_count_for_a_request_that_has_gone_on_elsewhere() -> None:
     suspects = Suspects()
-    for engine in (0, 1, 2):
+    for engine in (0, 1):
+        assert 7 not in suspects
         suspects.send(7, engine)
         suspects.lose(engine, silent(f"life {engine}", 7, is_sure=False), 0.0)
-    suspects.send(7, 3)
-    for engine in (0, 1, 2):
+    assert groups(suspects, 7) == ["life 1/silent"]
+    for engine in (0, 1):
+        assert suspects.engines_for(7, [2], 0.0) == [], "engine 0 or 1 may be hung"
         suspects.returned(engine, "another life")
-    assert 7 not in suspects and not suspects._silences._met
+    assert suspects.engines_for(7, [2], 0.0) == [2]
+
+
+def test_a_suspects_silence_that_may_be_the_fronts_own_counts_only_if_the_suspect_waits_for_the_engine() -> None:
+    suspects = Suspects()
+    for engine in (0, 1):
+        suspects.send(7, engine)
+        suspects.lose(engine, silent(f"life {engine}", 7), 0.0)
+    for engine in (0, 1):
+        suspects.returned(engine, "another life")
+    for later, losses in ((0.0, 3), (WAIT_S, 3), (0.0, 4)):
+        suspects.send(7, 2)
+        suspects.lose(2, silent("life", 7, is_sure=False), 0.0)
+        assert suspects.engines_for(7, [0], 1.0) == []
+        if suspects.engines_for(7, [0], later):
+            suspects.send(7, 0)
+            suspects.take_back(7)
+        suspects.returned(2, "another life")
+        assert suspects.losses(7) == losses
+
+
+def test_suspects_of_two_fronts_that_are_tried_alone_have_groups_of_their_own() -> None:
+    """The halves of a group on two fronts may have one request each: one engine must not try both at once."""
+    fronts = [Suspects("a"), Suspects("b")]
+    for suspects in fronts:
+        for loss in ("first", "second"):
+            suspects.send(1, 0)
+            suspects.lose(0, LostRequests(loss, [1]), 0.0)
+    assert all(suspects.trial(1).is_alone for suspects in fronts)
+    assert len({suspects.trial(1).group for suspects in fronts}) == 2
+
+
+def test_a_suspect_that_ends_engines_before_they_tell_of_its_begin_is_ended() -> None:
+    suspects = Suspects()
+    losses, ended = 0, list[int]()
+    while not ended:
+        suspects.send(1, 0)
+        is_told = losses == 0
+        ended = suspects.lose(0, LostRequests(f"loss {losses}", [1] * is_told, (), [1] * (not is_told)), 0.0)
+        losses += 1
+    assert ended == [1] and losses == 3 + MAX_ALONE
