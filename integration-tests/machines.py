@@ -80,11 +80,12 @@ class Machine:
 
     def kill(self) -> int:
         """Kills all processes there, and returns the number of them."""
+        living = set(self.pids())
         for process in self._started:
             process.kill()  # also one that is still on its way into the namespace
-        killed = kill_all(self.namespace)
+        living |= kill_all(self.namespace)
         self.collect()
-        return killed
+        return len(living)
 
     def collect(self) -> None:
         """Collects the statuses of the processes that were started, all of which have ended."""
@@ -203,8 +204,8 @@ class Network:
             raise RuntimeError("a machine's processes or interfaces could not be removed; the line above has the cause")
 
 
-def kill_all(namespace: str, limit_s: float = END_LIMIT_S) -> int:
-    """Kills every process in the namespace, also those that are started meanwhile. Returns the number of them."""
+def kill_all(namespace: str, limit_s: float = END_LIMIT_S) -> set[int]:
+    """Kills every process in the namespace, also those that are started meanwhile. Returns their ids."""
     killed: set[int] = set()
     until_s = time.monotonic() + limit_s
     while living := [int(line) for line in ip("netns", "pids", namespace).split()]:
@@ -215,7 +216,7 @@ def kill_all(namespace: str, limit_s: float = END_LIMIT_S) -> int:
                 os.kill(pid, signal.SIGKILL)
         killed.update(living)
         time.sleep(0.005)
-    return len(killed)
+    return killed
 
 
 def remove(number: int) -> None:
