@@ -205,9 +205,9 @@ chaos: install
 	$(BIN)/python integration-tests/chaos.py --write integration-tests/README.md $(ARGS)
 
 # Three replicas on machines that Ray chooses, which are network namespaces of this one (as root, with iproute2 and
-# redis-server), under 64 streams and faults of all kinds; writes the table in integration-tests/README.md. Three quarters of
-# an hour. A part of it: ARGS="--faults 20 --seed 2 --kinds 'power lost' partition". ARGS="--faults 0 --head-minutes 5" takes
-# Ray's head away for five minutes; ARGS=--by-hand does without Ray, and adds poisoned requests.
+# redis-server), under 64 streams and faults of all kinds; then Ray's head is away for five minutes; then requests that kill
+# whatever computes them. Writes the tables in integration-tests/README.md. More than an hour. A part of it: ARGS="--faults 20
+# --seed 2 --kinds 'power lost' partition", or ARGS="--faults 0 --head-minutes 5". ARGS=--by-hand does without Ray.
 test-cluster: install
 	$(BIN)/python integration-tests/cluster_chaos.py --write integration-tests/README.md $(ARGS)
 

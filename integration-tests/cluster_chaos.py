@@ -48,6 +48,10 @@ GAP_S = (0.2, 4.0)
 # Share of the faults before which the deployment need not be whole: then the next fault meets a recovery.
 OVERLAPPING = 0.2
 SETTLED_S = 2.0
+# What a run of all faults has to have at least: faults, faults of each kind, and requests on their victims.
+LEAST = (100, 10, 200)
+# Minutes for which Ray's head is away in a run of all faults.
+HEAD_MINUTES = 5.0
 # Times that the deployment may fail to recover before the run gives up.
 MOST_PROBLEMS = 3
 
@@ -60,15 +64,16 @@ class WayToStart:
     injector: Callable[..., Injector]
     machines: int
     table: str  # name of the table of faults
+    poison_table: str
 
     @property
     def kinds(self) -> list[str]:
         return list(self.injector(None, random.Random()).kinds)
 
 
-BY_HAND = WayToStart(DeploymentByHand, Injector, REPLICAS, "cluster")
+BY_HAND = WayToStart(DeploymentByHand, Injector, REPLICAS, "cluster", "cluster poison")
 # A spare machine, and one for Redis.
-ON_RAY = WayToStart(RayDeployment, RayInjector, REPLICAS + 2, "cluster on Ray")
+ON_RAY = WayToStart(RayDeployment, RayInjector, REPLICAS + 2, "cluster on Ray", "cluster poison on Ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +168,12 @@ class Cases:
             return lose_head(deployment, minutes, self.asked, self.expected, self.note)
 
 
-def run_poison(what: str, folder: Path, launcher: Path = LAUNCHER) -> ClusterPoisoned:
+def run_poison(way: WayToStart, what: str, folder: Path, launcher: Path = LAUNCHER) -> ClusterPoisoned:
     expected = scenarios.undisturbed(SHORT, 1)
     arguments = ("--dtype", "float32", "--json-output", *SHORT.arguments)
     with (
-        Network(1 + REPLICAS) as network,
-        DeploymentByHand(network, folder, arguments, cluster_poison.rule(what), launcher) as deployment,
+        Network(1 + way.machines) as network,
+        way.deployment(network, folder, arguments, cluster_poison.rule(what), launcher) as deployment,
     ):
         return cluster_poison.poison(deployment, what, SHORT.asks(), expected)
 
@@ -179,19 +184,24 @@ def asked_for() -> argparse.Namespace:
     way.add_argument("--ray", action="store_true", help="Ray chooses the machines, and is hurt as well; the default")
     way.add_argument("--by-hand", action="store_true", help="the replicas' launchers are started on their machines")
     parser.add_argument("--seed", type=int, default=1, help="which faults, when, and where")
-    parser.add_argument("--faults", type=int, help="number of faults; 0: none; not given: ten of each kind")
+    parser.add_argument(
+        "--faults", type=int, help="number of faults; 0: none; not given: ten of each kind, a lost head, and poison"
+    )
     parser.add_argument("--kinds", nargs="*", metavar="KIND", help=f"of: {', '.join(ON_RAY.kinds)}")
-    parser.add_argument("--head-minutes", type=float, default=0, help="on Ray: then a run without its head, so long")
-    parser.add_argument("--poison", nargs="*", metavar="WHAT", help=f"of: {', '.join(POINTS)}; on machines by hand")
+    parser.add_argument("--head-minutes", type=float, help="on Ray: then a run without its head, so long")
+    parser.add_argument("--poison", nargs="*", metavar="WHAT", help=f"of: {', '.join(POINTS)}")
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked tables are replaced")
     parser.add_argument("--keep", type=Path, help="a folder for logs, which is not removed")
     parser.add_argument("--launcher", type=Path, default=LAUNCHER, help="another version's launcher")
     asked = parser.parse_args()
     asked.way = BY_HAND if asked.by_hand else ON_RAY
+    asked.is_whole = asked.faults is None and asked.kinds is None
     asked.kinds = asked.way.kinds if asked.kinds is None else asked.kinds
     asked.faults = 10 * len(asked.kinds) if asked.faults is None else asked.faults
     if asked.poison is None:
-        asked.poison = list(POINTS) if asked.by_hand else []
+        asked.poison = list(POINTS) if asked.is_whole else []
+    if asked.head_minutes is None:
+        asked.head_minutes = HEAD_MINUTES if asked.is_whole and not asked.by_hand else 0.0
     if asked.head_minutes and asked.by_hand:
         parser.error("--head-minutes is for Ray")
     if unknown := (set(asked.kinds) - set(asked.way.kinds)) | (set(asked.poison) - set(POINTS)):
@@ -222,18 +232,20 @@ def run_all(asked: argparse.Namespace, folder: Path, report: Report) -> None:
         found = cases.with_faults(Plan(asked.seed, asked.kinds, asked.faults))
         for line in found.stalls:
             tell(f"stalled: {line}")
-        report.take(asked.way.table, cluster_record.as_table(found), [*found.failures(), *found.lost, *found.different])
+        failures = [*found.failures(), *found.lost, *found.different]
+        failures += found.shortfalls(*LEAST) if asked.is_whole else []
+        report.take(asked.way.table, cluster_record.as_table(found), failures)
     if asked.head_minutes:
         away = cases.without_head(asked.head_minutes)
         failures = [*away.found.failures(), *away.found.lost, *away.found.different]
         report.take("cluster without head", cluster_head.as_table(away), failures)
     poisoned = []
     for number, what in enumerate(asked.poison):
-        poisoned.append(run_poison(what, made(folder / f"poison{number}"), asked.launcher))
+        poisoned.append(run_poison(asked.way, what, made(folder / f"poison{number}"), asked.launcher))
         tell(str(poisoned[-1]))
     if poisoned:
         failures = [f"poison of {each.what}: {failure}" for each in poisoned for failure in each.failures()]
-        report.take("cluster poison", cluster_poison.as_table(poisoned), failures)
+        report.take(asked.way.poison_table, cluster_poison.as_table(poisoned), failures)
 
 
 def without_ray() -> str:

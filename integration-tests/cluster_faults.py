@@ -1,6 +1,7 @@
 """The kinds of faults of a deployment on several machines: each is injected, lasts a while, and is lifted."""
 
 import contextlib
+import os
 import random
 import signal
 import time
@@ -51,6 +52,7 @@ class Injector:
             "launcher stopped": lambda: self._stop("launcher"),
             "front stopped": self._stop_front,
             "machine killed": self._kill_machine,
+            "machine stopped": self._stop_machine,
             "power lost": self._lose_power,
             "cable pulled": lambda: self._for_a_while("cable pulled", Machine.unplug, Machine.plug),
             "partition": lambda: self._for_a_while("partition", Machine.cut_off, Machine.join),
@@ -141,6 +143,15 @@ class Injector:
         """All processes die; the kernel, which lives, tells the other machines that their connections end."""
         return self._for_a_while("machine killed", self._deployment.kill_machine, self._deployment.start_machine)
 
+    def _stop_machine(self) -> ClusterFault | None:
+        """All processes of a machine are stopped, and go on later."""
+
+        def stop(machine: Machine) -> None:
+            signal_all(machine, signal.SIGSTOP)
+            signal_all(machine, signal.SIGSTOP)  # also those that were started by a process that is stopped now
+
+        return self._for_a_while("machine stopped", stop, lambda machine: signal_all(machine, signal.SIGCONT))
+
     def _lose_power(self) -> ClusterFault | None:
         """The other machines are told of nothing."""
 
@@ -198,6 +209,12 @@ class Injector:
         with machine.slowed(slowness, rng.randrange(2**31)):
             self._pause(SLOW_FOR_S)
         return self._fault("slow link", machine, target, at_s, rows)
+
+
+def signal_all(machine: Machine, number: signal.Signals) -> None:
+    for pid in machine.pids():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def client_ports(front: psutil.Process) -> frozenset[int]:

@@ -52,7 +52,7 @@ def poison(deployment: Deployment, what: str, asks: Sequence[Ask], expected: Seq
             error = str(response.json().get("error", f"{response.status_code}, no error"))
 
     answers, _ = run_streams(deployment.url, asks[:NUM_NEIGHBOURS], NUM_NEIGHBOURS, ask)
-    logs = [deployment.log_of(machine) for machine in deployment.replicas]
+    logs = [deployment.log_of(machine) for machine in deployment.others]
     deaths = [list(_deaths(log)) for log in logs]
     spans = [span for log in logs for span in down(log)]
     return ClusterPoisoned(

@@ -71,6 +71,13 @@ class RayDeployment(Deployment):
         words += ["--testing"] if self.failpoints else []
         self.start_fronts(words, self._nodes.environment(self.front_machine))
 
+    def log_of(self, machine: Machine) -> str:
+        """On the machines of replicas: what their launchers have logged."""
+        if machine is self.front_machine:
+            return super().log_of(machine)
+        logs = sorted(self.runtime(machine).glob("tgi-py/ray-*/*/log"), key=lambda log: log.stat().st_mtime)
+        return "".join(log.read_text(errors="replace") for log in logs)
+
     def report(self) -> ReplicaReport:
         """What the launcher says of the replicas."""
         path = find_control_socket(API_PORT, None, str(self.runtime(self.front_machine)))

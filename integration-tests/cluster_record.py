@@ -12,8 +12,10 @@ from cluster import Notice
 from cluster_faults import ClusterFault
 from mixed import MixedAnswer, MixedAsk
 
-# Kinds of which the fronts can only learn by a replica's silence, and which make it silent for good or for a while.
-SILENT = ("power lost", "cable pulled", "partition")
+# Kinds that end an engine for certain, so that every run must notice them.
+ENDED = ("power lost", "machine killed")
+# Kinds of which the fronts can only learn by a replica's silence. Silences of less than 3 s are not noticed.
+SILENT = ("cable pulled", "partition", "machine stopped")
 NOTICED_LIMIT_S, FLOWING_LIMIT_S = 10.0, 3.0
 # Seconds after a fault in which a notice of its engine's loss, and the longest gap of a stream, count as its own.
 EFFECT_S = 15.0
@@ -27,12 +29,16 @@ class Effect:
     fault: ClusterFault
     in_text: int  # number of streams that had received tokens before the fault, and were to receive more
     gap_s: float  # the longest time between two tokens of any stream, of those that overlap the fault
+    was_connected: bool  # whether a front was connected to the engine
     noticed_s: float | None  # seconds until the last front had noticed the loss of the engine; None: none did
     flowing_s: float | None  # seconds from that moment to the next token of the stream that waited longest
 
     def failures(self) -> list[str]:
-        if self.fault.kind not in SILENT or self.noticed_s is None or self.flowing_s is None:
+        if self.fault.kind not in (*ENDED, *SILENT):
             return []
+        if self.noticed_s is None or self.flowing_s is None:
+            is_missed = self.fault.kind in ENDED and self.was_connected
+            return [f"{self.fault.kind} of {self.fault.victim}: not noticed within {EFFECT_S:.0f} s"] * is_missed
         found = []
         if self.noticed_s > NOTICED_LIMIT_S:
             found.append(f"{self.fault.kind} of {self.fault.victim}: noticed after {self.noticed_s:.1f} s")
@@ -58,6 +64,21 @@ class ClusterResult:
     @property
     def rows(self) -> int:
         return sum(effect.fault.rows for effect in self.effects)
+
+    @property
+    def in_text(self) -> int:
+        """Number of streams in mid-text at the faults, added up. About as large a part of the requests on the victims
+        was in mid-text as of all streams."""
+        return sum(effect.in_text for effect in self.effects)
+
+    def shortfalls(self, faults: int, of_each_kind: int, rows: int) -> list[str]:
+        """What the run has fewer of than asked for."""
+        times = Counter(effect.fault.kind for effect in self.effects)
+        found = [
+            f"{count} × {kind}, fewer than {of_each_kind}" for kind, count in times.items() if count < of_each_kind
+        ]
+        found += [f"{len(self.effects)} faults, fewer than {faults}"] if len(self.effects) < faults else []
+        return found + ([f"{self.rows} requests on victims, fewer than {rows}"] if self.rows < rows else [])
 
     def failures(self) -> list[str]:
         found = [f"{len(self.lost)} of {self.streams} streams lost: {self.lost[0]}"] if self.lost else []
@@ -128,7 +149,13 @@ def effect(fault: ClusterFault, notices: Sequence[Notice], answers: Sequence[Mix
             if arrivals[0] <= noticed_at_s < arrivals[-1]
         ]
         flowing = max(waits, default=0.0)
-    return Effect(fault, len(in_text), max(gaps, default=0.0), noticed, flowing)
+    return Effect(fault, len(in_text), max(gaps, default=0.0), _was_connected(fault, notices), noticed, flowing)
+
+
+def _was_connected(fault: ClusterFault, notices: Sequence[Notice]) -> bool:
+    """Whether a front was connected to the victim's engine when the fault began."""
+    before = [notice for notice in notices if notice.target == fault.target and notice.at_s < fault.at_s]
+    return not all({notice.front: notice.is_lost for notice in before}.values())
 
 
 def _first_of_each_front(fault: ClusterFault, notices: Sequence[Notice]) -> Iterator[float]:
@@ -182,7 +209,8 @@ def as_table(found: ClusterResult) -> str:
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines.append("")
     lines.append(
-        f"Seed {found.seed}: {len(found.effects)} faults, {found.rows} requests on their victims,"
+        f"Seed {found.seed}: {len(found.effects)} faults, {found.rows} requests on their victims (on average"
+        f" {found.in_text / max(1, len(found.effects)):.0f} of the streams were in mid-text at a fault),"
         f" {found.streams} streams of {len(found.kinds)} kinds; {found.with_front} lost with their front,"
         f" {len(found.lost)} lost otherwise,"
         f" {len(found.different)} with another outcome."

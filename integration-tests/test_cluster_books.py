@@ -36,6 +36,10 @@ def lost(at_s: float, front: str, target: str = TARGET) -> Notice:
     return Notice(at_s, target, front, True, "silent")
 
 
+def connected(at_s: float) -> Notice:
+    return Notice(at_s, TARGET, "0", False, "term 1")
+
+
 def result(*answers: MixedAnswer, faults: tuple[ClusterFault, ...] = (), notices: tuple[Notice, ...] = ()):
     expected = [answer(1.0, ask=place) for place in range(len(ASKED))]
     return cluster_record.result(1, faults, notices, ASKED, expected, answers, ())
@@ -70,8 +74,22 @@ def test_a_late_notice_and_streams_that_wait_after_it_are_failures_of_silent_fau
     assert ["noticed after 11.0 s" in late.failures()[0], "flow 9.0 s after" in late.failures()[1]] == [True, True]
     told = cluster_record.effect(fault("engine killed"), [lost(111.0, "0")], streams)
     assert told.failures() == []
-    unnoticed = cluster_record.effect(fault(), [], streams)
+    unnoticed = cluster_record.effect(fault("partition"), [connected(90.0)], streams)
     assert (unnoticed.noticed_s, unnoticed.flowing_s, unnoticed.failures()) == (None, None, [])
+
+
+@pytest.mark.parametrize("kind", cluster_record.ENDED)
+def test_the_end_of_an_engine_that_a_front_was_connected_to_has_to_be_noticed(kind: str) -> None:
+    (failure,) = cluster_record.effect(fault(kind), [connected(90.0)], []).failures()
+    assert "not noticed" in failure
+    for notices in ([], [connected(80.0), lost(90.0, "0")], [connected(101.0)]):
+        assert cluster_record.effect(fault(kind), notices, []).failures() == []
+
+
+def test_a_run_of_all_faults_has_enough_of_each_kind() -> None:
+    faults = [*[fault("power lost", at_s=100.0 + 50 * i) for i in range(3)], fault("partition", at_s=500.0)]
+    assert result(faults=tuple(faults)).shortfalls(4, 1, 28) == []
+    assert len(result(faults=tuple(faults)).shortfalls(5, 2, 29)) == 3
 
 
 def test_notices_are_read_from_the_fronts_log() -> None:
@@ -130,7 +148,7 @@ def test_a_deployment_that_does_not_recover_ends_the_faults_and_fails_the_run(mo
 
     monkeypatch.setattr(cluster_chaos, "GAP_S", (0.0, 0.0))
     monkeypatch.setattr(cluster_chaos, "OVERLAPPING", 0.0)
-    way = cluster_chaos.WayToStart(BrokenDeployment, KindsOfTest, 0, "none")
+    way = cluster_chaos.WayToStart(BrokenDeployment, KindsOfTest, 0, "none", "none")
     notes: list[str] = []
     injection = Injection(BrokenDeployment(), Plan(1, ["power lost", "impossible"], 8), way, notes.append)
     injection.run()
@@ -178,4 +196,5 @@ def test_the_table_counts_what_was_injected_and_lost() -> None:
     found = result(answer(99.0, 101.0), answer(99.0, error="cut", port=7), faults=(died, fault(at_s=200.0)))
     table = cluster_record.as_table(found)
     assert "| front killed | 1 | 7 |" in table and "| power lost | 1 | 7 |" in table
-    assert "Seed 1: 2 faults, 14 requests on their victims, 2 streams of 1 kinds; 1 lost with their front" in table
+    assert "Seed 1: 2 faults, 14 requests on their victims" in table
+    assert "2 streams of 1 kinds; 1 lost with their front" in table

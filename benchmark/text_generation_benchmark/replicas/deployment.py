@@ -1,4 +1,5 @@
-"""Fronts, engines and a load in simulated time: arrivals, news every 250 ms, moves, and the loss of engines."""
+"""Fronts, engines and a load in simulated time: arrivals, news as often as fronts ask for them, moves, and the loss of
+engines."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from text_generation_benchmark.replicas.front import HASHER, NAMESPACE, Policy, 
 from text_generation_benchmark.simulation.cost import SimulatedModel
 from text_generation_benchmark.simulation.stepped import Arrival, SteppedEngine, StepProgress
 from text_generation_benchmark.simulation.trace import Floats
+from text_generation_router.remote.news_limits import EVERY_MS, next_pace_ms
 from text_generation_router.replicas.block_hashes import BLOCK_TOKENS
 from text_generation_router.replicas.cache_news import CacheLog, CacheNews
 from text_generation_router.replicas.choice import EngineLoad
@@ -17,7 +19,7 @@ from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 
-TICK_S = 0.25  # between two Load messages
+TICK_S = EVERY_MS / 1000  # between two news of an engine, if there are few engines
 NOTICE_S = 3.0  # seconds after which fronts notice that an engine is lost
 # With at most this many engines, each is advanced to the time of each arrival, so that fronts know of ended requests
 # at once. Otherwise they know at the next tick.
@@ -133,6 +135,7 @@ class Deployment:
         self.num_moves = self.num_resumed = 0
         self.prompt_tokens = self.cached_tokens = 0
         self.traffic = Traffic()
+        self._num_ticks = 0
         self._chats = Chats(plan.load, plan.seed)
         self._next_index = 0
         # What happens when, latest first: a lost engine, its notice, its return.
@@ -193,8 +196,10 @@ class Deployment:
         self._collect(now_s)
         if self._on_tick is not None:
             self._on_tick(now_s)
+        self._num_ticks += 1
+        every = next_pace_ms(EVERY_MS, self.plan.num_engines) // EVERY_MS  # ticks between two news of an engine
         for engine, replica in enumerate(self.replicas):
-            if replica is None:
+            if replica is None or (engine + self._num_ticks) % every:
                 continue
             load, news = replica.load, replica.log.take()
             for front in self.fronts:
