@@ -179,6 +179,7 @@ def engine(
     )
     for group in (plan.files, plan.tokens, plan.scheduling, plan.compute, plan.cluster.security):
         options += _flags(group)
+    options += _load_format(plan)
     env = _inherited(plan, environ, *KEYS) | _token(environ) | _variables(values_of(plan.cache))
     env |= _variables(values_of(plan.shard))
     argv = (programs.engine, *options)

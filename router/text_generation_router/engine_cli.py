@@ -10,7 +10,8 @@ from typing import Any
 from text_generation_common.flags.cluster import EngineOnlyFlags, SecurityFlags
 from text_generation_common.flags.declaration import REQUIRED, borrowed, flag, from_values
 from text_generation_common.flags.http import HttpFlags
-from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ShardFlags
+from text_generation_common.flags.kinds import LoadFormat
+from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ModelFlags, ShardFlags
 from text_generation_common.flags.process import InheritedFlags, ProcessFlags
 from text_generation_common.flags.programs import ROUTER
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
@@ -31,6 +32,7 @@ class EngineFlags:
     address: str = flag(REQUIRED, "Where fronts connect: unix:///PATH or HOST:PORT.", env=False)
     files: FileFlags = FileFlags()
     weights_cache_override: str | None = borrowed(CacheFlags, "weights_cache_override")
+    load_format: LoadFormat = borrowed(ModelFlags, "load_format")
     max_concurrent_requests: int = borrowed(RequestFlags, "max_concurrent_requests")
     tokens: TokenFlags = TokenFlags()
     scheduling: SchedulingFlags = SchedulingFlags()
@@ -63,6 +65,7 @@ def serve(values: dict[str, Any]) -> None:
         model=flags.tokenizer_name,
         revision=flags.files.revision,
         weights_cache_override=flags.weights_cache_override,
+        load_format=flags.load_format,
         address=flags.address,
         max_concurrent_requests=flags.max_concurrent_requests,
         tokens=flags.tokens,

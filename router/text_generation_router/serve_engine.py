@@ -16,6 +16,7 @@ from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
 from text_generation_common.cluster.identity import Role
 from text_generation_common.errors import ArgumentValidation, CommandError
 from text_generation_common.flags.cluster import SecurityFlags
+from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_common.tasks import cancelled
@@ -48,6 +49,7 @@ class EngineSettings:
     model: str  # a local directory or a hub id
     revision: str | None
     weights_cache_override: str | None  # a folder with the model's files, used instead of `model`
+    load_format: LoadFormat
     address: str  # where fronts connect
     max_concurrent_requests: int
     tokens: TokenFlags
@@ -98,7 +100,7 @@ async def _serve(settings: EngineSettings) -> None:
     try:
         await engine.start()
         digest = await asyncio.to_thread(
-            engine_digest, folder, engine.snapshot().model, settings.compute, settings.shard
+            engine_digest, folder, engine.snapshot().model, settings.compute, settings.shard, settings.load_format
         )
         identity = EngineIdentity(uuid.uuid4().hex, _term(), digest)
         key = settings.block_hash_key

@@ -29,9 +29,10 @@ FILES = (
 )
 
 
-def model_digest(folder: Path, settings: Mapping[str, str]) -> bytes:
+def model_digest(folder: Path, settings: Mapping[str, str], has_weights: bool = True) -> bytes:
     """32 bytes. `settings`: all that decides tokens besides the folder and this build's code, by name, such as the type
-    of the numbers and the kernels. WeightsError: the folder has no weights, or a file cannot be read.
+    of the numbers and the kernels. `has_weights`: False, if the weights do not come from the folder. WeightsError: the
+    folder has no weights, or a file cannot be read.
     """
     digest = hashlib.sha256()
 
@@ -48,7 +49,7 @@ def model_digest(folder: Path, settings: Mapping[str, str]) -> bytes:
     for name in wanted:
         if name in there:
             add(f"file {name}", _whole(folder / name))
-    for path in weight_files(folder):
+    for path in weight_files(folder) if has_weights else ():
         for start, data in _samples(path):
             add(f"weights {path.name} {start}", data)
     return digest.digest()

@@ -4,6 +4,7 @@ import importlib.metadata
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_common.weights.digest import model_digest
 from text_generation_router.engine.protocol import ModelInfo
@@ -19,7 +20,13 @@ class EngineIdentity:
     digest: bytes  # what decides the tokens of a request
 
 
-def engine_digest(folder: Path, model: ModelInfo, compute: ComputeFlags, shard: ShardFlags) -> bytes:
+def engine_digest(
+    folder: Path,
+    model: ModelInfo,
+    compute: ComputeFlags,
+    shard: ShardFlags,
+    load_format: LoadFormat = LoadFormat.auto,
+) -> bytes:
     """What decides the tokens of a request: the model in `folder`, what the shards tell of themselves, and flags.
     WeightsError: the model's files cannot be read."""
     flags = {
@@ -35,6 +42,8 @@ def engine_digest(folder: Path, model: ModelInfo, compute: ComputeFlags, shard: 
         "shards": str(model.world_size),
         "grammars": importlib.metadata.version("llguidance"),
     }
+    if load_format is LoadFormat.dummy:  # random weights: the folder need not have any
+        return model_digest(folder, flags | facts | {"weights": "dummy"}, has_weights=False)
     return model_digest(folder, flags | facts)
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_common.flags.kinds import KvCacheDtype, Quantize
+from text_generation_common.errors import WeightsError
+from text_generation_common.flags.kinds import KvCacheDtype, LoadFormat, Quantize
 from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_common.model_folder import demo_directory
 from text_generation_router.engine.tests.fakes import INFO
@@ -39,3 +40,13 @@ def test_epochs_graphs_and_reasons_change_nothing() -> None:
     model = replace(INFO, epoch=7, kernels=f"{INFO.kernels}; not amx, since the machine has none")
     shard = replace(SHARD, cuda_graphs="1,2", cuda_memory_fraction=0.5)
     assert engine_digest(DEMO, model, COMPUTE, shard) == engine_digest(DEMO, INFO, COMPUTE, SHARD)
+
+
+def test_random_weights_need_no_files_and_have_a_digest_of_their_own(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((DEMO / name).read_bytes())
+    dummy = engine_digest(tmp_path, INFO, COMPUTE, SHARD, LoadFormat.dummy)
+    assert dummy == engine_digest(tmp_path, INFO, COMPUTE, SHARD, LoadFormat.dummy)
+    assert dummy != engine_digest(DEMO, INFO, COMPUTE, SHARD)
+    with pytest.raises(WeightsError):
+        engine_digest(tmp_path, INFO, COMPUTE, SHARD)
