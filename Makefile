@@ -39,7 +39,7 @@ C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install run test test-models test-schema test-grammars check format prose proto lock sbom audit fuzz demo-model test-demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos test-cluster test-ray attacks neighbours digest mutate test-clients test-served-calls fetch-templates test-peer-parsers clean
+	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest mutate test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 install: .venv/installed
 
@@ -210,6 +210,11 @@ chaos: install
 # --seed 2 --kinds 'power lost' partition", or ARGS="--faults 0 --head-minutes 5". ARGS=--by-hand does without Ray.
 test-cluster: install
 	$(BIN)/python integration-tests/cluster_chaos.py --write integration-tests/README.md $(ARGS)
+
+# The tests of what a server answers, with an engine and a front in processes of their own in the place of one router.
+test-fronts: install
+	API_WORKERS=1 $(BIN)/pytest $(addprefix integration-tests/test_,$(addsuffix .py,calls_served choosing_tokens client_fields \
+		contract demo_model eight_bits forms grammar_tokens hostile keys metrics_page same_text scheduling tgi_board)) $(ARGS)
 
 # Real Ray clusters: one node, whose actors, driver and engines are killed; whole servers on it; and fronts on each of two
 # machines, as root with iproute2. About five minutes.

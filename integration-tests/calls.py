@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import time
 from collections.abc import AsyncIterator, Coroutine
 from functools import cache
 from pathlib import Path
@@ -102,6 +104,21 @@ def prompt_logprobs(ids: list[int], folder: Path = DEMO_MODEL) -> list[float]:
         logprobs = reference_model(folder)(torch.tensor([ids])).logits[0, :-1].log_softmax(dim=-1)
     values: list[float] = logprobs.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1).tolist()
     return values
+
+
+# Seconds after which /metrics shows what the engine has done. With --api-workers, as in `make test-fronts`, the page
+# is made of files that are two seconds old at most.
+METRICS_AGE_S = 2.5 if os.environ.get("API_WORKERS") else 0.0
+
+
+def settled_metric(url: str, name: str) -> float:
+    """`metric`, with all that has happened before this call."""
+    return settled_metrics(url, name)[0]
+
+
+def settled_metrics(url: str, *names: str) -> list[float]:
+    time.sleep(METRICS_AGE_S)
+    return metrics(url, *names)
 
 
 def metric(url: str, name: str) -> float:

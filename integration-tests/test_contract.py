@@ -7,7 +7,17 @@ from typing import Any
 
 import httpx
 import pytest
-from calls import at_once, client_of, events_of, generate, metric, stream, tokenizer
+from calls import (
+    at_once,
+    client_of,
+    events_of,
+    generate,
+    metric,
+    settled_metric,
+    settled_metrics,
+    stream,
+    tokenizer,
+)
 from server_process import ServerProcess
 
 QUESTION = "<|user|>What is 2 + 3?</s><|assistant|>"
@@ -144,7 +154,7 @@ HOSTILE: list[tuple[bytes, int]] = [
 
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream", "/", "/v1/chat/completions", "/v1/completions"])
 def test_hostile_bodies_are_4xx_json_and_no_other_request_notices(server: ServerProcess, route: str) -> None:
-    steps = metric(server.url, 'tgi_batch_inference_count{method="prefill"}')
+    steps = settled_metric(server.url, 'tgi_batch_inference_count{method="prefill"}')
 
     async def throw_everything(client: httpx.AsyncClient) -> None:
         for body, status in HOSTILE:
@@ -159,7 +169,7 @@ def test_hostile_bodies_are_4xx_json_and_no_other_request_notices(server: Server
     running = stream("Once upon a time", max_new_tokens=100, ignore_eos_token=True)
     events, _ = at_once(server.url, running, throw_everything)
     assert len(events) == 100
-    assert metric(server.url, 'tgi_batch_inference_count{method="prefill"}') == steps + 1
+    assert settled_metric(server.url, 'tgi_batch_inference_count{method="prefill"}') == steps + 1
 
 
 def test_overload_is_429_and_an_event_in_streams(server: ServerProcess) -> None:
@@ -186,7 +196,7 @@ def test_overload_is_429_and_an_event_in_streams(server: ServerProcess) -> None:
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
 def test_a_client_that_goes_away_frees_its_slots(server: ServerProcess, route: str) -> None:
     body = {"inputs": "Once upon", "parameters": {"max_new_tokens": 1900, "ignore_eos_token": True}}
-    dropped = metric(server.url, 'tgi_request_failure{err="dropped"}')
+    dropped = settled_metric(server.url, 'tgi_request_failure{err="dropped"}')
 
     async def leave() -> None:
         async with client_of(server.url) as client:
@@ -199,7 +209,7 @@ def test_a_client_that_goes_away_frees_its_slots(server: ServerProcess, route: s
 
     asyncio.run(leave())
     wait_for(lambda: metric(server.url, "tgi_slots_used") == 0)
-    assert metric(server.url, 'tgi_request_failure{err="dropped"}') == dropped + 8
+    assert settled_metric(server.url, 'tgi_request_failure{err="dropped"}') == dropped + 8
 
 
 def test_a_queued_request_whose_client_leaves_costs_no_prefill(server: ServerProcess) -> None:
@@ -219,7 +229,7 @@ def test_a_queued_request_whose_client_leaves_costs_no_prefill(server: ServerPro
                 assert (await first).status_code == 200
 
         asyncio.run(run())
-        assert metric(small.url, 'tgi_batch_inference_count{method="prefill"}') == 1
+        assert settled_metric(small.url, 'tgi_batch_inference_count{method="prefill"}') == 1
 
 
 def test_metrics_move_with_a_request(server: ServerProcess) -> None:
@@ -229,9 +239,9 @@ def test_metrics_move_with_a_request(server: ServerProcess) -> None:
         "tgi_request_generated_tokens_sum",
         "tgi_batch_next_size_count",
     ]
-    before = [metric(server.url, name) for name in names]
+    before = settled_metrics(server.url, *names)
     at_once(server.url, generate("Hello", max_new_tokens=5, ignore_eos_token=True))
-    after = [metric(server.url, name) for name in names]
+    after = settled_metrics(server.url, *names)
     assert [a - b for a, b in zip(after, before, strict=True)] == [1, 1, 5, 1]
 
 
