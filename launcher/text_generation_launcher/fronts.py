@@ -22,6 +22,11 @@ from text_generation_launcher.restarts import Restarts
 
 logger = logging.getLogger("text_generation_launcher")
 
+# Seconds of service after which a front has a clean record: fronts, unlike engines, do not tell of work done.
+LONG_RUN_S = 60.0
+# Seconds until a front that cannot be kept alive is started again, if others serve.
+RETRY_S = 30.0
+
 
 class FrontState(Enum):
     KEPT = auto()  # started again when it dies
@@ -60,6 +65,7 @@ class Fronts:
         self._had_listened = False  # a front that has gone
         self._has_ended = asyncio.Event()
         self._is_restart_asked = asyncio.Event()
+        self._retries: set[asyncio.TimerHandle] = set()
         self._is_stopping = False
 
     @property
@@ -70,6 +76,7 @@ class Fronts:
     def stop(self) -> None:
         """Asks all fronts to end, which they do when their requests are done; then `run` returns."""
         self._is_stopping = True
+        self._cancel_retries()
         for front in self._fronts:
             front.process.stop()
 
@@ -84,7 +91,8 @@ class Fronts:
         self._is_restart_asked.set()
 
     async def run(self) -> None:
-        """Keeps the fronts running until `stop`. Raises a CommandError when another start would not help."""
+        """Keeps the fronts running until `stop`. Raises a CommandError when another start would not help and no other
+        front serves."""
         for _ in range(self._number):
             self._add(FrontState.KEPT)
         restarting = asyncio.create_task(self._keep_restarting())
@@ -95,6 +103,7 @@ class Fronts:
                 for front in [front for front in self._fronts if front.run.done()]:
                     self._remove(front)
         finally:
+            self._cancel_retries()
             await cancelled(restarting, *(front.run for front in self._fronts))
 
     def _add(self, state: FrontState) -> Front:
@@ -105,7 +114,7 @@ class Fronts:
             f"Webserver {number}",
             lambda message: self._on_message(process, message),
             lambda: None,
-            Restarts(),
+            Restarts(long_run_s=LONG_RUN_S),
             waits_for_shards=False,
             on_draining=lambda: self._replace(front),
         )
@@ -129,7 +138,7 @@ class Fronts:
         front.limit = asyncio.get_running_loop().call_later(self._patience_s, front.process.kill)
 
     def _remove(self, front: Front) -> None:
-        """Raises the CommandError of a front that cannot be kept alive."""
+        """Raises the CommandError of a front that cannot be kept alive, if no other one serves."""
         self._fronts.remove(front)
         self._had_listened |= front.process.has_listened
         if front.limit is not None:
@@ -137,9 +146,18 @@ class Fronts:
         error = front.run.exception()
         if error is None:
             return
-        if front.state is FrontState.KEPT or not isinstance(error, CommandError):
+        others_serve = any(other.process.listening.is_set() for other in self._fronts)
+        if not isinstance(error, CommandError) or (front.state is FrontState.KEPT and not others_serve):
             raise error
         logger.error("%s: %s", front.process.title, error.reason)
+        if front.state is FrontState.KEPT and not self._is_stopping:
+            logger.error("%s is started again in %.0f s; the others go on", front.process.title, RETRY_S)
+            self._retries.add(asyncio.get_running_loop().call_later(RETRY_S, self._add, FrontState.KEPT))
+
+    def _cancel_retries(self) -> None:
+        for retry in self._retries:
+            retry.cancel()
+        self._retries.clear()
 
     async def _keep_restarting(self) -> None:
         while True:

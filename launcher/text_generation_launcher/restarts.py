@@ -21,12 +21,18 @@ class Restarts:
     """The record of one child, or of one group of children that start and end together.
 
     After `most_failures` failures in a row, or MOST_FAILURES failed starts in a row (the child did not become ready),
-    there are no more starts. A child that ran for LONG_RUN_S seconds has a clean record, because an idle server has no
-    other success to show.
+    there are no more starts. A child that ran for `long_run_s` seconds has a clean record, because an idle server has
+    no other success to show.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, most_failures: int = MOST_FAILURES) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        most_failures: int = MOST_FAILURES,
+        long_run_s: float = LONG_RUN_S,
+    ) -> None:
         self._most_failures = most_failures
+        self._long_run_s = long_run_s
         self._clock = clock
         self._failures = 0  # number of failures since the last success
         self._failed_starts = 0  # number of failed starts since the last success: the child did not become ready
@@ -47,7 +53,7 @@ class Restarts:
         """
         now_s, up_since_s = self._clock(), self._up_since_s
         self._up_since_s = None
-        if up_since_s is not None and now_s - up_since_s >= LONG_RUN_S:
+        if up_since_s is not None and now_s - up_since_s >= self._long_run_s:
             self.succeeded()
         self._failures += 1
         self._failed_starts += up_since_s is None

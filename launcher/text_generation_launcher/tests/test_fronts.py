@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from text_generation_launcher import fronts, restarts
 from text_generation_launcher.commands import Command
 from text_generation_launcher.errors import WebserverFailed
 from text_generation_launcher.fronts import Fronts
@@ -37,6 +38,7 @@ while True:
 ENDS = FRONT.replace("ENDS", "pass")
 STAYS = FRONT.replace("ENDS", "time.sleep(60)")
 FAILS = FRONT.replace("ENDS", "os._exit(3)")
+DIES = FRONT.replace("    time.sleep(60)", "    time.sleep(0.01); os._exit(4)").replace("ENDS", "pass")
 NEVER_LISTENS = "import sys; sys.exit(3)"
 
 
@@ -171,3 +173,33 @@ def test_a_first_front_that_never_serves_ends_the_server():
             await running
 
     Site(NEVER_LISTENS).run(use)
+
+
+def test_a_front_that_dies_again_and_again_is_tried_again_later_while_another_serves(caplog, monkeypatch):
+    monkeypatch.setattr(restarts, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(fronts, "RETRY_S", 0.2)
+
+    async def use(site: Site, running) -> None:
+        await site.until_started(2)
+        (_, staying), (_, dying) = site.started
+        dying.send(signal.SIGKILL)
+        await until(lambda: "is started again in" in caplog.text)
+        assert not running.done() and not staying.exited.done()
+        await until(lambda: len(site.started) > 2 + restarts.MOST_FAILURES)
+        site._programs[:] = [ENDS]
+        await until(lambda: len(site.living) == 2 and site.all_listen and len(site.fronts._fronts) == 2)
+        assert not staying.exited.done()
+
+    Site(ENDS, ENDS, DIES).run(use)
+
+
+def test_a_front_that_dies_again_and_again_ends_the_server_if_no_other_serves(monkeypatch):
+    monkeypatch.setattr(restarts, "FIRST_WAIT_S", 0.01)
+
+    async def use(site: Site, running) -> None:
+        await site.until_started(1)
+        site.started[0][1].send(signal.SIGKILL)
+        with pytest.raises(WebserverFailed):
+            await running
+
+    Site(ENDS, DIES, number=1).run(use)
