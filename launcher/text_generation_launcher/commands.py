@@ -226,7 +226,7 @@ def ray_driver(plan: LaunchPlan, environ: Mapping[str, str], port: int, launcher
     namespace = "-".join(filter(None, ("tgi", socket.gethostname(), node, str(port))))
     arguments = (str(launcher_fd), plan.cluster.on_ray.ray or "auto", namespace, node)
     argv = (sys.executable, "-m", "text_generation_launcher.ray.driver", *arguments)
-    env = {"RAY_USAGE_STATS_ENABLED": "0"} | _inherited(plan, environ, "API_KEY", block_key.VARIABLE)
+    env = {"RAY_USAGE_STATS_ENABLED": "0"} | _inherited(plan, environ, *KEYS, block_key.VARIABLE)
     return Command("ray", argv, env, pass_fds=(launcher_fd,))
 
 

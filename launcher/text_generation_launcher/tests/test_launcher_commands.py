@@ -208,14 +208,19 @@ def test_the_key_of_the_block_hashes_reaches_fronts_and_engines_by_the_environme
 
 def test_keys_reach_the_router_s_environment_and_nothing_else():
     config = with_flags(PLAIN, api_key=("one", "two"), api_key_file="/keys", closed_routes=True)
-    environ = {"API_KEY": "of the environment"}
+    environ = {"API_KEY": "of the environment", "ADMIN_API_KEY": "of administrators"}
     router = commands.router(config, PROGRAMS, environ, PLACE, listen_fd=7, port=1, launcher_fd=9)
     assert router.env["API_KEY"] == "one two"
     assert "one" not in " ".join(router.argv)
     flags = options(router, 1)
     assert (flags["--api-key-file"], flags["--closed-routes"]) == (["/keys"], [])
-    assert "API_KEY" not in commands.download(config, PROGRAMS, environ).env
-    assert "API_KEY" not in commands.shard(config, PROGRAMS, environ, SITE, rank=0, epoch=1, cores=1).env
+    others = [
+        commands.download(config, PROGRAMS, environ),
+        commands.shard(config, PROGRAMS, environ, SITE, rank=0, epoch=1, cores=1),
+        commands.engine(config, PROGRAMS, environ, SITE, "unix:///e", launcher_fd=5),
+        commands.ray_driver(config, environ, port=1, launcher_fd=5),
+    ]
+    assert not any(other.env.keys() & {"API_KEY", "ADMIN_API_KEY"} for other in others)
     assert "API_KEY" not in commands.router(PLAIN, PROGRAMS, {"API_KEY": ""}, PLACE, 7, 1, 9).env
 
 
