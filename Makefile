@@ -9,8 +9,8 @@ ARGS ?=
 GPU_PYTHON ?= 3.12
 GPU_ARCHITECTURE ?= x86_64
 # Packages that our own processes and tests import, and that torch, transformers, grpcio, protobuf and prometheus_client
-# do not install.
-GPU_PACKAGES := fastapi httptools httpx orjson pytest uvicorn uvloop
+# do not install (test_gpu_packages.py).
+GPU_PACKAGES := fastapi httptools httpx llguidance orjson pytest uvicorn uvloop
 # The plan that the GPU check runs: a, b or c.
 PLAN ?= a
 # The environment in which vLLM reads calls, for test-peer-parsers.
@@ -182,7 +182,7 @@ gpu-wheels: install
 	rm -rf .gpu
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --target .gpu/site --only-binary=:all: \
 		--implementation cp --python-version $(GPU_PYTHON) --platform manylinux_2_28_$(GPU_ARCHITECTURE) \
-		--platform manylinux2014_$(GPU_ARCHITECTURE) $(GPU_PACKAGES)
+		--platform manylinux_2_31_$(GPU_ARCHITECTURE) --platform manylinux2014_$(GPU_ARCHITECTURE) $(GPU_PACKAGES)
 	cp -R proto/text_generation_proto .gpu/site/
 	rm -rf .gpu/site/bin .gpu/site/text_generation_proto/__pycache__
 	du -sh .gpu

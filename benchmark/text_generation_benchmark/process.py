@@ -101,9 +101,9 @@ class ChildServer:
 
 
 @contextlib.contextmanager
-def running(command: ServerCommand, log_file: Path) -> Iterator[None]:
+def running(command: ServerCommand, log_file: Path, stop_s: float = STOP_S) -> Iterator[None]:
     """Runs the server; it answers requests inside the context. RuntimeError if it does not become ready. A server that
-    does not stop in time is killed.
+    does not stop within `stop_s` seconds is killed.
     """
     server = ChildServer(command, log_file)
     server.start()
@@ -112,7 +112,7 @@ def running(command: ServerCommand, log_file: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            server.stop()
+            server.stop(stop_s)
 
 
 def free_port() -> int:

@@ -19,7 +19,7 @@ import torch
 from gpu_check.findings import FailedCase, Known
 from gpu_check.plans import LIMIT_S, PLANS, Stage, rounds, time_for
 from gpu_check.results import CheckReport, StageResult
-from gpu_check.running import Launch, RunningStage, launcher, stop
+from gpu_check.running import Launch, RunningStage, launcher, stop, stop_late
 from text_generation_benchmark.process import exit_on_sigterm
 
 RESULTS = Path(__file__).parents[2] / "benchmark" / "results"
@@ -83,14 +83,14 @@ class Check:
                 else:
                     running.append(RunningStage(stage, folder, launch, limit_s))
             while running:
+                stop_late(running)
                 for some in list(running):
                     if result := some.result():
                         running.remove(some)
                         yield result
                 time.sleep(POLL_S)
         finally:
-            for some in running:
-                stop(some.process)
+            stop(*(some.process for some in running))
 
 
 def say(result: StageResult) -> None:

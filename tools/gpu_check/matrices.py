@@ -5,6 +5,7 @@ ends the process, and the next process goes on behind it.
 """
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -31,6 +32,8 @@ REHEARSED = "triton and (silu_mul_takes or embed_picks or norm_of_a_sum)"
 def run_part(context: Context, part: str, parts: str) -> Iterator[Case]:
     """Every `parts`-th test of the Triton kernels, from number `part` on. Gives no cases: pytest runs the tests."""
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    # pytest would take the SystemExit of the usual handler for a test's failure, and go on.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
     loop = TestLoop(context, int(part), int(parts))
     keyword = "triton" if context.on_gpu else REHEARSED
     left_out = [f"--ignore={ROOT / TESTS / name}" for name in LEFT_OUT]

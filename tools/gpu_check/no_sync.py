@@ -25,9 +25,12 @@ from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.warmup import EVERY_OPTION
 
 TABLE = "Lines that wait for the device within runner.step"
-ROWS, CONTEXT = 8, 100
+ROWS, CONTEXT = 10, 100
 ANY_TEXT = Sampling(grammar=r'{"grammars": [{"lark_grammar": "start: /(.|\n)*/"}]}')
 DEMO_TOKENIZER = Path(text_generation_server.__file__).parent / "demo_model" / "tokenizer.json"
+
+# What torch warns of a call that waits. It warns once, in other words, that the watch itself is a prototype.
+WAITED = "called a synchronizing CUDA operation"
 
 Step = Callable[[], Pending[StepOutput]]
 
@@ -36,13 +39,18 @@ def watch_steps(context: Context) -> Iterator[Case]:
     shape = replace(LLAMA_8B, layers=2) if context.on_gpu else REHEARSED
     load = RunnerLoad(shape, ROWS, 2 * CONTEXT, 4 * CONTEXT, ROWS * (CONTEXT + SPARE))
     runner = make_runner(load, context.device, constraints=demo_constraints(shape.vocabulary, context.device))
-    player = Player(runner, load, sampling={1: EVERY_OPTION, 5: EVERY_OPTION, 7: ANY_TEXT})
+    # The grammar of EVERY_OPTION cannot be compiled: its warm-up does not read it.
+    options = replace(EVERY_OPTION, grammar="")
+    player = Player(runner, load, sampling={1: options, 5: options, 7: ANY_TEXT})
 
     def watched(*steps: Step) -> Callable[[], Iterable[Measured]]:
         return lambda: waits(context, steps)
 
     def join(*requests: int, decoding: Sequence[int] = ()) -> Step:
         return lambda: player.launch(decoding, [player.chunk(request, CONTEXT) for request in requests])
+
+    def score(*requests: int) -> Step:
+        return lambda: player.launch([0], [player.chunk(request, CONTEXT, logprobs=5) for request in requests])
 
     def decode_7() -> Pending[StepOutput]:
         return player.launch([7])
@@ -57,6 +65,8 @@ def watch_steps(context: Context) -> Iterator[Case]:
     yield Case(
         TABLE, {"step": "decode: 4 rows, then 3"}, watched(*(lambda n=n: player.launch(range(n)) for n in (4, 3)))
     )
+    yield Case(TABLE, {"step": "log-probabilities of a prompt, unwatched"}, lambda: unwatched(score(8)))
+    yield Case(TABLE, {"step": "log-probabilities of a prompt"}, watched(score(9)))
     yield Case(TABLE, {"step": "a request with a grammar joins, and decodes"}, watched(join(7), *[decode_7] * 2))
 
 
@@ -68,8 +78,16 @@ def demo_constraints(vocabulary: int, device: torch.device) -> Constraints:
 
 def unwatched(*steps: Step) -> Iterable[Measured]:
     for step in steps:
-        step().wait()
+        finished(step())
     yield Measured({"waits": "–"})
+
+
+def finished(pending: Pending[StepOutput]) -> StepOutput:
+    """The step's output. A request that fails, such as one whose grammar cannot be followed, fails the case."""
+    output = pending.wait()
+    if output.failures:
+        raise RuntimeError(f"requests failed: {output.failures}")
+    return output
 
 
 def waits(context: Context, steps: Sequence[Step]) -> Iterable[Measured]:
@@ -79,7 +97,7 @@ def waits(context: Context, steps: Sequence[Step]) -> Iterable[Measured]:
 
 
 def _plain(step: Step) -> Iterable[Measured]:
-    step().wait()
+    finished(step())
     yield Measured({"waits": "not watched: no GPU"})
 
 
@@ -92,8 +110,8 @@ def _warned(step: Step) -> Iterable[Measured]:
             pending = step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    pending.wait()
-    lines = Counter(f"{w.filename}:{w.lineno}" for w in caught if "synchronizing" in str(w.message))
+    finished(pending)
+    lines = Counter(f"{w.filename}:{w.lineno}" for w in caught if WAITED in str(w.message))
     if not lines:
         yield Measured({"waits": "none"})
     for line, times in lines.items():

@@ -222,12 +222,17 @@ def products(bench: Bench, tokens: int) -> Iterator[Work]:
         if name == "head" and tokens > 64:
             continue  # not measured, because a prompt needs the logits of its last token only
 
-        def make(outputs: int = outputs, inputs: int = inputs, gated: bool = gated) -> Call:
-            linear = make_linear(bench.kernels, dense(bench.numbers(outputs, inputs)), gated=gated)
+        written = torch.float32 if name == "head" else bench.dtype  # logits are float32
+
+        def make(
+            outputs: int = outputs, inputs: int = inputs, gated: bool = gated, written: torch.dtype = written
+        ) -> Call:
+            weight = dense(bench.numbers(outputs, inputs))
+            linear = make_linear(bench.kernels, weight, gated=gated, dtype=written)
             x = bench.numbers(tokens, inputs)
             return lambda: linear(x)
 
-        moved = bench.dtype.itemsize * (outputs * inputs + tokens * (inputs + outputs))
+        moved = bench.dtype.itemsize * inputs * (outputs + tokens) + written.itemsize * tokens * outputs
         yield Work(f"linear: {name}", f"{tokens} tokens", moved, 2 * tokens * outputs * inputs, make)
 
 

@@ -89,15 +89,17 @@ class Player:
                 layer.heads.copy_(torch.randint(-100, 100, layer.heads.shape[1:], device=layer.heads.device).float())
                 layer.scales.fill_(0.02)
 
-    def chunk(self, request: int, tokens: int, start: int = 0, end: int | None = None) -> PromptChunk:
-        """The first chunk of a history of `tokens` tokens: positions start … end - 1."""
+    def chunk(
+        self, request: int, tokens: int, start: int = 0, end: int | None = None, logprobs: int | None = None
+    ) -> PromptChunk:
+        """The first chunk of a history of `tokens` tokens: positions start … end - 1. `logprobs`: as in PromptChunk."""
         end = tokens if end is None else end
         generator = torch.Generator().manual_seed(request)
         ids = torch.randint(3, self.load.shape.vocabulary, (tokens,), generator=generator).int()
         sampling = self.sampling.get(request, GREEDY)
         own, self._free = self._free.tensor_split([tokens + SPARE])
         self._slots[request] = own
-        return PromptChunk(request, start, end, end == tokens, ids, own[:tokens], tokens, sampling)
+        return PromptChunk(request, start, end, end == tokens, ids, own[:tokens], tokens, sampling, logprobs)
 
     def launch(self, decoding: Sequence[int], chunks: Sequence[PromptChunk] = ()) -> Pending[StepOutput]:
         """One step: a token for each request of `decoding`, and the chunks."""

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,11 +44,15 @@ def launcher(known: Known, interpret: bool) -> Launch:
     return launch
 
 
-def stop(process: Process) -> None:
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_S)
-    kill_group(process)
+def stop(*processes: Process) -> None:
+    """Ends all of them within STOP_S."""
+    for process in processes:
+        process.terminate()
+    until_s = time.monotonic() + STOP_S
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until_s - time.monotonic()))
+        kill_group(process)
 
 
 def kill_group(process: Process) -> None:
@@ -71,18 +75,23 @@ class RunningStage:
         self._started_s = time.monotonic()
         self._restarts = 0
         self._begun = 0  # cases that had begun when the process was started
+        self._was_stopped = False  # at its limit
         self._again = False  # the process runs the first broken case again
         self._failure = ""  # how the stage's last process failed
         self.process = self._start()
 
+    @property
+    def is_late(self) -> bool:
+        return self._seconds() >= self.limit_s
+
     def result(self) -> StageResult | None:
         """The stage's result, or None while the stage runs within its limit."""
-        status = self.process.poll()
-        in_time = self._seconds() < self.limit_s
+        status = None if self._was_stopped else self.process.poll()
+        in_time = not self.is_late
         if status is None and in_time:
             return None
         if status is None:
-            stop(self.process)
+            stop_late([self])
         else:
             kill_group(self.process)
         if self._again:
@@ -149,3 +158,11 @@ class RunningStage:
 
     def _log_lines(self, log: Path) -> list[str]:
         return log.read_text(errors="replace").splitlines() if log.exists() else []
+
+
+def stop_late(stages: Iterable[RunningStage]) -> None:
+    """Stops the stages that are at their limits, all at once."""
+    late = [stage for stage in stages if stage.is_late and not stage._was_stopped and stage.process.poll() is None]
+    for stage in late:
+        stage._was_stopped = True
+    stop(*(stage.process for stage in late))

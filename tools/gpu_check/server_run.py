@@ -17,6 +17,7 @@ import torch
 from gpu_check.ceilings import MATRIX, MEMORY
 from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED, kv_bytes, prefill_flops, weight_bytes
+from gpu_check.plans import STOP_S
 from gpu_check.windows import Page, Watch, Window, longest_window
 from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.load import GenerateStream, LoadResult, run_load
@@ -25,6 +26,8 @@ from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_benchmark.workload import Workload
 
+# Less than a stage gets to end, so that a server that hangs never outlives its stage.
+SERVER_STOP_S = STOP_S - 5
 START, DECODE, PREFILL, BESIDE = "Server: start", "Server: decode", "Server: prefill", "Server: a prompt beside streams"
 PROGRAMS = {"text-generation-server": "text_generation_server", "text-generation-router": "text_generation_router"}
 START_S = 150
@@ -97,7 +100,7 @@ def served(context: Context, plan: ServerPlan) -> Iterator[Case]:
 
         def start() -> Iterable[Measured]:
             started_s = time.perf_counter()
-            stack.enter_context(running(command, folder / "log"))
+            stack.enter_context(running(command, folder / "log", SERVER_STOP_S))
             started.append(True)
             seconds = time.perf_counter() - started_s
             yield Measured({"s": f"{seconds:.1f}"}, {f"s to start, {plan.name}": seconds})

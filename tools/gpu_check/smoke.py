@@ -15,11 +15,15 @@ from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED
 from gpu_check.states import backends, int32, neutral, random_layer, random_table, variants
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
+from text_generation_common.models.activations import Activation
 from text_generation_server.kernels.interface import AttentionOptions, ExpertWeights, KvLayer, Segments
+from text_generation_server.layers.linear import make_linear
+from text_generation_server.layers.weights import dense
 
 TABLE = "Smoke: kernels at the server's shapes, against the reference"
 LOGPROB = 1e-3  # largest accepted difference of log-probabilities
 FP8 = torch.float8_e4m3fn
+LEAST_SPLIT = 32_000  # size of a vocabulary that two ranks split
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,12 @@ REHEARSAL = SmokeSizes(REHEARSED, 2, 70, 80, 40, 24, 3, torch.float16, (torch.fl
 def compare_all(context: Context) -> Iterator[Case]:
     smoke = Smoke(ON_GPU if context.on_gpu else REHEARSAL, context.device)
     yield _case({"kernel": "embed"}, smoke.embed)
-    yield _case({"kernel": "add_rms_norm"}, smoke.norm)
+    for kernel in ("rms_norm", "add_rms_norm", "rms_norm_part"):
+        yield _case({"kernel": kernel}, smoke.norm, kernel)
     yield _case({"kernel": "silu_mul"}, smoke.silu)
+    for activation in Activation:
+        yield _case({"kernel": f"activate: {activation.name}"}, smoke.activate, activation)
+    yield _case({"kernel": "linear: head, float32"}, smoke.head)
     yield _case({"kernel": "place and advance"}, smoke.bookkeeping)
     for cache in smoke.sizes.caches:
         said = str(cache).removeprefix("torch.")
@@ -54,10 +62,13 @@ def compare_all(context: Context) -> Iterator[Case]:
     for options in ("window", "soft cap and window", "slopes", "sinks"):
         for of, check in (("decode", smoke.decode), ("prefill", smoke.prefill)):
             yield _case({"kernel": f"attend: {of}, {options}"}, check, smoke.sizes.dtype, options)
-    yield _case({"kernel": "add_layer_norm"}, smoke.layer_norm)
+    for kernel in ("layer_norm", "add_layer_norm"):
+        yield _case({"kernel": kernel}, smoke.layer_norm, kernel)
     yield _case({"kernel": "route and experts"}, smoke.experts)
+    yield _case({"kernel": "add_scored"}, smoke.scored)
     for option in ("greedy", "masks", "masks of bits", "all together"):
         yield _case({"kernel": f"sample: {option}"}, smoke.sample, option)
+    yield _case({"kernel": "reduce_part and merge_parts"}, smoke.parts)
 
 
 def _case(cells: Mapping[str, str], check: Callable[..., Measured], *arguments: object) -> Case:
@@ -78,16 +89,29 @@ class Smoke:
         ids = torch.randint(0, len(weight), (self.sizes.rows,), dtype=torch.int32, device=self._device)
         return equal(self._triton.embed(ids, weight), self._reference.embed(ids, weight))
 
-    def norm(self) -> Measured:
+    def norm(self, kernel: str) -> Measured:
         x, residual = (self._numbers(self.sizes.rows, self.sizes.shape.hidden) for _ in range(2))
         weight = self._numbers(self.sizes.shape.hidden)
+        if kernel == "rms_norm":
+            return close(
+                self._triton.rms_norm(x, weight, 1e-5), self._reference.rms_norm(x, weight, 1e-5), self.sizes.dtype
+            )
+        if kernel == "rms_norm_part":
+            half = range(x.shape[1] // 2, x.shape[1])
+            expected = x.clone()
+            for kernels, values in ((self._triton, x), (self._reference, expected)):
+                kernels.rms_norm_part(values, half, weight[: len(half)].contiguous(), 1e-5)
+            return close(x, expected, self.sizes.dtype)
         ours = self._triton.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
         theirs = self._reference.add_rms_norm(x, residual, weight, 1e-5)
         return worst(close(ours[0], theirs[0], self.sizes.dtype), equal(ours[1], theirs[1]))
 
-    def layer_norm(self) -> Measured:
+    def layer_norm(self, kernel: str) -> Measured:
         x, residual = (self._numbers(self.sizes.rows, self.sizes.shape.hidden) for _ in range(2))
         weight, bias = (self._numbers(self.sizes.shape.hidden) for _ in range(2))
+        if kernel == "layer_norm":
+            expected = self._reference.layer_norm(x, weight, bias, 1e-5)
+            return close(self._triton.layer_norm(x, weight, bias, 1e-5), expected, self.sizes.dtype)
         ours = self._triton.add_layer_norm(x.clone(), residual.clone(), weight, bias, 1e-5)
         theirs = self._reference.add_layer_norm(x, residual, weight, bias, 1e-5)
         return worst(close(ours[0], theirs[0], self.sizes.dtype), equal(ours[1], theirs[1]))
@@ -110,6 +134,55 @@ class Smoke:
     def silu(self) -> Measured:
         x = self._numbers(self.sizes.rows, 2 * self.sizes.shape.intermediate)
         return close(self._triton.silu_mul(x), self._reference.silu_mul(x.float()), self.sizes.dtype)
+
+    def activate(self, activation: Activation) -> Measured:
+        x = self._numbers(self.sizes.rows, 2 * self.sizes.shape.intermediate)
+        return worst(*(
+            close(
+                self._triton.activate(x, activation, gated),
+                self._reference.activate(x.float(), activation, gated),
+                self.sizes.dtype,
+            )
+            for gated in (False, True)
+        ))  # fmt: skip
+
+    def head(self) -> Measured:
+        """The product that gives logits, in float32 although its inputs are not. A tenth of the vocabulary."""
+        shape = self.sizes.shape
+        weight = self._numbers(max(1, shape.vocabulary // 10), shape.hidden) / shape.hidden**0.5
+        x = self._numbers(self.sizes.rows, shape.hidden)
+        logits = make_linear(self._triton, dense(weight), dtype=torch.float32)(x)
+        if logits.dtype != torch.float32:
+            return Measured(failure=f"logits are {logits.dtype}")
+        # On the CPU, torch rounds the product to the inputs' type.
+        dtype = torch.float32 if self._device.type == "cuda" else self.sizes.dtype
+        return close(logits, x.double() @ weight.double().t(), dtype)
+
+    def scored(self) -> Measured:
+        x, y, inputs = (self._numbers(self.sizes.rows, self.sizes.shape.hidden) for _ in range(3))
+        weight = self._numbers(self.sizes.shape.hidden) / self.sizes.shape.hidden**0.5
+        expected = self._reference.add_scored(x.float(), y.float(), inputs.float(), weight.float())
+        return close(self._triton.add_scored(x, y, inputs, weight), expected, self.sizes.dtype)
+
+    def parts(self) -> Measured:
+        """What two ranks with a half of the vocabulary each choose together, to the bit."""
+        rows, vocabulary = self.sizes.rows, max(self.sizes.shape.vocabulary, LEAST_SPLIT)
+        options = dict(variants(neutral(rows, self.sizes.length, vocabulary, self._device), vocabulary))
+        part = self._triton.vocabulary_part(vocabulary, 2)
+        assert self._triton.splits_draws(part)
+        logits = torch.randn(rows, 2 * part, device=self._device) * 3
+        own = [
+            self._triton.reduce_part(
+                logits[:, first : first + part].contiguous(),
+                options["draws"],
+                range(min(first, vocabulary), min(first + part, vocabulary)),
+            )
+            for first in (0, part)
+        ]
+        merged = self._triton.merge_parts(own, vocabulary)
+        whole = self._triton.sample(logits[:, :vocabulary].contiguous(), options["draws"])
+        allowed = torch.full_like(whole.logprobs_R, LOGPROB)
+        return worst(equal(merged.ids_R, whole.ids_R), within(merged.logprobs_R, whole.logprobs_R, allowed))
 
     def bookkeeping(self) -> Measured:
         rows, width = self.sizes.rows, self.sizes.width

@@ -268,7 +268,7 @@ def test_a_gpus_own_table_comes_first_and_then_the_table_of_its_capability() -> 
     names = [path.name for path in Gpu("NVIDIA H200", 90).tables]
     assert names == ["nvidia-h200.json", "sm_90.json", "default.json"]
     hopper, ada = (find_tile_for("attend_prefill", 4, 128, torch.bfloat16, Gpu("", n)) for n in (90, 89))
-    assert hopper.stages > ada.stages
+    assert hopper.stages > ada.stages and hopper.stages >= 5  # with 4, the loop waits for its loads
     assert ada == find_tile("attend_prefill", 4, 128, torch.bfloat16, torch.device("cpu"))
 
 
