@@ -24,6 +24,7 @@ from server_process import LAUNCHER, free_port, wait_until
 from streams import StreamAnswer, StreamClients, asks, compare, run_streams
 
 import text_generation_server
+from text_generation_common.flags.cluster import RAY_METRICS_PORTS
 
 LIMIT_S = 180.0
 ADMIN = "an-administrator"
@@ -159,6 +160,28 @@ def test_the_number_of_replicas_follows_the_load_and_one_without_room_is_pending
     assert [answer.error for answer in answers if answer.error or len(answer.ids) != 100] == []
     page = httpx.get(f"{server.url}/metrics", timeout=30).text
     assert 'tgi_replicas{state="pending"} 1.0' in page
+    assert server.end() == 0
+    server.assert_nothing_is_left()
+
+
+def engine_pages(host: str, first: int) -> list[str]:
+    """The metrics of the engines of one machine, on the ports that they share out."""
+    pages = []
+    for port in range(first, first + RAY_METRICS_PORTS):
+        with suppress(httpx.HTTPError):
+            pages.append(httpx.get(f"http://{host}:{port}/metrics", timeout=10).text)
+    return pages
+
+
+def test_engines_of_one_machine_share_out_the_ports_of_their_metrics(
+    server: RayServer, cluster: tuple[str, dict[str, str]]
+) -> None:
+    first = free_port()
+    server.start("--replicas", "2", "--replica-cores", "0.5", "--engine-metrics-port", str(first))
+    wait_until(server.is_healthy, LIMIT_S, "the server is healthy")
+    wait_until(lambda: server.replicas() == ["ready", "ready"], LIMIT_S, "both replicas are ready")
+    pages = engine_pages(cluster[0].rpartition(":")[0], first)
+    assert ["\ntgi_queue_size " in page for page in pages] == [True, True]
     assert server.end() == 0
     server.assert_nothing_is_left()
 

@@ -10,7 +10,13 @@ from pathlib import Path
 from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
 from text_generation_common.cores import usable_cores
 from text_generation_common.errors import ArgumentValidation, CredentialsError
-from text_generation_common.flags.cluster import MOST_LOCAL_REPLICAS, ClusterFlags, EngineListFlags, Way
+from text_generation_common.flags.cluster import (
+    MOST_LOCAL_REPLICAS,
+    RAY_METRICS_PORTS,
+    ClusterFlags,
+    EngineListFlags,
+    Way,
+)
 from text_generation_common.flags.declaration import flag_name
 from text_generation_launcher.errors import NotEnoughCUDADevices
 
@@ -33,6 +39,7 @@ def resolve_cluster(flags: ClusterFlags) -> ClusterFlags:
                 " network",
             )
     _check_security(flags)
+    _check_metrics_port(flags)
     _check_ray(flags)
     has_fronts = flags.way in (Way.REPLICAS, Way.FRONTS, Way.RAY)
     return replace(flags, api_workers=max(1, flags.api_workers) if has_fronts else 0)
@@ -60,7 +67,7 @@ def _check_ways(flags: ClusterFlags) -> None:
             raise ArgumentValidation("--engine-only needs --engine-address", "give HOST:PORT, as fronts reach it")
         if flags.api_workers:
             raise ArgumentValidation("--api-workers and --engine-only exclude each other", "leave one of them out")
-    for name in ("engine_address", "engine_address_file", "engine_metrics_port", "end_without_fronts"):
+    for name in ("engine_address", "engine_address_file", "engine_metrics_tries", "end_without_fronts"):
         if name in given and flags.way is not Way.ENGINE:
             raise ArgumentValidation(f"{flag_name(name)} is for --engine-only: leave it out, or add --engine-only")
     if "resume_across_builds" in given and flags.way in (Way.ENGINE, Way.ROUTER):
@@ -95,6 +102,7 @@ def _given(flags: ClusterFlags) -> set[str]:
         "engine_address": flags.engine.engine_address,
         "engine_address_file": flags.engine.engine_address_file,
         "engine_metrics_port": flags.engine.engine_metrics_port,
+        "engine_metrics_tries": flags.engine.engine_metrics_tries > 1,
         "end_without_fronts": flags.engine.end_without_fronts,
         "engines": flags.engine_list.engines,
         "engines_dns": flags.engine_list.engines_dns,
@@ -125,6 +133,22 @@ def _check_security(flags: ClusterFlags) -> None:
         )
     if security.tls_dir is not None and not Path(security.tls_dir).is_dir():
         raise ArgumentValidation(f"--tls-dir {security.tls_dir} is not a folder: check the path")
+
+
+def _check_metrics_port(flags: ClusterFlags) -> None:
+    first, greatest = flags.engine.engine_metrics_port, 65536 - RAY_METRICS_PORTS
+    if first is None:
+        return
+    if flags.way not in (Way.ENGINE, Way.RAY):
+        raise ArgumentValidation(
+            "--engine-metrics-port is for --engine-only and --ray: leave it out, or add one of them"
+        )
+    if flags.way is Way.RAY and first > greatest:
+        raise ArgumentValidation(
+            f"--engine-metrics-port {first}: with --ray engines share {RAY_METRICS_PORTS} ports from it on, and the"
+            " last port is 65535",
+            f"give {greatest} or less",
+        )
 
 
 def _check_ray(flags: ClusterFlags) -> None:

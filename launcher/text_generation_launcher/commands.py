@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from text_generation_common.cluster import block_key
-from text_generation_common.flags.cluster import Way
+from text_generation_common.flags.cluster import RAY_METRICS_PORTS, Way
 from text_generation_common.flags.declaration import env_name, flag_name, flags_of, values_of
 from text_generation_common.flags.http import HttpFlags
 from text_generation_common.flags.kinds import LoadFormat
@@ -169,6 +169,7 @@ def engine(
         master_shard_uds_path=site.place.socket(0),
         metrics_file=metrics_file,
         engine_metrics_port=plan.cluster.engine.engine_metrics_port,
+        engine_metrics_tries=plan.cluster.engine.engine_metrics_tries,
         end_without_fronts=plan.cluster.engine.end_without_fronts or None,
         tokenizer_name=plan.model_id,
         json_output=True,
@@ -188,6 +189,7 @@ def engine(
 
 def engine_only(plan: LaunchPlan, end_without_fronts: float) -> tuple[str, ...]:
     """Flags of a launcher that runs one replica on another machine, without those of the engine's address."""
+    metrics_port = plan.cluster.engine.engine_metrics_port
     options = _options(model_id=plan.model_id, num_shard=plan.num_shard) + _load_format(plan)
     options += _options(
         max_concurrent_requests=plan.requests.max_concurrent_requests,
@@ -195,6 +197,8 @@ def engine_only(plan: LaunchPlan, end_without_fronts: float) -> tuple[str, ...]:
         graceful_termination_timeout=plan.http.graceful_termination_timeout,
         testing=plan.process.testing,
         end_without_fronts=end_without_fronts,
+        engine_metrics_port=metrics_port,
+        engine_metrics_tries=RAY_METRICS_PORTS if metrics_port is not None else None,
     )
     for group in (
         plan.files, plan.cache, plan.compute, plan.shard, plan.tokens, plan.scheduling, plan.cluster.security

@@ -45,6 +45,7 @@ class EngineFlags:
     launcher_fd: int | None = borrowed(RouterFlags, "launcher_fd")
     metrics_file: str | None = borrowed(RouterFlags, "metrics_file")
     engine_metrics_port: int | None = borrowed(EngineOnlyFlags, "engine_metrics_port")
+    engine_metrics_tries: int = borrowed(EngineOnlyFlags, "engine_metrics_tries")
     end_without_fronts: float = borrowed(EngineOnlyFlags, "end_without_fronts")
     security: SecurityFlags = SecurityFlags()
     process: ProcessFlags = ProcessFlags()
@@ -78,7 +79,7 @@ def serve(values: dict[str, Any]) -> None:
         block_hash_key=block_hash_key,
         launcher_fd=flags.launcher_fd,
         metrics_file=flags.metrics_file,
-        metrics_port=flags.engine_metrics_port,
+        metrics_ports=metrics_ports(flags.engine_metrics_port, flags.engine_metrics_tries),
         end_without_fronts_s=flags.end_without_fronts,
         security=flags.security,
     )
@@ -87,6 +88,10 @@ def serve(values: dict[str, Any]) -> None:
         run(settings)
     except (StartError, ShardsError) as error:
         fail(str(error))
+
+
+def metrics_ports(first: int | None, tries: int) -> range:
+    return range(0) if first is None else range(first, min(first + tries, 65536))
 
 
 HELP = """Own the queue and the token slots of a model, for routers in other processes."""

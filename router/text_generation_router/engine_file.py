@@ -1,4 +1,4 @@
-"""Follows a file with the addresses of engines."""
+"""Follows a file with the addresses of engines, or a folder of such files."""
 
 import asyncio
 import logging
@@ -12,6 +12,8 @@ logger = logging.getLogger("text_generation_router")
 
 # Seconds between two looks at the file.
 LOOK_S = 1.0
+# Ends of the names of files that are being written: --engine-address-file first writes into a file `….partial`.
+UNFINISHED = (".partial", ".tmp", "~")
 
 
 def endpoints_in(text: str) -> tuple[Endpoint, ...]:
@@ -20,13 +22,33 @@ def endpoints_in(text: str) -> tuple[Endpoint, ...]:
     words = tuple(word.strip() for word in text.replace("\n", ",").split(","))
     found = tuple(parse_endpoint(word) for word in dict.fromkeys(filter(None, words)))
     if not found:
-        raise ArgumentValidation("the file has no address")
+        raise ArgumentValidation("there is no address in it")
     return found
 
 
+def text_at(path: Path) -> str:
+    """The text of the file `path`, or of all files in the folder `path`, one after another. OSError or
+    UnicodeDecodeError if it cannot be read."""
+    if not path.is_dir():
+        return path.read_text()
+    return "\n".join(map(_text_of_one, sorted(filter(_is_finished, path.iterdir()))))
+
+
+def _is_finished(path: Path) -> bool:
+    return not path.name.startswith(".") and not path.name.endswith(UNFINISHED) and not path.is_dir()
+
+
+def _text_of_one(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:  # an engine that ends removes its file, maybe after the folder was listed
+        return ""
+
+
 class FollowedFile:
-    """`run` is to be started as a task. It reads `path` again and again, and gives the addresses to `connect`. While
-    the file is missing or cannot be understood, the engines that are known stay."""
+    """`run` is to be started as a task. It reads `path`, a file or a folder of files, again and again, and gives the
+    addresses to `connect`. While `path` is missing, has no address or cannot be understood, the engines that are
+    known stay."""
 
     def __init__(self, path: Path, connect: Callable[[Collection[Endpoint]], Awaitable[None]]) -> None:
         self._path = path
@@ -41,7 +63,7 @@ class FollowedFile:
 
     async def look(self) -> None:
         try:
-            found = endpoints_in(self._path.read_text())
+            found = endpoints_in(text_at(self._path))
         except (OSError, UnicodeDecodeError) as error:
             return self._complain(error.strerror if isinstance(error, OSError) and error.strerror else str(error))
         except ArgumentValidation as error:

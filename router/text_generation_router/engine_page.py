@@ -4,6 +4,7 @@ Plain HTTP without keys, so its answers have no texts and no names of callers: s
 """
 
 import asyncio
+import errno
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -64,19 +65,30 @@ class EnginePage:
 
 
 @asynccontextmanager
-async def serving_page(page: EnginePage, host: str, port: int | None) -> AsyncIterator[None]:
-    """Inside this context the page is served, unless `port` is None. StartError if the port cannot be opened."""
-    if port is None:
+async def serving_page(page: EnginePage, host: str, ports: range) -> AsyncIterator[None]:
+    """Inside this context the page is served on the first free one of `ports`, unless there are none. StartError if no
+    port can be opened."""
+    if not ports:
         yield
         return
-    try:
-        server = await asyncio.start_server(page.serve, host, port, limit=HEAD_BYTES)
-    except OSError as error:
-        raise StartError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --engine-metrics-port"
-        ) from error
+    server, port = await _listening(page, host, ports)
     logger.info("Metrics of the engine at http://%s:%d/metrics", host, port)
     try:
         yield
     finally:
         server.close()
+
+
+async def _listening(page: EnginePage, host: str, ports: range) -> tuple[asyncio.Server, int]:
+    """Listening itself finds out whether a port is free: two engines that start at once never get the same one."""
+    for port in ports:
+        try:
+            return await asyncio.start_server(page.serve, host, port, limit=HEAD_BYTES), port
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and port != ports[-1]:
+                continue
+            tried = f"{host}:{port}" if port == ports[0] else f"{host}, any port from {ports[0]} to {port}"
+            raise StartError(
+                f"cannot listen on {tried}: {error.strerror}; choose another --engine-metrics-port"
+            ) from error
+    raise AssertionError("`ports` is empty")

@@ -63,7 +63,8 @@ class EngineSettings:
     block_hash_key: bytes | None = field(repr=False)
     launcher_fd: int | None
     metrics_file: str | None  # file with this process's metrics; None: it has none
-    metrics_port: int | None  # port of `EnginePage`, on the host of `address`; None: there is no page
+    # `EnginePage` has the first free one of these ports, on the host of `address`; none: there is no page.
+    metrics_ports: range
     end_without_fronts_s: float = 0.0  # seconds without fronts after which the launcher is told; 0: never
     security: SecurityFlags
 
@@ -85,7 +86,7 @@ async def _serve(settings: EngineSettings) -> None:
     try:
         endpoint = parse_endpoint(settings.address, listens=True)
         host = endpoint.host if isinstance(endpoint, TcpEndpoint) else None
-        if settings.metrics_port is not None and host is None:
+        if settings.metrics_ports and host is None:
             raise ArgumentValidation("--engine-metrics-port needs an --address with a host: leave it out")
         security = security_of(Role.ENGINE, settings.security, host)
         security.check(endpoint)
@@ -116,7 +117,7 @@ async def _serve(settings: EngineSettings) -> None:
         page = EnginePage(lambda: render_in_turns(OwnFamilies(metrics.registry)), engine.is_healthy)
         async with (
             joined_with_others(metrics, settings.metrics_file),
-            serving_page(page, host or "", settings.metrics_port),
+            serving_page(page, host or "", settings.metrics_ports),
         ):
             groups.listening(address)
             logger.info("Engine serves its fronts at %s", address)

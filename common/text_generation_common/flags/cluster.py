@@ -6,6 +6,8 @@ from enum import Enum
 from text_generation_common.flags.declaration import flag
 
 MOST_WORKERS, MOST_LOCAL_REPLICAS, MOST_REPLICAS = 64, 64, 1024
+# With --ray several engines may run on one machine: each serves its metrics on the first free port of this many.
+RAY_METRICS_PORTS = 16
 
 
 class Way(Enum):
@@ -44,8 +46,9 @@ class EngineListFlags:
     )
     engines_file: str | None = flag(
         None,
-        "File with addresses of engines, HOST:PORT, one in each line: serve HTTP only, for these engines. It is read "
-        "again every second; while it is missing or empty, the engines that are known stay.",
+        "File with addresses of engines, HOST:PORT, one in each line, or a folder of such files, as several "
+        "--engine-address-file make them: serve HTTP only, for these engines. It is read again every second; while it "
+        "is missing or empty, the engines that are known stay.",
     )
     resume_across_builds: bool = flag(
         False,
@@ -74,10 +77,18 @@ class EngineOnlyFlags:
     # Without a variable: Kubernetes sets ENGINE_METRICS_PORT to an URL if there is a service `engine-metrics`.
     engine_metrics_port: int | None = flag(
         None,
-        "Port for /metrics and /health of --engine-only, as plain HTTP on the host of --engine-address.",
+        "Port for /metrics and /health of --engine-only, as plain HTTP on the host of --engine-address; with --ray "
+        f"each engine has the first free one of {RAY_METRICS_PORTS} ports from this one on.",
         env=False,
         min=1,
         max=65535,
+    )
+    engine_metrics_tries: int = flag(
+        1,
+        "Number of ports from --engine-metrics-port on, of which the engine has the first free one.",
+        env=False,
+        hidden=True,
+        min=1,
     )
 
 

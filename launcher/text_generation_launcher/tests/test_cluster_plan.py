@@ -10,6 +10,7 @@ from text_generation_launcher.errors import NotEnoughCUDADevices
 from text_generation_launcher.replica_site import slices
 
 ENGINE = {"engine_only": True, "engine_address": "10.0.0.1:0", "insecure_cluster": True}
+RAY = {"ray": "auto", "replicas": 2, "insecure_cluster": True}
 FRONTS = {"engines": ("10.0.0.1:1",), "insecure_cluster": True}
 
 
@@ -58,7 +59,9 @@ def test_addresses_may_stand_behind_each_other_with_commas():
         (ENGINE | {"api_workers": 2}, "--api-workers and --engine-only exclude each other"),
         ({"engine_only": True}, "--engine-only needs --engine-address"),
         ({"engine_address": "h:1"}, "--engine-address is for --engine-only"),
-        (FRONTS | {"engine_metrics_port": 1}, "--engine-metrics-port is for --engine-only"),
+        (FRONTS | {"engine_metrics_port": 1}, "--engine-metrics-port is for --engine-only and --ray"),
+        (RAY | {"engine_metrics_tries": 2}, "--engine-metrics-tries is for --engine-only"),
+        (RAY | {"engine_metrics_port": 65521}, "--engine-metrics-port 65521: with --ray engines share 16 ports"),
         ({"replicas": 1, "engine_address_file": "/x"}, "--engine-address-file is for --engine-only"),
         (ENGINE | {"engine_address_file": "/none/x"}, "its folder is missing"),
         (ENGINE | {"engine_address": "0.0.0.0:1"}, "every network of the machine"),

@@ -1,9 +1,12 @@
 """The small HTTP server of an engine without an API."""
 
 import asyncio
+import logging
 import socket
+from contextlib import AsyncExitStack
 
 import pytest
+import uvloop
 
 from text_generation_router import engine_page
 from text_generation_router.engine_page import HEAD_BYTES, EnginePage, serving_page
@@ -33,7 +36,7 @@ def answers(*requests: bytes, is_healthy: bool = True) -> list[bytes]:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
-        async with serving_page(EnginePage(metrics, health), "127.0.0.1", port):
+        async with serving_page(EnginePage(metrics, health), "127.0.0.1", range(port, port + 1)):
             return [await asyncio.wait_for(ask(port, request), 30) for request in requests]
 
     return asyncio.run(run())
@@ -69,7 +72,34 @@ def test_a_port_in_use_is_refused_by_the_flag_s_name():
             other.listen()
             page = EnginePage(lambda: None, lambda: None)
             with pytest.raises(StartError, match="--engine-metrics-port"):
-                async with serving_page(page, "127.0.0.1", other.getsockname()[1]):
+                port = other.getsockname()[1]
+                async with serving_page(page, "127.0.0.1", range(port, port + 1)):
                     pass
 
     asyncio.run(run())
+
+
+def test_engines_that_start_at_once_share_out_the_ports_and_one_too_many_is_refused(caplog):
+    caplog.set_level(logging.INFO)
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        first = found.getsockname()[1]
+        # Another program may have ports of the range as well; the range ends with the second free one.
+        free = [port for port in range(first + 1, first + 100) if is_free(port)][:2]
+    ports = range(first, free[1] + 1)
+    pages = [serving_page(EnginePage(lambda: None, lambda: None), "127.0.0.1", ports) for _ in range(3)]
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", first)):
+            async with AsyncExitStack() as stack:
+                await asyncio.gather(*(stack.enter_async_context(page) for page in pages[:2]))
+                told = sorted(record.args[1] for record in caplog.records if "Metrics of the engine" in record.msg)
+                assert told == free
+                with pytest.raises(StartError, match=f"any port from {first} to {free[1]}"):
+                    await stack.enter_async_context(pages[2])
+
+    uvloop.run(run())
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from text_generation_common.errors import ArgumentValidation
-from text_generation_common.flags.cluster import ClusterFlags, EngineListFlags, SecurityFlags, Way
+from text_generation_common.flags.cluster import ClusterFlags, EngineListFlags, EngineOnlyFlags, SecurityFlags, Way
 from text_generation_common.flags.http import AccessFlags, HttpFlags
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ShardFlags
@@ -95,3 +95,11 @@ def test_the_launcher_of_an_engine_understands_its_order() -> None:
         "[fd00::1]:0",
         "/f/address",
     )
+
+
+def test_an_engine_has_the_first_free_port_for_its_metrics_of_those_that_the_command_has_for_all() -> None:
+    cluster = replace(PLAN.cluster, engine=EngineOnlyFlags(engine_metrics_port=9000))
+    order = engine_order(replace(PLAN, cluster=cluster))
+    engine = parsed(order.command("10.0.0.4", Path("/f"))[len(LAUNCHER) :]).cluster.engine
+    assert (engine.engine_metrics_port, engine.engine_metrics_tries) == (9000, 16)
+    assert not any("metrics" in word for word in engine_order(PLAN).argv)
