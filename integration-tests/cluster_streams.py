@@ -12,6 +12,10 @@ from server_process import ServerProcess
 SETTLED_S = 2.0
 
 
+# Requests that are asked again at a time: the server refuses those beyond its permits.
+AT_ONCE = 64
+
+
 def undisturbed(num_streams: int, tokens: tuple[int, int]) -> tuple[list[MixedAsk], list[MixedAnswer]]:
     """The asks, and their answers from one process on one machine."""
     asked = mixed.mixed_asks(num_streams, tokens)
@@ -49,5 +53,8 @@ def ask_again(url: str, asked: Sequence[MixedAsk], answers: Sequence[MixedAnswer
         if asked[answer.ask].kind == "best_of" and not answer.error
         for pair in mixed.asks_for_each_text(asked[answer.ask], answer)
     ]
-    found = mixed.all_answers(url, [ask for ask, _ in again])
-    return ["best_of" for answer, (_, text) in zip(found, again, strict=True) if answer.outcome != (text,)]
+    found = []
+    for first in range(0, len(again), AT_ONCE):
+        found += mixed.all_answers(url, [ask for ask, _ in again[first : first + AT_ONCE]])
+    outcomes = zip(found, again, strict=True)
+    return [f"best_of {answer.error}".strip() for answer, (_, text) in outcomes if answer.outcome != (text,)]
