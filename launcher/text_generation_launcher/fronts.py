@@ -65,7 +65,7 @@ class Fronts:
         self._had_listened = False  # a front that has gone
         self._has_ended = asyncio.Event()
         self._is_restart_asked = asyncio.Event()
-        self._retries: set[asyncio.TimerHandle] = set()
+        self._retries: list[asyncio.TimerHandle] = []
         self._is_stopping = False
 
     @property
@@ -152,7 +152,7 @@ class Fronts:
         logger.error("%s: %s", front.process.title, error.reason)
         if front.state is FrontState.KEPT and not self._is_stopping:
             logger.error("%s is started again in %.0f s; the others go on", front.process.title, RETRY_S)
-            self._retries.add(asyncio.get_running_loop().call_later(RETRY_S, self._add, FrontState.KEPT))
+            self._retries.append(asyncio.get_running_loop().call_later(RETRY_S, self._add, FrontState.KEPT))
 
     def _cancel_retries(self) -> None:
         for retry in self._retries:

@@ -66,8 +66,8 @@ class EnginePage:
 
 @asynccontextmanager
 async def serving_page(page: EnginePage, host: str, ports: range) -> AsyncIterator[None]:
-    """Inside this context the page is served on the first free one of `ports`, unless there are none. StartError if no
-    port can be opened."""
+    """Inside this context the page is served on the first port of `ports` that is free; with an empty `ports` there is
+    no page. StartError if no port can be opened."""
     if not ports:
         yield
         return

@@ -80,7 +80,7 @@ class SuspectGroup:
     sent: set[int] = field(default_factory=set)  # requests of the group that the engine has
     is_alone: bool = False  # whether it was made of one request, which is tried alone
     alone_losses: int = 0  # losses that its only request has met alone
-    was_queued: bool = False  # whether losses count that its requests meet before they have begun
+    counts_queued: bool = False  # whether losses count that its requests meet before they have begun
     has_hung: bool = False  # whether its requests are suspects because engines fell silent
     down: set[int] = field(default_factory=set)  # engines that it may have ended and that are not back
     waits_until: float = 0.0  # when it no longer waits for them
@@ -219,9 +219,9 @@ class Suspects:
         aboard = [request for request in loss.begun if tried is not None and request in tried.requests]
         if tried is not None:
             queued = [request for request in loss.queued if request in tried.requests]
-            if not tried.was_queued and [request for request in queued if self._meet_queued(request)]:
-                tried.was_queued = True
-            aboard += queued if tried.was_queued else []
+            if not tried.counts_queued and [request for request in queued if self._meet_queued(request)]:
+                tried.counts_queued = True
+            aboard += queued if tried.counts_queued else []
         fresh = [request for request in loss.begun if request not in self._groups]
         proven = set(loss.proven)
         parts = {
@@ -257,7 +257,7 @@ class Suspects:
             else:
                 group.has_hung = True  # what counts against its requests goes on to count
                 self._wait_for(group, self._silences.down(request), now)
-        suspects = SuspectGroup(f"{loss.name}/silent", 2, loss.name, was_queued=True, has_hung=True)
+        suspects = SuspectGroup(f"{loss.name}/silent", 2, loss.name, counts_queued=True, has_hung=True)
         self._wait_for(suspects, set(), now)
         self._enter(suspects, fresh)
         return ended
@@ -291,7 +291,7 @@ class Suspects:
             is_alone = len(requests) == 1
             key = f"{loss}/{self._front}.{requests[0]}" if is_alone else f"{loss}/{half}"
             part = SuspectGroup(key, group.losses + 1, loss, is_alone=is_alone)
-            part.was_queued, part.has_hung = group.was_queued, group.has_hung
+            part.counts_queued, part.has_hung = group.counts_queued, group.has_hung
             part.down, part.waits_until = group.down | {engine}, now + WAIT_S
             self._enter(part, requests)
         return []
@@ -311,7 +311,7 @@ class Suspects:
             if request not in self._groups and self._meet_queued(request):
                 found.append(request)
         until = now + WAIT_S
-        group = SuspectGroup(f"{loss.name}/queued", 2, loss.name, was_queued=True, down={engine}, waits_until=until)
+        group = SuspectGroup(f"{loss.name}/queued", 2, loss.name, counts_queued=True, down={engine}, waits_until=until)
         self._enter(group, found)
 
     def _meet_queued(self, request: int) -> bool:
