@@ -9,7 +9,7 @@ from typing import Any
 
 from fallback_checkpoints import MODELS
 from family_checkpoints import VARIANTS
-from family_tools import TOLERANCE
+from family_tools import ROUNDING, TOLERANCE
 from model_results import PAGE as FILE
 from model_results import Result, Results, read_results
 from model_types import (
@@ -229,7 +229,7 @@ def page(results: Results, other_types: dict[str, Standing]) -> str:
             others=others_table(other_types), forms=forms_table(), native=native_table(results),
             fallback=fallback_table(results), fields=fields_table(results), not_passed=not_passed(results),
             new=NEW, lengths=", ".join(map(str, LENGTHS)), tolerance=TOLERANCE, tokens=TOKENS, score=SCORE_TOLERANCE,
-            moved=MOVED / TOLERANCE, dash=NO_TEST,
+            rounding=ROUNDING, moved=MOVED / ROUNDING, dash=NO_TEST,
         )
     )  # fmt: skip
 

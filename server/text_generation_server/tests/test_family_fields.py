@@ -13,7 +13,7 @@ import pytest
 import torch
 from family_checkpoints import VARIANTS
 from family_fields import NO_EFFECT, Raw, change, spelling, transformers_reads
-from family_tools import EVERYTHING, TOLERANCE, TYPES, VOCABULARY, Checkpoints, fields_of
+from family_tools import EVERYTHING, ROUNDING, TYPES, VOCABULARY, Checkpoints, fields_of
 from shard_tools import Client, make_platform, random_ids, scattered_slots
 
 from text_generation_common.errors import ModelError
@@ -24,7 +24,7 @@ from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
 from text_generation_server.weights.files import SafetensorsFiles
 
-MOVED = 100 * TOLERANCE
+MOVED = 100 * ROUNDING
 LONGEST = 256
 PROMPTS = (150, 40, 7)
 FIELDS = [(model_type, name) for model_type in TYPES for name in fields_of(model_type)]
@@ -114,7 +114,7 @@ def outcome(bench: Bench, variant: str, changed: Raw) -> Outcome:
         return Outcome("refused", str(error))
     moved = (after - bench.unchanged(variant)).abs().max().item()
     kind = "moved" if moved >= MOVED else "same" if moved == 0 else "little"
-    return Outcome(kind, f"{moved / TOLERANCE:.0f}", len(left_out))
+    return Outcome(kind, f"{moved / ROUNDING:.0f}", len(left_out))
 
 
 def outcomes(bench: Bench, model_type: str, name: str) -> Iterator[tuple[str, Raw, Outcome]]:

@@ -49,6 +49,8 @@ class FakeShards:
         self.compiled: list[str] = []  # the grammars that were to be compiled before their requests are queued
         self.may_compile = asyncio.Event()
         self.may_compile.set()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.refusals: dict[str, str] = {}  # why a grammar is refused
         self.poisoned: set[int] = set()  # requests whose logits are not finite
         self.completing: dict[int, int] = {}  # the token with which a request's grammar is complete, by request
@@ -70,6 +72,7 @@ class FakeShards:
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
         answer = self._answer(step)
         await asyncio.sleep(0.002)
+        await self.may_answer.wait()
         self._in_flight -= isinstance(step, ForwardStep)
         if isinstance(answer, ShardsError):
             raise answer

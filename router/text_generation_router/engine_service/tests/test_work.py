@@ -87,11 +87,17 @@ def test_what_a_front_says_of_its_requests_is_done() -> None:
         front = await world.front()
         await front.send(submit([1], prompt(1), 200), submit([2], prompt(2), 200), submit([3], prompt(3), 20))
         await front.until(lambda: len(front.ids.get(1, [])) > 2 and len(front.ids.get(2, [])) > 2)
+        shards = world.groups.made[-1]
+        shards.may_answer.clear()  # no request ends before the engine has read what is said of it
         await front.send(
+            pb.FrontMessage(withdraw=pb.Withdraw(index=3)),  # first, for the others make room in the batch
             pb.FrontMessage(end=pb.End(index=1, count=2)),
             pb.FrontMessage(cancel=pb.Cancel(index=2)),
-            pb.FrontMessage(withdraw=pb.Withdraw(index=3)),
+            pb.FrontMessage(cancel=pb.Cancel(index=99)),
         )
+        while not world.metric("tgi_engine_dropped_messages_total"):  # messages are read in their order
+            await asyncio.sleep(0.005)
+        shards.may_answer.set()
         assert [ended.reason for ended in await front.until_ended(1, 2, 3)] == [pb.STOPPED, pb.CANCELLED, pb.WITHDRAWN]
         assert not front.ends[3].HasField("queue_s")
 
