@@ -20,8 +20,8 @@ from text_generation_server.runner import ModelRunner
 # Logits of these models reach ±40, and float32 computes them to 1e-4 of that. A score of 60 is rounded by
 # 4e-6, and an attention with such scores hands on its rounding errors some tens of times as large as it got them.
 ROUNDING = 4e-3
-# Most families stay far below ROUNDING. gpt_oss, whose scores are the largest, comes to it: ours and transformers' lie on
-# two sides of the float64 logits, and how far depends on the order of sums in the processor's matrix products.
+# Most families stay far below ROUNDING. gpt_oss, whose scores are the largest, comes to it: ours and transformers lie
+# on two sides of the float64 logits, and how far depends on the order of sums in the processor's matrix products.
 TOLERANCE = 2.5 * ROUNDING
 VOCABULARY = 320
 EVERYTHING = Sampling(top_n_tokens=VOCABULARY)  # greedy, with the log-probabilities of all tokens
