@@ -13,6 +13,7 @@ from text_generation_common.flags.process import TracingFlags
 from text_generation_common.flags.programs import LAUNCHER
 from text_generation_common.flags.requests import TokenFlags
 from text_generation_launcher.config import LauncherConfig
+from text_generation_launcher.unread import unread
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -31,7 +32,8 @@ def refuse_unsupported(config: LauncherConfig) -> None:
 
 
 def mention_without_effect(config: LauncherConfig) -> None:
-    for line in checks.without_effect(_flags(), values_of(config)):
+    values = values_of(config)
+    for line in (*checks.without_effect(_flags(), values), *unread(_flags(), values, config.cluster.way)):
         logger.info("%s", line)
 
 

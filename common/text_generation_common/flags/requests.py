@@ -20,7 +20,10 @@ class RequestFlags:
         positive=True,
     )
     max_concurrent_requests: int = flag(
-        128, "Most requests at a time; further requests get status 429.", min=0, positive=True
+        128,
+        "Most requests at a time, of each engine where there are several; further requests get status 429.",
+        min=0,
+        positive=True,
     )
     max_best_of: int = flag(2, "Largest best_of that a request may ask for.", min=0)
     max_stop_sequences: int = flag(4, "Most stop sequences of one request.", min=0)

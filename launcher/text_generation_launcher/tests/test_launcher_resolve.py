@@ -8,14 +8,18 @@ import pytest
 
 from text_generation_common.errors import CommandError
 from text_generation_common.flags import tracing
-from text_generation_common.flags.declaration import with_flags
+from text_generation_common.flags.cluster import Way
+from text_generation_common.flags.declaration import flag_name, flags_of, with_flags
 from text_generation_common.flags.kinds import KvCacheDtype, Quantize, RopeScalingKind, TrueFalse, UsageStats
 from text_generation_common.flags.process import TracingFlags
+from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_common.shard_counts import Heads
+from text_generation_launcher import commands
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.errors import NotEnoughCUDADevices
 from text_generation_launcher.model import model_config
 from text_generation_launcher.resolve import count_devices, resolve, resolve_rope, shard_count, with_prefill_budget
+from text_generation_launcher.unread import unread_flags
 
 
 @pytest.fixture
@@ -125,6 +129,42 @@ def test_a_flag_without_effect_is_mentioned_once(config, caplog, changes, flag):
     caplog.set_level(logging.INFO)
     resolve(with_flags(config, **changes), {})
     assert [flag in message for message in caplog.messages] == [True]
+
+
+ENGINE = {"engine_only": True, "engine_address": "10.0.0.1:7000", "insecure_cluster": True}
+FRONTS = {"engines": ("10.0.0.1:7000",), "insecure_cluster": True}
+
+
+@pytest.mark.parametrize(
+    ("way", "changes", "told"),
+    [
+        (ENGINE, {"max_best_of": 3, "tgi_buckets": True}, ["--max-best-of"]),
+        (ENGINE, {"port": 80, "api_key": ("k",), "dtype": "float32"}, ["--port", "--api-key"]),
+        (FRONTS, {"dtype": "float32", "max_best_of": 3}, ["--dtype"]),
+        (
+            FRONTS,
+            {"num_shard": 2, "max_batch_size": 4, "prefix_cache_scope": "all"},
+            ["--num-shard", "--max-batch-size"],
+        ),
+        ({"replicas": 2}, {"port": 80, "dtype": "float32", "max_batch_size": 4, "max_best_of": 3}, []),
+        ({}, {"port": 80, "dtype": "float32", "max_batch_size": 4, "max_best_of": 3}, []),
+    ],
+)
+def test_a_flag_that_another_launcher_reads_is_mentioned(config, caplog, way, changes, told):
+    caplog.set_level(logging.INFO)
+    resolve(with_flags(config, **way, **changes), {})
+    found = {message.split()[0] for message in caplog.messages if "has no effect here" in message}
+    assert found == set(told)
+
+
+def test_flags_that_are_mentioned_are_not_those_that_ray_gets_for_engines_and_fronts_elsewhere(config):
+    plan = resolve(config, {})
+    engine, front = set(commands.engine_only(plan, 1)), set(commands.fronts_only(plan))
+    assert not {flag_name(name) for name in unread_flags(Way.ENGINE)} & engine
+    # A front has the router's flags, and those of the scheduler stay with the engines.
+    ignored = {flag_name(flag.name) for group in (TokenFlags, SchedulingFlags) for flag in flags_of(group)}
+    assert not {flag_name(name) for name in unread_flags(Way.FRONTS)} & (front - ignored)
+    assert {"--dtype", "--max-batch-total-tokens"} <= {flag_name(name) for name in unread_flags(Way.FRONTS)}
 
 
 @pytest.mark.parametrize(
