@@ -46,6 +46,8 @@ OPTIONS: dict[int, list[tuple[Case, tuple[str, ...]]]] = {
     90: [((BF16, BF16, 2, 256), ("softcap", "window")), ((BF16, BF16, 8, 64), ("sinks_H", "window"))],
     100: [((BF16, BF16, 4, 128), ("softcap",)), ((BF16, INT8, 8, 64), ("sinks_H",))],
 }
+# Cases that differ in the cache's type only. What a warp runs for one key is printed for these.
+EQUAL_SHAPES = [(BF16, cache, 4, 128) for cache in (BF16, INT8, FP8)]
 PLAIN = AttentionOptions(0.1)
 
 
@@ -124,7 +126,10 @@ def compile_types(capability: int) -> None:
     for case, options in [*((case, ()) for case in ATTENTION[capability]), *OPTIONS[capability]]:
         for job in table_jobs(AttentionShape(capability, *case, options=options)):
             one = compile_attention(*job)
-            print(json.dumps({"kernel": one.kernel, "shared": one.shared, "fault": fault(one), "job": str(job)}))
+            shown = {"kernel": one.kernel, "shared": one.shared, "fault": fault(one), "job": str(job)}
+            if case in EQUAL_SHAPES and not options:
+                shown["per_key"] = {str(one.shape.cache): one.code.tiles[0] / one.tile.columns}
+            print(json.dumps(shown))
 
 
 def compile_serving() -> None:
