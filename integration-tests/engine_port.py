@@ -26,12 +26,12 @@ HOST, OTHER_HOST, DEPLOYMENT = "127.0.0.1", "127.0.0.2", "tgi"
 class EngineProcess(ChildServer):
     """`text-generation-launcher --engine-only`, with the demo model. `address` is where it serves fronts."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, launcher: Path = LAUNCHER) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tgi-"))
         self.engine_port, metrics_port = free_port(), free_port()
         self.address = f"{HOST}:{self.engine_port}"
         command = [
-            *(str(LAUNCHER), "--dtype", "float32", *SHORT.arguments, "--shard-uds-path", str(self._folder / "shard")),
+            *(str(launcher), "--dtype", "float32", *SHORT.arguments, "--shard-uds-path", str(self._folder / "shard")),
             *("--engine-only", "--engine-address", self.address),
             *("--engine-metrics-port", str(metrics_port), *arguments),
         ]

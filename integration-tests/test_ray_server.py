@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import processes
 import psutil
 import pytest
+import reach
 from machines import WITHOUT, Network, can_be_made
 from ray_nodes import RayNodes, local_ray
 from server_process import LAUNCHER, free_port, wait_until
@@ -30,6 +32,7 @@ LIMIT_S = 180.0
 ADMIN = "an-administrator"
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "512")
 ASKED, EARLY = asks(20, 48), 16
+DRIVER = "text_generation_launcher.ray.driver"
 PROBE = """
 import json, sys, ray
 from ray.util import list_named_actors, placement_group_table
@@ -142,24 +145,32 @@ def server(place: Path, cluster: tuple[str, dict[str, str]]) -> Iterator[RayServ
         process.kill()
 
 
+def is_pending(pages: list[str]) -> bool:
+    """Whether the newest of these pages of metrics, which may be some seconds old, tells of a replica without room."""
+    return 'tgi_replicas{state="pending"} 1.0' in (pages[-1] if pages else "")
+
+
 def test_the_number_of_replicas_follows_the_load_and_one_without_room_is_pending(server: RayServer) -> None:
     server.start("--min-replicas", "1", "--max-replicas", "3", "--replica-cores", "1", "--max-batch-size", "2")
     wait_until(server.is_healthy, LIMIT_S, "the server is healthy")
     wait_until(lambda: server.replicas() == ["ready"], LIMIT_S, "the replica is ready")
     many = asks(150, 100)
     seen: set[tuple[str, ...]] = set()
+    pages: list[str] = []
 
     async def look(clients: StreamClients) -> None:
+        """Looks while the load lasts: without it, the replicas become fewer again."""
         async with asyncio.timeout(LIMIT_S):
-            while ("pending", "ready", "ready") not in seen and clients.num_tokens < 150 * 100:
+            while not is_pending(pages) and clients.num_tokens < 150 * 100:
                 seen.add(tuple(await asyncio.to_thread(server.replicas)))
+                if ("pending", "ready", "ready") in seen:
+                    pages.append((await asyncio.to_thread(httpx.get, f"{server.url}/metrics", timeout=30)).text)
                 await asyncio.sleep(0.1)
 
     answers, _ = run_streams(server.url, many, 100, look)
     assert ("pending", "ready", "ready") in seen, seen
     assert [answer.error for answer in answers if answer.error or len(answer.ids) != 100] == []
-    page = httpx.get(f"{server.url}/metrics", timeout=30).text
-    assert 'tgi_replicas{state="pending"} 1.0' in page
+    assert is_pending(pages)
     assert server.end() == 0
     server.assert_nothing_is_left()
 
@@ -173,6 +184,20 @@ def engine_pages(host: str, first: int) -> list[str]:
     return pages
 
 
+def assert_no_port_is_open_beside_ray_s(server: RayServer, host: str, first_metrics_port: int) -> None:
+    """But the API's, and two for each engine on its machine's address: for fronts, and for metrics."""
+    assert server.process is not None
+    driver = [each for each in processes.family(server.process.pid) if DRIVER in each.cmdline()]
+    assert driver
+    of_ray = {(address.removeprefix("::ffff:"), port) for address, port in processes.listening(driver)}
+    assert reach.addresses(server.process.pid) - of_ray == {("127.0.0.1", server.port)}
+    metrics = range(first_metrics_port, first_metrics_port + RAY_METRICS_PORTS)
+    for launcher in server.launchers("--engine-only"):
+        found = reach.addresses(launcher.pid)
+        assert [address for address, _ in found] == [host, host]
+        assert len([port for _, port in found if port in metrics]) == 1
+
+
 def test_engines_of_one_machine_share_out_the_ports_of_their_metrics(
     server: RayServer, cluster: tuple[str, dict[str, str]]
 ) -> None:
@@ -182,6 +207,7 @@ def test_engines_of_one_machine_share_out_the_ports_of_their_metrics(
     wait_until(lambda: server.replicas() == ["ready", "ready"], LIMIT_S, "both replicas are ready")
     pages = engine_pages(cluster[0].rpartition(":")[0], first)
     assert ["\ntgi_queue_size " in page for page in pages] == [True, True]
+    assert_no_port_is_open_beside_ray_s(server, cluster[0].rpartition(":")[0], first)
     assert server.end() == 0
     server.assert_nothing_is_left()
 

@@ -1,6 +1,7 @@
 """Three replicas and two fronts on one machine: replicas are killed, taken away and added, and no stream notices."""
 
 import asyncio
+import statistics
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -8,11 +9,13 @@ import httpx
 import processes
 import pytest
 import reach
+from calls import client_of
 from scale import SHORT
 from server_process import LAUNCHER, ServerProcess, wait_until
 from streams import StreamAnswer, StreamClients, compare, run_streams
+from tenants import Waits, greedy_asks, modest_waits
 
-REPLICAS, FRONTS = 3, 2
+REPLICAS, FRONTS, ROWS = 3, 2, 24  # rows of each replica
 LIMIT_S = 120
 ADMIN = {"Authorization": "Bearer an-administrator"}
 QUARTER = SHORT.num_streams * SHORT.new_tokens // 4
@@ -22,7 +25,7 @@ Disturb = Callable[[StreamClients], Awaitable[None]]
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     environ = {"ADMIN_API_KEY": ADMIN["Authorization"].removeprefix("Bearer ")}
-    flags = ("--replicas", str(REPLICAS), "--api-workers", str(FRONTS))
+    flags = ("--replicas", str(REPLICAS), "--api-workers", str(FRONTS), "--max-batch-size", str(ROWS))
     with SHORT.server(1, *flags, environ=environ) as server:
         wait_until(lambda: states(server) == ["ready"] * REPLICAS, LIMIT_S, "all replicas are ready")
         yield server
@@ -68,6 +71,24 @@ def test_replicas_are_taken_away_and_added_under_load_and_no_stream_notices(serv
 
     assert_equal_beside(server, one_shard, scale)
     assert processes.engines(server.pid)[0] == engines[0]
+
+
+def test_a_client_with_many_requests_at_all_replicas_does_not_crowd_out_another(server) -> None:
+    """Each engine counts what the others have served to a client: also where the greedy client has few requests, the
+    modest one goes first."""
+    num_many = REPLICAS * ROWS + 150
+
+    async def both() -> tuple[list[Waits], list[Waits], int]:
+        async with client_of(server.url) as client:
+            asked = [asyncio.ensure_future(ask(client)) for ask in greedy_asks(num_many)]
+            await asyncio.sleep(1)  # until the queues are long
+            waits = await asyncio.to_thread(modest_waits, server.url)
+            unanswered = sum(not each.done() for each in asked)
+            return await asyncio.gather(*asked), waits, unanswered
+
+    theirs, waits, unanswered = asyncio.run(both())
+    assert unanswered > REPLICAS * ROWS, "the queues were empty before it had all its answers"
+    assert statistics.median(queued for queued, _ in waits) < statistics.median(queued for queued, _ in theirs) / 5
 
 
 def test_a_killed_engine_and_a_killed_shard_of_other_replicas_cost_no_stream(server, one_shard) -> None:

@@ -27,6 +27,7 @@ from calls import (
 )
 from server_process import ServerProcess, wait_until
 from streams import WORDS, Ask
+from tenants import body_of, greedy_asks, modest_waits
 
 BASE = ("--dtype", "float32", "--max-concurrent-requests", "320")
 Said = tuple[list[int], list[float], str]  # an answer: ids, log-probabilities, text
@@ -203,30 +204,6 @@ def test_a_request_with_another_salt_finds_nothing_in_the_cache(caching: ServerP
     assert [found("mine"), found("yours"), found("mine"), found("yours")] == [0, 0, 50, 50]
 
 
-def body_of(prompt: str, new_tokens: int) -> dict[str, Any]:
-    return {"inputs": prompt, "parameters": {"max_new_tokens": new_tokens, "ignore_eos_token": True}}
-
-
-def waits_of(response: httpx.Response) -> tuple[int, int]:
-    """(Milliseconds in the queue, milliseconds until the text was complete), from an answer's headers."""
-    response.raise_for_status()
-    return int(response.headers["x-queue-time"]), int(response.headers["x-total-time"])
-
-
-def ask_as_greedy(prompt: str, new_tokens: int) -> Any:
-    async def post(client: httpx.AsyncClient) -> tuple[int, int]:
-        headers = {"X-Tenant": "greedy"}
-        return waits_of(await client.post("/generate", json=body_of(prompt, new_tokens), headers=headers))
-
-    return post
-
-
-def modest_waits(server: ServerProcess) -> list[tuple[int, int]]:
-    """Waits of a client that sends one request at a time, for one token."""
-    with httpx.Client(base_url=server.url, headers={"X-Tenant": "modest"}, timeout=60) as client:
-        return [waits_of(client.post("/generate", json=body_of(f"{i} and no more", 1))) for i in range(12)]
-
-
 @dataclass(frozen=True, slots=True)
 class Beside:
     """Waits of the modest client while requests of the other client were in the queue."""
@@ -239,7 +216,7 @@ class Beside:
 def beside_many(server: ServerProcess) -> Beside:
     wait_until(lambda: metric(server.url, "tgi_queue_size") >= 150, 30, "a long queue")
     began_s, steps = time.perf_counter(), num_steps(server)
-    waits = modest_waits(server)
+    waits = modest_waits(server.url)
     step_ms = 1000 * (time.perf_counter() - began_s) / (num_steps(server) - steps)
     return Beside(waits, step_ms, metric(server.url, "tgi_queue_size"))
 
@@ -250,10 +227,8 @@ def test_a_client_with_many_requests_does_not_crowd_out_another(narrow: ServerPr
         # The modest client runs in a thread of its own, because the many requests keep this event loop busy.
         return await asyncio.to_thread(beside_many, narrow)
 
-    alone, alone_total = map(statistics.median, zip(*modest_waits(narrow), strict=True))
-    # Texts of different lengths, so that a text ends in nearly every step.
-    many = [ask_as_greedy(f"{i} of many", 64 + i % 16) for i in range(200 + ROWS)]
-    *others, seen = at_once(narrow.url, *many, beside)
+    alone, alone_total = map(statistics.median, zip(*modest_waits(narrow.url), strict=True))
+    *others, seen = at_once(narrow.url, *greedy_asks(200 + ROWS), beside)
     wait, total = map(statistics.median, zip(*seen.waits, strict=True))
     theirs = statistics.median(queued for queued, _ in others)
     print(f"in the queue {wait} ms beside 200, {alone} ms alone, theirs {theirs} ms; a step {seen.step_ms:.1f} ms")

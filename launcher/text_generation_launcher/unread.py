@@ -29,8 +29,12 @@ _OF_ENGINES: Mapping[type, Collection[str]] = {
 _SHARDS = ("sharded", "num_shard", "load_format", "max_input_length")
 
 _UNREAD = {
-    Way.ENGINE: (frozenset[str](), _OF_FRONTS, "the fronts of --engine-only read it: give it to them"),
-    Way.FRONTS: (frozenset(_SHARDS), _OF_ENGINES, "engines elsewhere read it: give it to them, beside --engine-only"),
+    Way.ENGINE: (frozenset[str](), _OF_FRONTS, "with --engine-only: it is for fronts, so give it to them"),
+    Way.FRONTS: (
+        frozenset(_SHARDS),
+        _OF_ENGINES,
+        "on a server without engines: it is for them, so give it to each beside --engine-only",
+    ),
 }
 
 
@@ -47,4 +51,4 @@ def unread(flags: Iterator[Flag], values: Mapping[str, object], way: Way) -> Ite
     names = unread_flags(way)
     for flag in flags:
         if flag.name in names and values[flag.name] != flag.default and flag.no_effect is None:
-            yield f"{flag.flag_name} has no effect here: {_UNREAD[way][2]}"
+            yield f"{flag.flag_name} has no effect {_UNREAD[way][2]}"

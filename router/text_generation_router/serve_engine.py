@@ -172,5 +172,5 @@ async def _watch_fronts(server: EngineServer, desertion: Desertion, groups: Shar
 
 
 def _term() -> int:
-    """The number of this life: rising from one start on a machine to the next."""
+    """Tells this life from the others of the replica, by the time of its start."""
     return time.time_ns()

@@ -16,7 +16,7 @@ WITHOUT_EFFECT = ("dtype", "cuda_graphs", "cuda_memory_fraction", "cpu_target")
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
     engine_id: str  # a new one in each life of the engine
-    term: int  # number of this life among those of the replica
+    term: int  # tells this life from the replica's others; compared for equality only
     digest: bytes  # what decides the tokens of a request
 
 
