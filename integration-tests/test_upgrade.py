@@ -18,7 +18,7 @@ from server_process import LAUNCHER, ServerProcess, wait_until
 from streams import StreamAnswer, StreamClients, asks, compare, run_streams
 
 LIMIT_S = 120.0
-ENGINES = 1  # of each version: one more takes 30 s, and shows the same
+ENGINES = 1  # number of engines of each version: one more takes 30 s, and shows the same
 INSECURE = "--insecure-cluster"
 # Streams that start together, and all of them: long enough for an engine to connect and another to drain meanwhile.
 EARLY, ASKED = 24, asks(32, 160)

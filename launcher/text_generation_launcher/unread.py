@@ -11,7 +11,7 @@ from text_generation_common.flags.model import ComputeFlags, NameFlags, ShardFla
 from text_generation_common.flags.process import TracingFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
 
-# Of these groups, a launcher reads the flags named here even if it starts no front, or no engine.
+# Groups of flags that fronts, or engines, read; with the flags that a launcher needs even if it starts none of them.
 _OF_FRONTS: Mapping[type, Collection[str]] = {
     NameFlags: (),
     RequestFlags: ("max_concurrent_requests", "disable_grammar_support"),
