@@ -18,6 +18,7 @@ from text_generation_common.places import ServerPlace
 from text_generation_launcher.config import LaunchPlan
 from text_generation_launcher.errors import DownloadError, WebserverCannotStart
 from text_generation_launcher.replica_site import ReplicaSite
+from text_generation_launcher.unread import unread_flags
 
 # Variables with keys of clients, which only routers get.
 KEYS = ("API_KEY", "ADMIN_API_KEY")
@@ -219,7 +220,7 @@ def fronts_only(plan: LaunchPlan) -> tuple[str, ...]:
         plan.names, plan.files, plan.cache, plan.requests, plan.formats, plan.tokens, plan.scheduling, plan.access,
         plan.tracing, plan.cluster.security,
     ):  # fmt: skip
-        options += _flags(group)
+        options += _flags(group, without=unread_flags(Way.FRONTS))
     return tuple(options + _flags(plan.http, without=("hostname", "port")))
 
 

@@ -24,7 +24,8 @@ _OF_ENGINES: Mapping[type, Collection[str]] = {
     ComputeFlags: (),
     ShardFlags: (),
     TokenFlags: (),
-    SchedulingFlags: ("prefix_cache_scope",),  # what fronts make of a request's key and tenant
+    # What fronts make of a request's key and tenant, and what /info tells.
+    SchedulingFlags: ("prefix_cache_scope", "waiting_served_ratio", "max_waiting_tokens"),
 }
 _SHARDS = ("sharded", "num_shard", "load_format", "max_input_length")
 
