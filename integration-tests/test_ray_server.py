@@ -20,6 +20,7 @@ import processes
 import psutil
 import pytest
 import reach
+from calls import read_metric
 from machines import WITHOUT, Network, can_be_made
 from ray_nodes import RayNodes, local_ray
 from server_process import LAUNCHER, free_port, wait_until
@@ -147,7 +148,7 @@ def server(place: Path, cluster: tuple[str, dict[str, str]]) -> Iterator[RayServ
 
 def is_pending(pages: list[str]) -> bool:
     """Whether the newest of these pages of metrics, which may be some seconds old, tells of a replica without room."""
-    return 'tgi_replicas{state="pending"} 1.0' in (pages[-1] if pages else "")
+    return bool(pages) and read_metric(pages[-1], 'tgi_replicas{state="pending"}') == 1
 
 
 def test_the_number_of_replicas_follows_the_load_and_one_without_room_is_pending(server: RayServer) -> None:
