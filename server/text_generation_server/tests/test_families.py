@@ -14,7 +14,7 @@ import pytest
 import torch
 from family_checkpoints import VARIANTS
 from family_ranges import ranges
-from family_tools import FIRST, TOLERANCE, Checkpoints, quick_and_long, teacher_forced, write_texts
+from family_tools import FIRST, ROUNDING, TOLERANCE, Checkpoints, quick_and_long, teacher_forced, write_texts
 from safetensors.torch import load_file
 from shard_tools import SAMPLED, Client, generate, make_platform, random_ids, scattered_slots, warm_runner
 
@@ -53,7 +53,7 @@ def test_greedy_texts_and_logits_equal_transformers(
         assert (expected.max(dim=1).values - chosen).max() <= TOLERANCE
         worst = max(worst, (text.rows - expected).abs().max().item())
     record_property("float32", worst)
-    assert worst <= TOLERANCE
+    assert worst <= (TOLERANCE if variant.startswith("gpt_oss") else ROUNDING)
 
 
 @pytest.mark.models
