@@ -196,6 +196,7 @@ def engine_only(plan: LaunchPlan, end_without_fronts: float) -> tuple[str, ...]:
         max_concurrent_requests=plan.requests.max_concurrent_requests,
         disable_grammar_support=plan.requests.disable_grammar_support,
         graceful_termination_timeout=plan.http.graceful_termination_timeout,
+        json_output=plan.process.json_output,
         testing=plan.process.testing,
         end_without_fronts=end_without_fronts,
         engine_metrics_port=metrics_port,
@@ -214,6 +215,7 @@ def fronts_only(plan: LaunchPlan) -> tuple[str, ...]:
         model_id=plan.model_id,
         api_workers=plan.cluster.api_workers,
         resume_across_builds=plan.cluster.engine_list.resume_across_builds,
+        json_output=plan.process.json_output,
         testing=plan.process.testing,
     )
     for group in (

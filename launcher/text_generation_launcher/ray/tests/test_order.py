@@ -103,3 +103,10 @@ def test_an_engine_has_the_first_free_port_for_its_metrics_of_those_that_the_com
     engine = parsed(order.command("10.0.0.4", Path("/f"))[len(LAUNCHER) :]).cluster.engine
     assert (engine.engine_metrics_port, engine.engine_metrics_tries) == (9000, 16)
     assert not any("metrics" in word for word in engine_order(PLAN).argv)
+
+
+def test_engines_and_fronts_on_other_machines_log_as_the_command_does() -> None:
+    for process in (ProcessFlags(), ProcessFlags(json_output=True)):
+        plan = replace(PLAN, process=process)
+        for order in (engine_order(plan), front_order(plan, 3000)):
+            assert parsed(order.command("10.0.0.4", Path("/f"))[len(LAUNCHER) :]).process == process
