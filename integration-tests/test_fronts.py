@@ -4,18 +4,30 @@ import asyncio
 import os
 import re
 import signal
+import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
 
+import grpc
 import httpx
 import processes
+import psutil
 import pytest
 import reach
 from scale import SHORT
 from server_process import ServerProcess, wait_until
-from streams import StreamAnswer, StreamClients, compare, run_streams
+from streams import StreamAnswer, StreamClients, asks, compare, run_streams
+
+from text_generation_benchmark.metrics import metric
+from text_generation_proto import engine_pb2 as pb
+from text_generation_proto import engine_pb2_grpc as pb_grpc
 
 FRONTS = 2
 RESTART_LIMIT_S = 60
+# Seconds in which an engine cancels the requests of a front that has died.
+CANCEL_LIMIT_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +82,52 @@ def test_a_killed_front_costs_its_own_connections_only(server, one_shard: list[S
     assert ended, "the living front had no stream"
     wait_until(lambda: len(processes.routers(server.pid)) == FRONTS, 30, "another front is started")
     assert before[1] in processes.routers(server.pid)
+
+
+def test_requests_of_a_killed_front_leave_the_engine_at_once(server) -> None:
+    [engine] = [path for path in reach.unix_sockets(processes.family(server.pid)) if path.endswith("engine")]
+    asked, rows_after = asks(16, 400), []  # seconds since the kill, and requests that the engine computes
+    wait_until_all_accept(server)
+
+    async def kill(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(20 * len(asked))
+        with grpc.insecure_channel(f"unix:{engine}") as channel:
+            stub = pb_grpc.EngineServiceStub(channel)
+            assert await asyncio.to_thread(rows, stub) == len(asked)
+            processes.routers(server.pid)[0].kill()
+            killed_s = time.monotonic()
+            while time.monotonic() < killed_s + CANCEL_LIMIT_S:
+                found = await asyncio.to_thread(rows, stub)
+                rows_after.append((time.monotonic() - killed_s, found))
+
+    answers, _ = run_streams(server.url, asked, len(asked), kill)
+    living = sum(not answer.error for answer in answers)
+    assert 0 < living < len(asked)
+    took_s = min((after_s for after_s, found in rows_after if found == living), default=None)
+    print(f"the requests of a killed front were cancelled after {took_s} s")
+    assert took_s is not None, rows_after
+    assert all(found == living for after_s, found in rows_after if after_s >= took_s), "living requests were cancelled"
+
+
+def wait_until_all_accept(server: ServerProcess) -> None:
+    """Connects again and again, until every front has a connection."""
+    routers = processes.routers(server.pid)
+    assert len(routers) == FRONTS
+    with ExitStack() as connections:
+
+        def all_accept() -> bool:
+            connections.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            return all(any(each.status == psutil.CONN_ESTABLISHED for each in ends(router)) for router in routers)
+
+        def ends(router: psutil.Process) -> list[Any]:
+            return [each for each in router.net_connections("tcp") if each.laddr.port == server.port]
+
+        wait_until(all_accept, RESTART_LIMIT_S, "every front accepts connections")
+
+
+def rows(engine: pb_grpc.EngineServiceStub) -> int:
+    page = engine.Metrics(pb.MetricsRequest(), timeout=10).text.decode()
+    return int(metric(page, "tgi_batch_current_size"))
 
 
 class Asking:

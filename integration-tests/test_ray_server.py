@@ -100,6 +100,16 @@ class RayServer:
                 found.append(process)
         return found
 
+    def restart_fronts(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGUSR2)
+
+    def fronts_log(self) -> str:
+        """What the launcher of the fronts on another machine has logged."""
+        [fronts] = self.launchers("--engines-file")
+        words = fronts.cmdline()
+        return (Path(words[words.index("--engines-file") + 1]).parent / "log").read_text()
+
     def on_ray(self) -> Any:
         """The actors and the placement groups that Ray has."""
         probe = [sys.executable, "-c", PROBE, self._address]
@@ -284,6 +294,10 @@ def walk_through(server: RayServer, other: str) -> None:
             answer = await client.post(f"{server.url}/admin/replicas", json={"replicas": 1})
         assert answer.status_code == 200
 
+    async def restart_fronts(clients: StreamClients) -> None:
+        await clients.wait_for_tokens(200)
+        server.restart_fronts()
+
     async def end(clients: StreamClients) -> None:
         await clients.wait_for_tokens(200)
         assert server.process is not None
@@ -296,6 +310,8 @@ def walk_through(server: RayServer, other: str) -> None:
     assert len(fronts) == 1
     assert_equal(run_streams(other, ASKED, EARLY, kill_the_actor)[0], "the fronts' actor was killed")
     assert [process.pid for process in server.launchers("--engines-file")] == fronts
+    assert_equal(run_streams(other, ASKED, EARLY, restart_fronts)[0], "fronts were replaced")
+    wait_until(lambda: "Restarted 1 webservers" in server.fronts_log(), LIMIT_S, "the other machine's are replaced")
     assert_equal(run_streams(other, ASKED, EARLY, scale)[0], "a replica was taken away")
     wait_until(lambda: server.replicas() == ["ready"], LIMIT_S, "one replica is left")
     answers, _ = run_streams(other, ASKED[:EARLY], EARLY, end)

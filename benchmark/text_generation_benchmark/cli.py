@@ -172,7 +172,9 @@ def fronts(
     seconds: Annotated[float, typer.Option(min=1, help="How long to measure processor time.")] = 10,
     streams: Annotated[int, typer.Option(min=2, help="Streams at a time.")] = 64,
     step_ms: Annotated[float, typer.Option(min=0, help="What the shard without a model takes for a step.")] = 10,
-    only: Annotated[list[str] | None, typer.Option(help="speed, time or stopped; repeatable. Default: all.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="speed, first, time, stopped; repeatable. Default: all.")
+    ] = None,
     write: Annotated[Path | None, typer.Option(help="A Markdown file; its marked tables are replaced.")] = None,
 ) -> None:
     """What it costs that front and engine are processes of their own: speed, processor time, and a stopped front."""

@@ -216,6 +216,8 @@ class FrontsAndReplicas:
 
     def restart_fronts(self) -> None:
         self._fronts.restart()
+        if self._ray is not None:
+            self._ray.restart_fronts()
 
     async def run(self) -> None:
         fronts = asyncio.create_task(self._fronts.run())

@@ -24,8 +24,7 @@ _OF_ENGINES: Mapping[type, Collection[str]] = {
     ComputeFlags: (),
     ShardFlags: (),
     TokenFlags: (),
-    # What fronts make of a request's key and tenant, and what /info tells.
-    SchedulingFlags: ("prefix_cache_scope", "waiting_served_ratio", "max_waiting_tokens"),
+    SchedulingFlags: ("prefix_cache_scope",),  # what fronts make of a request's key and tenant
 }
 _SHARDS = ("sharded", "num_shard", "load_format", "max_input_length")
 

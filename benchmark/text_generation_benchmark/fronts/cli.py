@@ -17,15 +17,22 @@ from text_generation_benchmark.turns import Turns, take_turns
 from text_generation_benchmark.workload import Workload, loads_on
 from text_generation_common.model_folder import demo_directory
 
-PARTS = ("speed", "time", "stopped")
+PARTS = ("speed", "first", "time", "stopped")
 SHAPE = "m100"
+# One request at a time with a short prompt, so that the time to its first token is not that of other prompts.
+FIRST = Workload(1, input_tokens=32, new_tokens=1)
+FIRST_TURNS = 101
+FRONTS = (0, 1, 2)
+TIME_TURNS = 5
 
 
 def run_part(part: str, turns: int, seconds: float, streams: int, step_s: float) -> str:
     if part == "speed":
-        return speed_table(compare_speed(turns, streams))
+        return speed_table(compare_speed(Workload(streams), turns))
+    if part == "first":
+        return first_table(compare_speed(FIRST, FIRST_TURNS))
     if part == "time":
-        return time_table([token_cost(demo_directory(), count, streams, seconds, step_s) for count in (0, 1, 2)])
+        return time_table([_time_turn(streams, seconds, step_s) for _ in range(TIME_TURNS)])
     stops = stop_a_front(demo_directory(), turns, streams, step_s)
     windows = [(stop.before_s, stop.stopped_s, stop.cut_off_s) for stop in stops]
     means = [f"{1000 * median(window):.2f}" for window in zip(*windows, strict=True)]
@@ -34,7 +41,7 @@ def run_part(part: str, turns: int, seconds: float, streams: int, step_s: float)
     return table(head, [[str(turns), *means, f"{100 * median_change(stops):+.1f} % (largest {100 * worst:.1f} %)"]])
 
 
-def compare_speed(turns: int, streams: int) -> Turns:
+def compare_speed(workload: Workload, turns: int) -> Turns:
     """One process with front and engine, and a front beside an engine, in turns, with a Llama of 100M parameters."""
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder, ExitStack() as servers:
         model = Path(folder) / SHAPE
@@ -44,7 +51,7 @@ def compare_speed(turns: int, streams: int) -> Turns:
             loads_on(servers.enter_context(running_ours(model, more=more)).port, GenerateStream(), prompts)
             for more in ((), ("--api-workers", "1"))
         )
-        return take_turns(one, two, Workload(streams), turns)
+        return take_turns(one, two, workload, turns)
 
 
 def speed_table(turns: Turns) -> str:
@@ -61,17 +68,29 @@ def speed_table(turns: Turns) -> str:
     return table(head, [[*counts, str(turns.speed), str(turns.later_ms)]])
 
 
-def time_table(costs: Sequence[TokenCost]) -> str:
-    head = ("processes", "tokens/s", "µs per token: fronts", "engine", "together", "beside one process")
-    alone = costs[0]
+def first_table(turns: Turns) -> str:
+    head = ("turns", "first token, ms: one process", "front and engine", "ms later (95 %)")
+    one, two = (1000 * median(result.first_token_s for result in results) for results in (turns.before, turns.now))
+    return table(head, [[str(len(turns.now)), f"{one:.2f}", f"{two:.2f}", str(turns.later_ms)]])
+
+
+def _time_turn(streams: int, seconds: float, step_s: float) -> list[TokenCost]:
+    return [token_cost(demo_directory(), count, streams, seconds, step_s) for count in FRONTS]
+
+
+def time_table(turns: Sequence[Sequence[TokenCost]]) -> str:
+    """Each turn has one cost for each number of FRONTS."""
+    head = ("processes", "tokens/s", "µs per token: fronts", "engine", "together", "beside 1 front")
+    names = ("one", "engine, 1 front", *(f"engine, {count} fronts" for count in FRONTS[2:]))
     lines = []
-    for cost in costs:
-        name = {0: "one", 1: "engine, 1 front"}.get(cost.num_fronts, f"engine, {cost.num_fronts} fronts")
+    for place, name in enumerate(names):
+        costs = [turn[place] for turn in turns]
         figures = (
-            f"{cost.tokens_per_s:,.0f}",
-            f"{cost.fronts_us:.1f}",
-            f"{cost.engine_us:.1f}",
-            f"{cost.total_us:.1f}",
+            f"{median(cost.tokens_per_s for cost in costs):,.0f}",
+            f"{median(cost.fronts_us for cost in costs):.1f}",
+            f"{median(cost.engine_us for cost in costs):.1f}",
+            f"{median(cost.total_us for cost in costs):.1f}",
         )
-        lines.append([name, *figures, f"{cost.total_us - alone.total_us:+.1f}"])
+        ratios = sorted(turn[place].total_us / turn[1].total_us for turn in turns)
+        lines.append([name, *figures, f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"])
     return table(head, lines)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from text_generation_benchmark.output import table
-from text_generation_router.engine.protocol import Ended, ModelInfo, Snapshot, TokenLimits, Tokens
+from text_generation_router.engine.protocol import Ended, JoiningRules, ModelInfo, Snapshot, TokenLimits, Tokens
 from text_generation_router.remote.attempts import Attempts
 from text_generation_router.remote.best_score import BestScore
 from text_generation_router.remote.fleet import EngineView, Fleet
@@ -75,7 +75,9 @@ def _front(
     fleet = Fleet(placement, resumes_across_builds=False)
     chat_hashes, text_hashes = ([_hashes(prompt) for prompt in prompts] for prompts in (chats, texts))
     snapshot = Snapshot(
-        ModelInfo("bfloat16", "cuda", 2**17, 2**17, (), "triton", 8, 1), TokenLimits(2**17, 2**17, 2**20)
+        ModelInfo("bfloat16", "cuda", 2**17, 2**17, (), "triton", 8, 1),
+        TokenLimits(2**17, 2**17, 2**20),
+        JoiningRules(0.3, 20, None),
     )
     for engine in range(engines):
         facts = EngineFacts(str(engine), 1, b"digest", snapshot)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from text_generation_common.report import parted, told
+from text_generation_common.report import last_told, parted, told
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,11 @@ def test_text_has_two_lines_and_no_class_and_json_one_with_it() -> None:
     entry = json.loads(told(text, kind="DownloadError", json_output=True))
     assert entry["timestamp"] and (entry["level"], entry["target"]) == ("ERROR", "text_generation_launcher")
     assert (entry["message"], entry["hint"], entry["kind"]) == ("the disk is full", "delete something", "DownloadError")
+
+
+@pytest.mark.parametrize("json_output", [False, True])
+def test_the_cause_is_found_again_among_other_lines(json_output: bool) -> None:
+    lines = ["error is a word", '{"level": "ERROR", "message": "a child\'s"}', '{"level": "ERROR", "mess', "[1]", ""]
+    assert last_told(lines) == ""
+    both = [told(f"{cause}: delete something", kind="D", json_output=json_output) for cause in ("it was", "it is full")]
+    assert last_told([*"\n".join(both).splitlines(), *lines]) == "it is full"

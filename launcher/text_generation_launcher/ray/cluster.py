@@ -130,6 +130,11 @@ class RayReplicas:
         if handle is not None:
             handle.tell.remote(",".join(addresses))
 
+    def restart_fronts(self, name: str) -> None:
+        handle = self._handle(name)
+        if handle is not None:
+            handle.restart.remote()
+
     def answers(self, calls: Sequence[ActorCall], seconds: float) -> dict[ActorCall, Answer]:
         found: dict[ActorCall, Answer] = {
             call: ActorLost("it has no actor") for call in calls if call not in self._open

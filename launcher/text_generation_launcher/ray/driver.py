@@ -56,6 +56,7 @@ class Driver:
                 self._keepers[name] = ReplicaKeeper(name, wanted.order, self._cluster)
             self._keepers[name].drain()
         self._fronts.want(wanted.fronts)
+        self._fronts.restart(wanted.front_restarts)
 
     def turn(self) -> None:
         for keeper in list(self._keepers.values()):

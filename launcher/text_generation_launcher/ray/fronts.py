@@ -27,6 +27,8 @@ class FrontCluster(Protocol):
 
     def tell_engines(self, name: str, addresses: Sequence[str]) -> None: ...
 
+    def restart_fronts(self, name: str) -> None: ...
+
     def watch(self, name: str, known: EngineState, seconds: float) -> ActorCall: ...
 
     def end(self, name: str) -> None: ...
@@ -65,6 +67,7 @@ class NodeFronts:
         self._machines: dict[str, _OneMachine] = {}
         self._order: FrontOrder | None = None
         self._told: tuple[str, ...] = ()
+        self._restarts: int | None = None  # restarts that the launcher has asked for, as far as is known
         self._looked_s = self._reminded_s = float("-inf")
 
     @property
@@ -82,6 +85,13 @@ class NodeFronts:
                 if name not in self.keepers:
                     self._keep(name, "", order or FrontOrder((), 0))
                 self.keepers[name].drain()
+
+    def restart(self, restarts: int) -> None:
+        """Has all fronts replaced if the launcher has asked for more restarts than the driver knew of."""
+        known, self._restarts = self._restarts, restarts
+        if known is not None and restarts > known:
+            for name in self.keepers:
+                self._cluster.restart_fronts(name)
 
     def turn(self, now_s: float, engines: Sequence[str]) -> None:
         """`engines`: addresses of the engines that serve now."""

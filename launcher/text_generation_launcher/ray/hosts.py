@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import ray
 
@@ -132,6 +133,11 @@ class FrontHost(ReplicaHost):
             self._engines = engines
             self._has_claimed()
 
+    async def restart(self) -> None:
+        """Has the fronts replaced, one after another."""
+        with suppress(CommandError):  # The launcher starts or ends: its fronts are new, or leave.
+            await self._command("restart-fronts")
+
     def _claim(self, order: str) -> Callable[[], KeptEngine | str]:
         self._order = FrontOrder.of(order)
         machine = self._machine("ray-fronts", "port")
@@ -148,12 +154,17 @@ class FrontHost(ReplicaHost):
     async def _ask_again_and_again(self) -> None:
         while True:
             await asyncio.sleep(ASK_S)
-            if self._engine is not None:
-                socket = chosen(str(self._engine.folder / SOCKETS)).control_socket
-                with suppress(CommandError):  # The launcher starts, ends, or is busy.
-                    told = await asyncio.to_thread(send_command, socket, {"command": "front"})
-                    self._serves = bool(told["listens"])
-                    self._demand = None if told["demand"] is None else Demand(**told["demand"])
+            with suppress(CommandError):  # The launcher starts, ends, or is busy.
+                told = await self._command("front")
+                self._serves = bool(told["listens"])
+                self._demand = None if told["demand"] is None else Demand(**told["demand"])
+
+    async def _command(self, name: str) -> Any:
+        """Sends a command to the launcher of the fronts, and returns its answer. CommandError if there is none."""
+        if self._engine is None:
+            raise CommandError("there is no launcher of fronts yet")
+        socket = chosen(str(self._engine.folder / SOCKETS)).control_socket
+        return await asyncio.to_thread(send_command, socket, {"command": name})
 
     def _state(self) -> EngineState:
         state = super()._state()

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from text_generation_common.report import last_told
 from text_generation_launcher.ray.processes import ProcessIdentity
 from text_generation_launcher.ray.starter import private
 from text_generation_launcher.ray.values import ADDRESS_FILE, EnginePhase, EngineState, Order
@@ -266,5 +267,4 @@ def _end_of(log: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return "it has left no log"
-    error = next((line for line in reversed(lines) if line.startswith("Error: ")), "")
-    return error or " | ".join(line for line in lines[-3:] if line.strip()) or "it has written nothing"
+    return last_told(lines) or " | ".join(line for line in lines[-3:] if line.strip()) or "it has written nothing"

@@ -158,16 +158,23 @@ class Wanted:
     """What the launcher wants of the driver, always as a whole. `replicas`: the names of the replicas that are to
     serve, each with the address that the launcher knows, or ""; all others are drained and taken away. `number`: wishes
     are counted, and a report says which was the last one before it. `fronts`: what every other machine of the cluster
-    is to run; None: nothing, and what runs there is drained."""
+    is to run; None: nothing, and what runs there is drained. `front_restarts`: how often the launcher was asked to
+    replace the fronts; a driver replaces them when the number has grown since its first wish."""
 
     order: EngineOrder
     replicas: Mapping[str, str]
     number: int = 0
     fronts: FrontOrder | None = None
+    front_restarts: int = 0
 
     def text(self) -> str:
-        fronts = None if self.fronts is None else self.fronts.text()
-        fields = {"order": self.order.text(), "replicas": dict(self.replicas), "number": self.number, "fronts": fronts}
+        fields = {
+            "order": self.order.text(),
+            "replicas": dict(self.replicas),
+            "number": self.number,
+            "fronts": None if self.fronts is None else self.fronts.text(),
+            "front_restarts": self.front_restarts,
+        }
         return json.dumps(fields)
 
     @classmethod
@@ -175,7 +182,8 @@ class Wanted:
         fields = json.loads(text)
         known = {str(name): str(address) for name, address in fields["replicas"].items()}
         fronts = None if fields["fronts"] is None else FrontOrder.of(fields["fronts"])
-        return cls(EngineOrder.of(fields["order"]), known, int(fields["number"]), fronts)
+        order, number, restarts = EngineOrder.of(fields["order"]), int(fields["number"]), int(fields["front_restarts"])
+        return cls(order, known, number, fronts, restarts)
 
 
 class RayPhase(StrEnum):

@@ -55,9 +55,9 @@ class ServiceRoutes:
             "model_device_type": snapshot.model.device_type,
             "max_input_length": limits.max_input_tokens,
             "max_batch_total_tokens": limits.max_batch_total_tokens,
-            "waiting_served_ratio": config.scheduling.waiting_served_ratio,
-            "max_waiting_tokens": config.scheduling.max_waiting_tokens,
-            "max_batch_size": config.scheduling.max_batch_size,
+            "waiting_served_ratio": snapshot.joining.waiting_served_ratio,
+            "max_waiting_tokens": snapshot.joining.max_waiting_tokens,
+            "max_batch_size": snapshot.joining.max_batch_size,
         }
 
     async def version(self) -> Response:

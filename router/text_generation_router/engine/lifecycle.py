@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.loop import StepLoop
-from text_generation_router.engine.protocol import EpochWatcher, Snapshot, TokenLimits
+from text_generation_router.engine.protocol import EpochWatcher, JoiningRules, Snapshot, TokenLimits
 from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shard_groups import ShardGroups
 from text_generation_router.engine.shards import ShardedClient
@@ -79,7 +79,7 @@ class Lifecycle:
         logger.info("Setting max batch total tokens to %d", capacity.slots)
         max_total = config.tokens.max_total_tokens or capacity.max_total_tokens
         token_limits = TokenLimits(config.tokens.max_input_tokens or max_total - 1, max_total, capacity.slots)
-        self.snapshot = Snapshot(shards.info, token_limits)
+        self.snapshot = Snapshot(shards.info, token_limits, JoiningRules.of(config.scheduling))
         self._metrics.batch_max_total_tokens.set(capacity.slots)
         self._requests.begin_epoch(capacity.slots, shards.info.eos_token_ids, shards.info.query_blocks)
         if self._lost_s is not None:

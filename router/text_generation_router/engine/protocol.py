@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_router.scheduling.costs import SINGLE_QUERIES, QueryBlocks
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
@@ -37,11 +38,26 @@ class TokenLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class JoiningRules:
+    """When waiting requests join running ones, as `/info` tells it: see `SchedulingFlags`."""
+
+    waiting_served_ratio: float
+    max_waiting_tokens: int
+    max_batch_size: int | None
+
+    @classmethod
+    def of(cls, flags: SchedulingFlags) -> "JoiningRules":
+        return cls(flags.waiting_served_ratio, flags.max_waiting_tokens, flags.max_batch_size)
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Facts about the shards of the newest epoch: the model they run, and the limits that their memory sets."""
+    """Facts about the shards of the newest epoch: the model they run, the limits that their memory sets, and how the
+    engine fills them."""
 
     model: ModelInfo
     limits: TokenLimits
+    joining: JoiningRules
 
 
 @dataclass(frozen=True, slots=True)

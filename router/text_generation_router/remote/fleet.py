@@ -1,7 +1,7 @@
 """The engines that one front is connected to: what each of them told, and which of them gets a group of requests.
 Pure: no input or output, and no clock."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, isfinite
 
 from text_generation_router.engine.protocol import Load, Snapshot, TokenLimits
@@ -232,7 +232,7 @@ class Fleet:
             min(limit.max_total_tokens for limit in limits),
             min(limit.max_batch_total_tokens for limit in limits),
         )
-        return Snapshot(known[0].model, smallest)
+        return replace(known[0], limits=smallest)
 
     @property
     def load(self) -> Load:

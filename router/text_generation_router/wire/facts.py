@@ -1,12 +1,12 @@
 """What an engine tells of its model and limits, as the router's `Snapshot`."""
 
 from text_generation_proto import engine_pb2 as pb
-from text_generation_router.engine.protocol import ModelInfo, Snapshot, TokenLimits
+from text_generation_router.engine.protocol import JoiningRules, ModelInfo, Snapshot, TokenLimits
 from text_generation_router.wire.errors import WireError
 
 
 def facts_of(snapshot: Snapshot) -> pb.Facts:
-    model, limits = snapshot.model, snapshot.limits
+    model, limits, joining = snapshot.model, snapshot.limits, snapshot.joining
     return pb.Facts(
         epoch=model.epoch,
         dtype=model.dtype,
@@ -20,6 +20,9 @@ def facts_of(snapshot: Snapshot) -> pb.Facts:
         max_total_tokens=limits.max_total_tokens,
         max_batch_total_tokens=limits.max_batch_total_tokens,
         grammar_refusal=model.grammar_refusal,
+        waiting_served_ratio=joining.waiting_served_ratio,
+        max_waiting_tokens=joining.max_waiting_tokens,
+        max_batch_size=joining.max_batch_size or 0,
     )
 
 
@@ -39,4 +42,5 @@ def snapshot_of(facts: pb.Facts) -> Snapshot:
         grammar_refusal=facts.grammar_refusal,
     )
     limits = TokenLimits(facts.max_input_tokens, facts.max_total_tokens, facts.max_batch_total_tokens)
-    return Snapshot(model, limits)
+    joining = JoiningRules(facts.waiting_served_ratio, facts.max_waiting_tokens, facts.max_batch_size or None)
+    return Snapshot(model, limits, joining)

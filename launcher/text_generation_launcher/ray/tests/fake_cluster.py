@@ -20,6 +20,7 @@ class FakeReplicaCluster:
         self.nodes: dict[str, str] = {}  # Ray's names of the other machines, by their addresses
         self.fronts: set[str] = set()
         self.told: list[tuple[str, tuple[str, ...]]] = []  # machines, and the engines that they were told
+        self.restarted: list[str] = []  # machines
         self.started_on: list[tuple[str, str]] = []  # machines, and Ray's names of them
         self._number = 0
 
@@ -70,6 +71,9 @@ class FakeReplicaCluster:
 
     def tell_engines(self, name: str, addresses: Sequence[str]) -> None:
         self.told.append((name.rpartition("-")[2], tuple(addresses)))
+
+    def restart_fronts(self, name: str) -> None:
+        self.restarted.append(name.rpartition("-")[2])
 
 
 def serving(address: str) -> EngineState:

@@ -1,5 +1,5 @@
 """Stands for a launcher of fronts: answers on the control socket, says that its clients have as many requests as there
-are engines in the file, and ends after SIGTERM.
+are engines in the file, and that they wait for as many seconds as there were restarts, and ends after SIGTERM.
 """
 
 import argparse
@@ -19,13 +19,14 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(f"{given.shard_uds_path}-control")
         listener.listen()
+        restarts = 0
         while True:
             connection, _ = listener.accept()
             with connection:
-                connection.recv(2**16)
+                restarts += json.loads(connection.recv(2**16))["command"] == "restart-fronts"
                 file = Path(given.engines_file)
                 engines = file.read_text().split() if file.exists() else []
-                demand = {"wait_s": 0.5, "requests": len(engines), "used": 0.25}
+                demand = {"wait_s": restarts, "requests": len(engines), "used": 0.25}
                 answer = {"answer": {"listens": True, "demand": demand}}
                 connection.sendall(json.dumps(answer).encode() + b"\n")
 

@@ -73,6 +73,24 @@ def test_fronts_serve_once_their_launcher_says_so_and_follow_the_engines(
     on_host(monkeypatch, runtime, scenario, ORDER)
 
 
+def test_fronts_are_replaced_by_their_launcher(monkeypatch: pytest.MonkeyPatch, runtime: Path) -> None:
+    async def scenario(host: FrontHost) -> None:
+        await until(host, lambda state: state.phase is EnginePhase.SERVING)
+        await host.restart()
+        await until(host, lambda state: state.demand is not None and state.demand.wait_s == 1)
+
+    on_host(monkeypatch, runtime, scenario, ORDER)
+
+
+def test_a_restart_before_there_are_fronts_does_nothing(monkeypatch: pytest.MonkeyPatch, runtime: Path) -> None:
+    async def scenario(host: FrontHost) -> None:
+        other = FrontHost("owner", "front-2")
+        await other.restart()
+        await cancelled(other._asking, other._leaving)
+
+    on_host(monkeypatch, runtime, scenario, ORDER)
+
+
 def test_fronts_whose_actor_is_gone_are_taken_over_and_those_of_another_order_leave_the_port(
     monkeypatch: pytest.MonkeyPatch, runtime: Path
 ) -> None:

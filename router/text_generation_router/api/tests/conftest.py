@@ -28,6 +28,7 @@ from text_generation_router.config import RouterConfig, RouterFlags
 from text_generation_router.engine.protocol import (
     Ended,
     FirstStep,
+    JoiningRules,
     Load,
     ModelInfo,
     Sink,
@@ -236,7 +237,7 @@ class FakeEngine:
 
     def snapshot(self) -> Snapshot:
         model = ModelInfo("torch.float32", "cpu", 1000, 60, (), "reference", 1, 1, grammar_refusal=self.grammar_refusal)
-        return Snapshot(model, self.limits)
+        return Snapshot(model, self.limits, JoiningRules(1.2, 20, 7))
 
     def load(self) -> Load:
         return Load(self.pause_s)

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import logging
+from dataclasses import astuple
 from itertools import pairwise
 
 import pytest
@@ -49,7 +50,9 @@ def test_info_has_todays_fields_and_the_older_ones(server):
     assert (info["model_id"], info["model_sha"], info["router"]) == ("local/model", None, "text-generation-router")
     assert info["max_input_tokens"] == info["max_input_length"] == 40
     assert (info["max_total_tokens"], info["max_batch_total_tokens"]) == (60, 300)
-    assert (info["model_dtype"], info["model_device_type"], info["max_batch_size"]) == ("torch.float32", "cpu", None)
+    assert (info["model_dtype"], info["model_device_type"]) == ("torch.float32", "cpu")
+    joining = server.engine.snapshot().joining
+    assert (info["waiting_served_ratio"], info["max_waiting_tokens"], info["max_batch_size"]) == astuple(joining)
 
 
 def test_models_lists_the_served_model(server):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from text_generation_router.engine.protocol import Ended, ModelInfo, Snapshot, TokenLimits
+from text_generation_router.engine.protocol import Ended, JoiningRules, ModelInfo, Snapshot, TokenLimits
 from text_generation_router.engine.tests.fakes import Listener, next_token
 from text_generation_router.errors import RefusedError
 from text_generation_router.remote.attempts import Attempts
@@ -16,7 +16,8 @@ from text_generation_router.wire.steps import TokenRun
 from text_generation_router.wire.submits import Submitted
 from text_generation_router.wire.version import VERSION
 
-SNAPSHOT = Snapshot(ModelInfo("torch.float32", "cpu", 256, 512, (255,), "reference", 1, 1), TokenLimits(400, 500, 500))
+MODEL = ModelInfo("torch.float32", "cpu", 256, 512, (255,), "reference", 1, 1)
+SNAPSHOT = Snapshot(MODEL, TokenLimits(400, 500, 500), JoiningRules(0.3, 20, None))
 MANY = 10**9
 
 

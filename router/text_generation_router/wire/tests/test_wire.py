@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from text_generation_common.sampling import Sampling
 from text_generation_proto import engine_pb2 as pb
-from text_generation_router.engine.protocol import Ended, FirstStep, ModelInfo, Snapshot, TokenLimits, Tokens
+from text_generation_router.engine.protocol import (
+    Ended,
+    FirstStep,
+    JoiningRules,
+    ModelInfo,
+    Snapshot,
+    TokenLimits,
+    Tokens,
+)
 from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest, Past
@@ -191,8 +199,9 @@ def test_log_probabilities_of_a_prompt_come_back_in_pieces(num_top) -> None:
 
 def test_facts_come_back_equal_and_an_empty_model_is_refused() -> None:
     model = ModelInfo("torch.float32", "cpu", VOCAB, 64, (1, 2), "cpu", 2, 5, grammar_refusal="no bytes")
-    snapshot = Snapshot(model, TokenLimits(63, 64, 640))
-    assert snapshot_of(pb.Facts.FromString(facts_of(snapshot).SerializeToString())) == snapshot
+    for max_batch_size in (3, None):
+        snapshot = Snapshot(model, TokenLimits(63, 64, 640), JoiningRules(0.3, 20, max_batch_size))
+        assert snapshot_of(pb.Facts.FromString(facts_of(snapshot).SerializeToString())) == snapshot
     with pytest.raises(WireError):
         snapshot_of(pb.Facts())
 
