@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class RayClient:
         self._number = 0  # that of the last wish
         self._is_cleared = asyncio.Event()  # whether the last report knows the last wish, and has nothing
         self._front_order: FrontOrder | None = None
-        self._front_restarts = 0
+        self._front_restart = ""
         self._fronts: dict[str, RayStatus] = {}  # by their names
         # Set if there never were fronts, or the last report knows the last wish and has none.
         self._has_no_fronts = asyncio.Event()
@@ -96,15 +97,10 @@ class RayClient:
             self._send()
 
     def restart_fronts(self) -> None:
-        """Has the fronts of each other machine replaced, one after another on each. They are not, and this is logged,
-        while Ray does not answer."""
-        if self._front_order is None:
-            return
-        if self._writer is None or self._was_silent:
-            logger.error("Ray does not answer, so fronts on other machines are not restarted: ask again later")
-            return
-        self._front_restarts += 1
-        self._send()
+        """Has the fronts of each other machine replaced, one after another on each, as soon as Ray answers."""
+        if self._front_order is not None:
+            self._front_restart = uuid.uuid4().hex
+            self._send()
 
     async def fronts_gone(self, give_up_s: float) -> None:
         """Returns when no fronts are left on other machines, or when Ray has been silent for `give_up_s` seconds."""
@@ -173,7 +169,7 @@ class RayClient:
         if self._writer is not None:
             wanted = {name: known for name, known in self._replicas.items() if known.is_wanted}
             addresses = {name: known.status.address if known.status else "" for name, known in wanted.items()}
-            wish = Wanted(self._order, addresses, self._number, self._front_order, self._front_restarts)
+            wish = Wanted(self._order, addresses, self._number, self._front_order, self._front_restart)
             self._writer.write(wish.text().encode() + b"\n")
 
     def _take(self, report: RayReport) -> None:

@@ -125,15 +125,10 @@ class RayReplicas:
             handle = self._handles[name] = actor.remote(self._namespace, name)
             return self._opened(name, handle.start.remote(order.text()))
 
-    def tell_engines(self, name: str, addresses: Sequence[str]) -> None:
+    def tell(self, name: str, engines: Sequence[str], restart: str) -> None:
         handle = self._handle(name)
         if handle is not None:
-            handle.tell.remote(",".join(addresses))
-
-    def restart_fronts(self, name: str) -> None:
-        handle = self._handle(name)
-        if handle is not None:
-            handle.restart.remote()
+            handle.tell.remote(",".join(engines), restart)
 
     def answers(self, calls: Sequence[ActorCall], seconds: float) -> dict[ActorCall, Answer]:
         found: dict[ActorCall, Answer] = {

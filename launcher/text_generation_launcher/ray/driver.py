@@ -55,8 +55,7 @@ class Driver:
             if name not in self._keepers:
                 self._keepers[name] = ReplicaKeeper(name, wanted.order, self._cluster)
             self._keepers[name].drain()
-        self._fronts.want(wanted.fronts)
-        self._fronts.restart(wanted.front_restarts)
+        self._fronts.want(wanted.fronts, wanted.front_restart)
 
     def turn(self) -> None:
         for keeper in list(self._keepers.values()):

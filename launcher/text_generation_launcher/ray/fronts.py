@@ -25,9 +25,8 @@ class FrontCluster(Protocol):
 
     def start_fronts(self, name: str, order: FrontOrder, node: str) -> ActorCall: ...
 
-    def tell_engines(self, name: str, addresses: Sequence[str]) -> None: ...
-
-    def restart_fronts(self, name: str) -> None: ...
+    def tell(self, name: str, engines: Sequence[str], restart: str) -> None:
+        """Tells fronts the addresses of the engines, and the name of the newest restart that is to be done."""
 
     def watch(self, name: str, known: EngineState, seconds: float) -> ActorCall: ...
 
@@ -67,16 +66,18 @@ class NodeFronts:
         self._machines: dict[str, _OneMachine] = {}
         self._order: FrontOrder | None = None
         self._told: tuple[str, ...] = ()
-        self._restarts: int | None = None  # restarts that the launcher has asked for, as far as is known
+        self._restart = ""
         self._looked_s = self._reminded_s = float("-inf")
 
     @property
     def statuses(self) -> tuple[RayStatus, ...]:
         return tuple(keeper.status for keeper in self.keepers.values())
 
-    def want(self, order: FrontOrder | None) -> None:
+    def want(self, order: FrontOrder | None, restart: str = "") -> None:
         """From now on each other machine is to have the fronts of `order`; None: none. Others are drained, also those
-        that another driver has left."""
+        that another driver has left. Fronts that are older than the restart of this name are replaced."""
+        if restart != self._restart:
+            self._restart, self._reminded_s = restart, float("-inf")
         if order != self._order:
             self._looked_s = float("-inf")
         self._order = order
@@ -85,13 +86,6 @@ class NodeFronts:
                 if name not in self.keepers:
                     self._keep(name, "", order or FrontOrder((), 0))
                 self.keepers[name].drain()
-
-    def restart(self, restarts: int) -> None:
-        """Has all fronts replaced if the launcher has asked for more restarts than the driver knew of."""
-        known, self._restarts = self._restarts, restarts
-        if known is not None and restarts > known:
-            for name in self.keepers:
-                self._cluster.restart_fronts(name)
 
     def turn(self, now_s: float, engines: Sequence[str]) -> None:
         """`engines`: addresses of the engines that serve now."""
@@ -103,7 +97,7 @@ class NodeFronts:
         if tuple(engines) != self._told or now_s - self._reminded_s >= REMIND_S:
             self._told, self._reminded_s = tuple(engines), now_s
             for name in self.keepers:
-                self._cluster.tell_engines(name, self._told)
+                self._cluster.tell(name, self._told, self._restart)
 
     def drop_those_gone(self) -> None:
         for name in [name for name, keeper in self.keepers.items() if keeper.is_gone]:

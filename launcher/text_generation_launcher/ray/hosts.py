@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -23,6 +24,7 @@ from text_generation_launcher.ray.machine import KeptEngine, MachineEngines
 from text_generation_launcher.ray.starter import private
 from text_generation_launcher.ray.values import (
     ENGINES_FILE,
+    RESTART_FILE,
     SOCKETS,
     EngineOrder,
     EnginePhase,
@@ -122,21 +124,23 @@ class FrontHost(ReplicaHost):
         super().__init__(owner, name)
         self._order: FrontOrder | None = None
         self._engines = ""  # the text of the file
+        self._restart = ""  # name of the newest restart
         self._serves = False
         self._demand: Demand | None = None
         self._asking = asyncio.create_task(self._ask_again_and_again())
 
-    async def tell(self, engines: str) -> None:
+    async def tell(self, engines: str, restart: str) -> None:
         """From now on the fronts use the engines with these addresses, with commas between. None at all changes
-        nothing: their driver may know of no engine yet."""
+        nothing: their driver may know of no engine yet. Fronts that are older than the restart of this name are
+        replaced, one after another."""
         if engines and engines != self._engines:
             self._engines = engines
-            self._has_claimed()
-
-    async def restart(self) -> None:
-        """Has the fronts replaced, one after another."""
-        with suppress(CommandError):  # The launcher starts or ends: its fronts are new, or leave.
-            await self._command("restart-fronts")
+            self._write_engines()
+        self._restart = restart
+        if self._engine is not None and restart and restart != self._file(RESTART_FILE).read_text():
+            with suppress(CommandError):  # The launcher starts, ends, or is busy: the driver tells it again.
+                await self._command("restart-fronts")
+                self._write(RESTART_FILE, restart)
 
     def _claim(self, order: str) -> Callable[[], KeptEngine | str]:
         self._order = FrontOrder.of(order)
@@ -144,12 +148,24 @@ class FrontHost(ReplicaHost):
         return partial(machine.claim, self._owner, self._name, self._order, [str(self._order.port)])
 
     def _has_claimed(self) -> None:
+        self._write_engines()
+        if not self._file(RESTART_FILE).exists():  # The fronts are new, so no earlier restart concerns them.
+            self._write(RESTART_FILE, self._restart)
+
+    def _write_engines(self) -> None:
         if self._engine is not None and self._engines:
-            path = self._engine.folder / ENGINES_FILE
-            partial_path = path.with_suffix(".partial")
-            with open(partial_path, "w", opener=private) as file:
-                file.write(self._engines.replace(",", "\n") + "\n")
-            os.replace(partial_path, path)
+            self._write(ENGINES_FILE, self._engines.replace(",", "\n") + "\n")
+
+    def _file(self, name: str) -> Path:
+        assert self._engine is not None
+        return self._engine.folder / name
+
+    def _write(self, name: str, text: str) -> None:
+        path = self._file(name)
+        partial_path = path.with_suffix(".partial")
+        with open(partial_path, "w", opener=private) as file:
+            file.write(text)
+        os.replace(partial_path, path)
 
     async def _ask_again_and_again(self) -> None:
         while True:

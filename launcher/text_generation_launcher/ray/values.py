@@ -13,8 +13,8 @@ from text_generation_common.autoscaling import Demand
 
 LAUNCHER = (sys.executable, "-m", "text_generation_launcher.cli")
 # Files of a launcher that an actor runs, in the launcher's folder: where its engine serves, where its fronts find
-# engines, and the beginning of the names of its sockets.
-ADDRESS_FILE, ENGINES_FILE, SOCKETS = "address", "engines", "s"
+# engines, the name of the newest restart of the fronts, and the beginning of the names of its sockets.
+ADDRESS_FILE, ENGINES_FILE, RESTART_FILE, SOCKETS = "address", "engines", "restart", "s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +158,14 @@ class Wanted:
     """What the launcher wants of the driver, always as a whole. `replicas`: the names of the replicas that are to
     serve, each with the address that the launcher knows, or ""; all others are drained and taken away. `number`: wishes
     are counted, and a report says which was the last one before it. `fronts`: what every other machine of the cluster
-    is to run; None: nothing, and what runs there is drained. `front_restarts`: how often the launcher was asked to
-    replace the fronts; a driver replaces them when the number has grown since its first wish."""
+    is to run; None: nothing, and what runs there is drained. `front_restart`: names the newest order to replace all
+    fronts; empty: there was none."""
 
     order: EngineOrder
     replicas: Mapping[str, str]
     number: int = 0
     fronts: FrontOrder | None = None
-    front_restarts: int = 0
+    front_restart: str = ""
 
     def text(self) -> str:
         fields = {
@@ -173,7 +173,7 @@ class Wanted:
             "replicas": dict(self.replicas),
             "number": self.number,
             "fronts": None if self.fronts is None else self.fronts.text(),
-            "front_restarts": self.front_restarts,
+            "front_restart": self.front_restart,
         }
         return json.dumps(fields)
 
@@ -182,8 +182,8 @@ class Wanted:
         fields = json.loads(text)
         known = {str(name): str(address) for name, address in fields["replicas"].items()}
         fronts = None if fields["fronts"] is None else FrontOrder.of(fields["fronts"])
-        order, number, restarts = EngineOrder.of(fields["order"]), int(fields["number"]), int(fields["front_restarts"])
-        return cls(order, known, number, fronts, restarts)
+        order, number = EngineOrder.of(fields["order"]), int(fields["number"])
+        return cls(order, known, number, fronts, str(fields["front_restart"]))
 
 
 class RayPhase(StrEnum):

@@ -20,7 +20,7 @@ class FakeReplicaCluster:
         self.nodes: dict[str, str] = {}  # Ray's names of the other machines, by their addresses
         self.fronts: set[str] = set()
         self.told: list[tuple[str, tuple[str, ...]]] = []  # machines, and the engines that they were told
-        self.restarted: list[str] = []  # machines
+        self.restarts: list[tuple[str, str]] = []  # machines, and the restarts that they were told
         self.started_on: list[tuple[str, str]] = []  # machines, and Ray's names of them
         self._number = 0
 
@@ -69,11 +69,9 @@ class FakeReplicaCluster:
         self.fronts.add(name)
         return self._call("start", name)
 
-    def tell_engines(self, name: str, addresses: Sequence[str]) -> None:
-        self.told.append((name.rpartition("-")[2], tuple(addresses)))
-
-    def restart_fronts(self, name: str) -> None:
-        self.restarted.append(name.rpartition("-")[2])
+    def tell(self, name: str, engines: Sequence[str], restart: str) -> None:
+        self.told.append((name.rpartition("-")[2], tuple(engines)))
+        self.restarts.append((name.rpartition("-")[2], restart))
 
 
 def serving(address: str) -> EngineState:

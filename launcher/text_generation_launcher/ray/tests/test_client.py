@@ -125,8 +125,6 @@ def test_fronts_elsewhere_tell_what_their_clients_want_and_are_gone_once_none_is
         while not bench.client.demands:
             await asyncio.sleep(0.001)
         assert bench.client.demands == [fronts.demand]
-        bench.client.restart_fronts()
-        assert (await driver.wish()).front_restarts == wish.front_restarts + 1
         bench.client.drop_fronts()
         leaving = asyncio.create_task(bench.client.fronts_gone(LIMIT_S))
         wish = await driver.wish()
@@ -152,15 +150,19 @@ def test_the_first_driver_s_last_line_is_the_error_when_ray_cannot_be_reached() 
     on_bench(scenario, "Ray cannot be reached: no such host")
 
 
-def test_a_restart_of_fronts_that_ray_cannot_be_told_of_is_not_kept_for_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_restart_of_fronts_is_told_to_the_next_driver_too() -> None:
     async def scenario(bench: Bench) -> None:
         bench.client.restart_fronts()  # no other machine has fronts
-        assert not caplog.messages
         bench.client.want_fronts(FrontOrder((), 3000))
-        bench.client.restart_fronts()  # no driver has been started
-        assert "not restarted: ask again" in caplog.text
         driver = await bench.drivers.get()
-        assert (await driver.wish()).front_restarts == 0
+        assert not (await driver.wish()).front_restart
+        bench.client.restart_fronts()
+        wish = await driver.wish()
+        assert wish.front_restart
+        driver.report(wish.number)
+        driver.end()
+        driver = await bench.drivers.get()
+        assert (await driver.wish()).front_restart == wish.front_restart
         driver.end()
 
     on_bench(scenario)

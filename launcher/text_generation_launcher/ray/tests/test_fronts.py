@@ -30,8 +30,8 @@ class FrontBench:
         self.driver = Driver(self.cluster, self.reports.append, lambda: self.now_s)
         self.want(order)
 
-    def want(self, order: FrontOrder | None, restarts: int = 0) -> None:
-        self.driver.want(Wanted(ORDER, {"a": ""}, fronts=order, front_restarts=restarts))
+    def want(self, order: FrontOrder | None, restart: str = "") -> None:
+        self.driver.want(Wanted(ORDER, {"a": ""}, fronts=order, front_restart=restart))
         self.driver.turn()
 
     def after(self, seconds: float) -> None:
@@ -127,22 +127,19 @@ def test_fronts_of_another_order_that_a_driver_has_left_are_drained() -> None:
     assert phases == {bench.front("m1"): RayPhase.STARTING, bench.front("m1", OTHERS): RayPhase.DRAINING}
 
 
-def test_fronts_of_all_machines_are_replaced_once_for_each_restart_that_is_asked_for_and_not_for_earlier_ones() -> None:
+def test_fronts_are_told_the_newest_restart_at_once_and_again_and_again() -> None:
     bench = FrontBench(m1="n1", m2="n2")
-    assert bench.cluster.restarted == []
-    bench.want(FRONTS, 2)
-    assert sorted(bench.cluster.restarted) == ["m1", "m2"]
-    bench.want(FRONTS, 2)
-    assert len(bench.cluster.restarted) == 2
-    next_driver = Driver(bench.cluster, bench.reports.append, lambda: bench.now_s)
-    next_driver.want(Wanted(ORDER, {"a": ""}, fronts=FRONTS, front_restarts=2))
-    next_driver.turn()
-    assert len(bench.cluster.restarted) == 2
+    assert set(bench.cluster.restarts) == {("m1", ""), ("m2", "")}
+    for seconds in (0.0, REMIND_S):
+        bench.cluster.restarts.clear()
+        bench.want(FRONTS, "r1")
+        bench.after(seconds)
+        assert sorted(bench.cluster.restarts) == [("m1", "r1"), ("m2", "r1")]
 
 
 def test_orders_and_wishes_arrive_as_they_were_sent() -> None:
     order = FrontOrder(("--a", "b"), 3000, "0.0.0.0", 5.0, ("program",))
-    wish = Wanted(ORDER, {"a": "h:1"}, 7, order, 3)
+    wish = Wanted(ORDER, {"a": "h:1"}, 7, order, "r")
     assert FrontOrder.of(order.text()) == order
     assert Wanted.of(wish.text()) == wish
     assert Wanted.of(Wanted(ORDER, {}).text()).fronts is None

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,6 +55,10 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("r", numbered=True)
 
 
+def restarts_of(state: EngineState) -> int:
+    return -1 if state.demand is None else int(state.demand.wait_s)
+
+
 def engines_of(state: EngineState) -> int:
     return -1 if state.demand is None else state.demand.requests
 
@@ -64,28 +69,49 @@ def test_fronts_serve_once_their_launcher_says_so_and_follow_the_engines(
     async def scenario(host: FrontHost) -> None:
         state = await until(host, lambda state: state.phase is EnginePhase.SERVING)
         assert (state.address, state.node) == ("127.0.0.1:3000", "127.0.0.1")
-        await host.tell("10.0.0.3:1,10.0.0.4:2")
+        await host.tell("10.0.0.3:1,10.0.0.4:2", "")
         await until(host, lambda state: engines_of(state) == 2)
-        await host.tell("")  # a driver that knows of no engine yet
-        await host.tell("10.0.0.4:2")
+        await host.tell("", "")  # a driver that knows of no engine yet
+        await host.tell("10.0.0.4:2", "")
         await until(host, lambda state: engines_of(state) == 1)
 
     on_host(monkeypatch, runtime, scenario, ORDER)
 
 
-def test_fronts_are_replaced_by_their_launcher(monkeypatch: pytest.MonkeyPatch, runtime: Path) -> None:
+def test_a_restart_is_done_once_also_when_another_actor_takes_the_fronts_over(
+    monkeypatch: pytest.MonkeyPatch, runtime: Path
+) -> None:
     async def scenario(host: FrontHost) -> None:
         await until(host, lambda state: state.phase is EnginePhase.SERVING)
-        await host.restart()
-        await until(host, lambda state: state.demand is not None and state.demand.wait_s == 1)
+        await host.tell("", "")
+        for _ in range(2):
+            await host.tell("", "r1")
+        await until(host, lambda state: restarts_of(state) == 1)
+        assert host._engine is not None
+        host._engine.release()  # as the kernel does when the actor ends
+        next_host = FrontHost("owner", "front-1")
+        await next_host.start(ORDER.text())
+        await next_host.tell("", "r1")
+        await next_host.tell("", "r2")
+        await until(next_host, lambda state: restarts_of(state) == 2)
+        await cancelled(next_host._asking, next_host._leaving)
 
     on_host(monkeypatch, runtime, scenario, ORDER)
 
 
-def test_a_restart_before_there_are_fronts_does_nothing(monkeypatch: pytest.MonkeyPatch, runtime: Path) -> None:
+def test_fronts_that_start_after_a_restart_are_not_replaced_by_it(
+    monkeypatch: pytest.MonkeyPatch, runtime: Path
+) -> None:
     async def scenario(host: FrontHost) -> None:
         other = FrontHost("owner", "front-2")
-        await other.restart()
+        await other.tell("", "r1")
+        await other.start(replace(ORDER, port=3001).text())
+        await until(other, lambda state: state.phase is EnginePhase.SERVING)
+        await other.tell("", "r1")
+        await other.tell("", "r2")
+        await until(other, lambda state: restarts_of(state) == 1)
+        await other.end()
+        await until(other, lambda state: state.phase is EnginePhase.ENDED)
         await cancelled(other._asking, other._leaving)
 
     on_host(monkeypatch, runtime, scenario, ORDER)
@@ -99,7 +125,7 @@ def test_fronts_whose_actor_is_gone_are_taken_over_and_those_of_another_order_le
         assert host._engine is not None
         host._engine.release()  # as the kernel does when the actor ends
         next_host = FrontHost("owner", "front-1")
-        await next_host.tell("10.0.0.3:1")
+        await next_host.tell("10.0.0.3:1", "")
         await next_host.start(ORDER.text())
         after = await until(next_host, lambda state: engines_of(state) == 1)
         assert after.pid == before.pid
