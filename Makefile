@@ -39,7 +39,7 @@ C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install run test test-models test-schema test-grammars check format prose proto lock sbom audit fuzz demo-model test-demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest mutate test-clients test-served-calls fetch-templates test-peer-parsers clean
+	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest mutate test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 install: .venv/installed
 
@@ -241,6 +241,10 @@ neighbours: install
 # Every format of calls and reasoning through a whole server, by each API; `make test` has one format of each kind.
 test-served-calls: install
 	$(BIN)/pytest integration-tests/test_calls_served.py -m "formats or not formats" $(ARGS)
+
+# Cases that `make test` leaves out, because another case of the same test shows the same. About five minutes.
+test-slow: install
+	$(BIN)/pytest -m slow $(ARGS)
 
 # The official clients, each in a virtual environment of its own, against a server on the demo model. A part of them:
 # ARGS="--only openai-3 lm-eval". vllm is not installed here: `make bench-peers` does, or VLLM=/path/to/vllm names one.

@@ -31,8 +31,8 @@ def check(outcome: Outcome) -> None:
     [
         "a body of 995,000 wrong stops",
         "chats of 58,000 messages in turns",
-        "texts of 2 MB, truncated to 1",
-        "200 requests open",
+        pytest.param("texts of 2 MB, truncated to 1", marks=pytest.mark.slow),
+        pytest.param("200 requests open", marks=pytest.mark.slow),
     ],
 )
 def test_an_attacked_server_answers_other_tenants_and_keeps_its_memory(target: ServerProcess, name: str) -> None:

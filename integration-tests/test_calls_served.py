@@ -16,8 +16,9 @@ from written import Answer, WritingServer
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
 
 ANTHROPIC = (written.anthropic, written.anthropic_stream)
-# Formats that are served by each run: one for each kind of body. The others are served by `make test-served-calls`.
-SERVED = {("hermes", False), ("mistral-args", True), ("qwen3-coder", False), ("harmony", True), ("llama4", True)}
+# Formats that are served by each run: one with calls as JSON, one as XML and one in channels. The others are served by
+# `make test-served-calls`.
+SERVED = {("hermes", False), ("qwen3-coder", False), ("harmony", True)}
 KINDS = sorted({(case.format, case.reasoning_format, special) for case in CALL_TEXTS for special in (False, True)})
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 WEATHER = ("weather", '{"city": "Rome"}')

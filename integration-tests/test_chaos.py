@@ -18,7 +18,9 @@ def two_shards() -> list[StreamAnswer]:
     return scenarios.undisturbed(SHORT, 2)
 
 
-@pytest.mark.parametrize(("num_shard", "num_drains"), [(1, SHORT.num_drains), (2, 0)])
+@pytest.mark.parametrize(
+    ("num_shard", "num_drains"), [(1, SHORT.num_drains), pytest.param(2, 0, marks=pytest.mark.slow)]
+)
 def test_no_stream_notices_that_shards_are_killed_from_outside(num_shard: int, num_drains: int) -> None:
     killed = outside.kill_from_outside(SHORT, num_shard, SHORT.num_kills[num_shard], num_drains, SEED)
     assert killed.failures() == []

@@ -111,7 +111,7 @@ def install(client: OfficialClient) -> Path:
     wanted = "\n".join((*client.first, *client.packages))
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
-    venv.create(root, clear=True, with_pip=True)
+    venv.create(root, clear=True)
     for packages in (client.first, client.packages):
         if packages:
             pip_install(python, packages)
@@ -120,7 +120,9 @@ def install(client: OfficialClient) -> Path:
 
 
 def pip_install(python: Path, packages: tuple[str, ...]) -> None:
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+    # With the pip of this environment. A client imports a small part of what is installed, so only that is compiled.
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile"]
+    command += ["--disable-pip-version-check", *packages]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         print(done.stderr, file=sys.stderr)

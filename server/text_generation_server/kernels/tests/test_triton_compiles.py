@@ -36,7 +36,9 @@ def compiled(*what: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+@pytest.mark.parametrize(
+    "capability", [80, pytest.param(89, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
+)
 def test_all_kernels_compile_fit_their_gpu_and_spill_in_no_loop(capability: int) -> None:
     """GPUs of capabilities 8.x share their tables with those that have the least shared memory."""
     kernels = compiled("types", str(capability))
