@@ -28,6 +28,9 @@ PART_CHARS = 16_384
 # for each of its bytes. So large parts share one thread of their own, and freed memory is returned to the system after
 # each.
 LARGE_PART_CHARS = 4 * PART_CHARS
+# A text that is too long is counted to its end, for the error's text, if it has at most COUNTED times as many tokens as
+# the caller accepts.
+COUNTED = 4
 # Characters of the largest part of which `spans` lists the tokens, at 500 bytes of memory for each token.
 MAX_SPANS_PART_CHARS = 4 * LARGE_PART_CHARS
 
@@ -50,6 +53,10 @@ class Ids:
     values: tuple[int, ...]
     count: int
     is_exact: bool = True
+
+    @classmethod
+    def of(cls, values: tuple[int, ...]) -> Self:
+        return cls(values, len(values))
 
 
 class TextTokenizer:
@@ -135,11 +142,12 @@ class TextTokenizer:
             count += len(ids)
             if keep_last is not None and count >= keep_last:
                 break
-            if keep_last is None and most is not None and count > most:
+            if keep_last is None and most is not None and count > COUNTED * most:
                 return Ids((), count, is_exact=False)
+        if keep_last is None and most is not None and len(front) + count > most:
+            return Ids((), len(front) + count)
         values = (*front, *chain.from_iterable(reversed(found)), *back)
-        values = values if keep_last is None else values[-keep_last:]
-        return Ids(values, len(values))
+        return Ids.of(values if keep_last is None else values[-keep_last:])
 
     async def encode_words(self, words: Sequence[str], share: Share) -> list[tuple[int, ...]]:
         """The token ids of each of a few short texts, without special tokens around them."""
@@ -192,8 +200,7 @@ class TextTokenizer:
         encoding = _first(self.tokenizer.encode_batch_fast, text, add_special_tokens)
         count = len(encoding)
         if keep_last is not None:
-            ids = encoding.ids[-keep_last:]
-            return Ids(tuple(ids), len(ids))
+            return Ids.of(tuple(encoding.ids[-keep_last:]))
         return Ids((), count) if most is not None and count > most else Ids(tuple(encoding.ids), count)
 
     def _ids_of_part(self, text: str, part: TextPart) -> list[int]:

@@ -17,7 +17,7 @@ from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.output import TextRules
 from text_generation_router.text.pieces import PieceReader
 from text_generation_router.text.token_choice import Check, choice_checks, ids_of_bad_words, list_checks
-from text_generation_router.text.tokenization import TextTokenizer
+from text_generation_router.text.tokenization import Ids, TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +135,12 @@ class Validator:
         _raise_first(parameter_checks(parameters, limits))
         _raise_first(input_checks(prompt, limits))
         ids = await self._ids(prompt, limits, share)
-        length = len(ids)
+        _raise_first(length_checks(ids, parameters.max_new_tokens, limits), TooLongError)
         # More tokens than fit may be asked for, as in TGI: the text then ends where the window ends.
-        fitting = max(limits.max_total_tokens - length, 0)
+        fitting = limits.max_total_tokens - ids.count
         wanted = fitting if parameters.max_new_tokens is None else parameters.max_new_tokens
-        _raise_first(length_checks(length, min(wanted, MUST_FIT), limits), TooLongError)
         return GenerationRequest(
-            ids,
+            ids.values,
             min(wanted, fitting),
             await self._sampling(parameters, min(wanted, fitting), limits, share),
             parameters.ignore_eos_token,
@@ -180,29 +179,29 @@ class Validator:
         answer = None if parameters.grammar is None else await check(parameters.grammar)
         return answer or "" if parameters.form is None else await parameters.form.grammar(answer, check)
 
-    async def _ids(self, prompt: Prompt, limits: RequestLimits, share: Share) -> tuple[int, ...]:
+    async def _ids(self, prompt: Prompt, limits: RequestLimits, share: Share) -> Ids:
+        """The prompt's tokens; of a prompt that is too long perhaps their number only."""
         parameters = prompt.parameters
         if prompt.ids is not None:
-            return _truncated(prompt.ids, parameters)
-        self._refuse_certainly_too_long(prompt)
-        keep_last = parameters.truncate if parameters.keeps_last else None
-        most = limits.max_input_tokens if parameters.truncate is None or parameters.keeps_last else None
+            return Ids.of(_truncated(prompt.ids, parameters))
+        fewest = self._fewest_tokens(prompt)
+        if fewest > limits.max_input_tokens:
+            return Ids((), fewest, is_exact=False)
+        keeps_first = parameters.truncate is not None and not parameters.keeps_last
+        keep_last = None if keeps_first else parameters.truncate
+        most = None if keeps_first else limits.max_input_tokens
         ids = await self._tokenizer.encode(
             prompt.inputs, prompt.add_special_tokens, share, keep_last=keep_last, most=most
         )
-        if not ids.is_exact:
-            raise _too_long(limits.max_input_tokens, f"at least {ids.count}")
-        return ids.values if parameters.keeps_last else _truncated(ids.values, parameters)
+        return Ids.of(_truncated(ids.values, parameters)) if keeps_first else ids
 
-    def _refuse_certainly_too_long(self, prompt: Prompt) -> None:
-        """Refuses a prompt that is certainly too long without tokenizing it: a prompt has at least
-        (its characters / characters of the longest token) tokens. A truncated prompt always fits."""
+    def _fewest_tokens(self, prompt: Prompt) -> int:
+        """A lower bound of the prompt's tokens, without tokenizing it: (its characters / characters of the longest
+        token). A truncated prompt always fits."""
         longest = self._tokenizer.max_chars_per_token
         if longest is None or prompt.parameters.truncate is not None:
-            return
-        fewest = -(-len(prompt.inputs) // longest)
-        if fewest > self.limits.max_input_tokens:
-            raise _too_long(self.limits.max_input_tokens, f"at least {fewest}")
+            return 0
+        return -(-len(prompt.inputs) // longest)
 
 
 def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[Check]:
@@ -247,20 +246,19 @@ def input_checks(prompt: Prompt, limits: RequestLimits) -> Iterator[Check]:
     yield out_of_range, f"`truncate` must be strictly positive and less than {most}. Given: {truncate}"
 
 
-def length_checks(length: int, wanted: int, limits: RequestLimits) -> Iterator[Check]:
+def length_checks(ids: Ids, max_new_tokens: int | None, limits: RequestLimits) -> Iterator[Check]:
     total, most = limits.max_total_tokens, limits.max_input_tokens
-    yield (
-        length + wanted > total,
-        f"`inputs` tokens + `max_new_tokens` must be <= {total}. "
-        f"Given: {length} `inputs` tokens and {wanted} `max_new_tokens`",
-    )
-    yield length > most, f"`inputs` must have less than {most} tokens. Given: {length}"
+    given = f"{ids.count}{'' if ids.is_exact else ' or more'}"
+    if max_new_tokens is not None:
+        wanted = min(max_new_tokens, MUST_FIT)
+        yield (
+            ids.count + wanted > total,
+            f"`inputs` tokens + `max_new_tokens` must be <= {total}. "
+            f"Given: {given} `inputs` tokens and {wanted} `max_new_tokens`",
+        )
+    yield ids.count > most, f"`inputs` must have less than {most} tokens. Given: {given}"
     # TGI lacks this check. It fails only with tokenizers that delete text, for the prompt "\n" for example.
-    yield length == 0, "`inputs` has no tokens"
-
-
-def _too_long(most: int, given: str) -> TooLongError:
-    return TooLongError(f"`inputs` must have less than {most} tokens. Given: {given}")
+    yield ids.count == 0, "`inputs` has no tokens"
 
 
 def sampling(asked: AskedSampling) -> Sampling:

@@ -255,7 +255,7 @@ def test_with_any_other_tokenizer_no_text_is_cut(tokenizer):
 def test_the_beginning_of_a_text_that_is_too_long_is_not_tokenized():
     tokenizer = CUTTING["byte-level"]
     found = run(tokenizer.encode("the quick brown fox " * 50, True, Share(), most=10))
-    assert found.values == () and 10 < found.count < 30 and not found.is_exact
+    assert found.values == () and 40 < found.count < 60 and not found.is_exact
 
 
 def test_other_threads_run_while_a_cut_is_searched_for():

@@ -5,18 +5,35 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NAMES, Sampling
-from text_generation_router.errors import GrammarError, ValidationError
+from text_generation_router.errors import GrammarError, TooLongError, ValidationError
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.checking import GrammarChecker
+from text_generation_router.text.length_bound import byte_symbols
 from text_generation_router.text.token_choice import leaves_a_token
-from text_generation_router.text.tokenization import Ids
+from text_generation_router.text.tokenization import Ids, TextTokenizer
 from text_generation_router.text.validation import AskedParameters, AskedSampling, Prompt, RequestLimits, Validator
 
 LIMITS = RequestLimits(RequestFlags(), max_input_tokens=10, max_total_tokens=15, vocab_size=200, eos_token_ids=(2, 5))
+
+
+def byte_tokenizer(is_framed):
+    """A tokenizer with a token for each byte, whose texts can be cut at spaces. If `is_framed`, each text has a special
+    token before it and one after it."""
+    vocab = {symbol: number for number, symbol in enumerate(byte_symbols())}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if is_framed:
+        tokenizer.add_special_tokens(["</s>"])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="</s> $A </s>", special_tokens=[("</s>", len(vocab))]
+        )
+    return tokenizer
 
 
 class Letters:
@@ -30,7 +47,7 @@ class Letters:
     async def encode(self, text, add_special_tokens, share, keep_last=None, most=None):
         self.encoded += 1
         ids = tuple(map(ord, text if keep_last is None else text[-keep_last:]))
-        return Ids(ids, len(ids))
+        return Ids((), len(ids)) if most is not None and len(ids) > most else Ids.of(ids)
 
     async def encode_words(self, words, share):
         return [tuple(map(ord, word)) for word in words]
@@ -136,8 +153,37 @@ def test_limits_are_inclusive():
 def test_inputs_too_long_alone_and_inputs_too_long_with_max_new_tokens_have_different_texts():
     with pytest.raises(ValidationError, match=r"`inputs` must have less than 10 tokens. Given: 12"):
         validate("x" * 12, max_new_tokens=1)
-    with pytest.raises(ValidationError, match=r"Given: 20 `inputs` tokens and 0 `max_new_tokens`"):
-        validate("x" * 20)
+    with pytest.raises(ValidationError, match=r"Given: 20 `inputs` tokens and 1 `max_new_tokens`"):
+        validate("x" * 20, max_new_tokens=1)
+
+
+@pytest.mark.parametrize("part_chars", [4, 10_000])
+@pytest.mark.parametrize("added", [0, 2])  # special tokens around each text
+def test_the_number_of_tokens_is_told_from_just_below_the_limit_to_three_times_the_limit(part_chars, added):
+    tokenizer = TextTokenizer.of(byte_tokenizer(added > 0), workers=1, max_waiting=4, part_chars=part_chars)
+    tokenizer.max_chars_per_token = None
+    most, total = LIMITS.max_input_tokens, LIMITS.max_total_tokens
+    for length in range(most - 3, 3 * most + 1):
+        text = ("ab " * length)[: length - added]
+        for side in (True, False):
+            for tokens in (None, 1, 9):
+                asked = {"max_new_tokens": tokens, "keeps_last": side}
+                wrong = None
+                if tokens is not None and length + tokens > total:
+                    wrong = (
+                        f"`inputs` tokens + `max_new_tokens` must be <= {total}. "
+                        f"Given: {length} `inputs` tokens and {tokens} `max_new_tokens`"
+                    )
+                elif length > most:
+                    wrong = f"`inputs` must have less than {most} tokens. Given: {length}"
+                if wrong is None:
+                    assert len(validate(text, tokenizer, **asked).input_ids) == length
+                    continue
+                with pytest.raises(TooLongError) as caught:
+                    validate(text, tokenizer, **asked)
+                assert caught.value.text == f"Input validation error: {wrong}"
+            assert len(validate(text, tokenizer, truncate=most, keeps_last=side).input_ids) == min(length, most)
+    tokenizer.close()
 
 
 def test_without_max_new_tokens_a_request_may_use_all_tokens_that_are_left():
@@ -223,7 +269,7 @@ def test_a_request_is_refused_if_and_only_if_some_history_leaves_no_token(words,
 def test_prompts_that_are_certainly_too_long_are_refused_before_tokenizing():
     tokenizer = Letters()
     tokenizer.max_chars_per_token = 3
-    with pytest.raises(ValidationError, match="Given: at least 11"):
+    with pytest.raises(ValidationError, match="Given: 11 or more"):
         validate("x" * 31, tokenizer)
     assert tokenizer.encoded == 0
     with pytest.raises(ValidationError):
@@ -238,7 +284,7 @@ def test_a_text_that_is_too_long_is_refused_before_all_of_it_is_tokenized():
             assert most == LIMITS.max_input_tokens
             return Ids((), most + 1, is_exact=False)
 
-    with pytest.raises(ValidationError, match=r"`inputs` must have less than 10 tokens. Given: at least 11"):
+    with pytest.raises(ValidationError, match=r"`inputs` must have less than 10 tokens. Given: 11 or more"):
         validate("x" * 99, Impatient())
 
 
