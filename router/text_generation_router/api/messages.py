@@ -8,7 +8,7 @@ from pydantic import ConfigDict, PlainValidator
 
 from text_generation_router.api.fields import Body
 from text_generation_router.errors import ValidationError
-from text_generation_router.text.chat_template import Message
+from text_generation_router.text.template_messages import Message
 
 
 def flattened(field: str) -> Callable[[Any], Any]:

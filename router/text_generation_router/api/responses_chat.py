@@ -82,8 +82,7 @@ def _messages_of(items: Iterable[Item]) -> list[MessageBody]:
 def _others(item: InputMessage | FunctionResultItem) -> MessageBody:
     if isinstance(item, FunctionResultItem):
         return MessageBody(role="tool", content=item.output, **{"tool_call_id": item.call_id})
-    # Templates know one of the two names.
-    return MessageBody(role="system" if item.role == "developer" else item.role, content=item.content)
+    return MessageBody(role=item.role, content=item.content)
 
 
 def _call(item: FunctionCallItem) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from text_generation_router.errors import TemplateError
 from text_generation_router.text.jinja_template import JinjaTemplate
-from text_generation_router.text.template_messages import Content, joined, message_for
+from text_generation_router.text.system_messages import SYSTEM_ROLES, orders_of, shows_all
+from text_generation_router.text.template_messages import Message, joined, message_for
 
 # Number of copied characters up to which a chat is cheap to render.
 MAX_CHEAP_CHARS = 8_000_000
@@ -15,13 +16,6 @@ MESSAGE_CHARS = 64
 # Follows the content that is to be continued, so that its end is found in the prompt. Templates that strip the content
 # take away the space.
 END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE "
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    role: str
-    content: Content = None  # a text, or parts {"type": "text", "text": …}
-    others: Mapping[str, Any] = field(default_factory=dict)  # other fields, which go to the template as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +96,9 @@ class ChatTemplate:
         messages = conversation.messages
         chars = len(template.source) + sum(len(m.role) + len(joined(m.content)) + MESSAGE_CHARS for m in messages)
         chars += sum(len(value) for value in conversation.variables.values() if isinstance(value, str))
-        return template.cost.of(len(messages), chars) <= MAX_CHEAP_CHARS
+        # With two orders, two prompts are rendered and searched for the text of each system message.
+        passes = 1 if len(orders_of(messages)) == 1 else 2 + sum(m.role in SYSTEM_ROLES for m in messages)
+        return passes * template.cost.of(len(messages), chars) <= MAX_CHEAP_CHARS
 
     def compile(self) -> None:
         """Compiles the templates. Raises StartError for an unknown filter or test."""
@@ -110,19 +106,32 @@ class ChatTemplate:
             template.compile()
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt, up to the place where the assistant's answer begins or the last message goes on. Raises
-        TemplateError.
+        """The prompt, up to the place where the assistant's answer begins or the last message goes on. A template that
+        refuses or leaves out some of several system messages gets one, as the first message. Raises TemplateError.
         """
         template = self._chosen(conversation)
         if conversation.documents and "documents" not in template.facts.reads:
             raise TemplateError("the model's chat template has no place for `documents`; leave them out")
-        messages = [
-            message_for(template.facts, message.role, message.content, message.others)
-            for message in conversation.messages
-        ]
+        orders, prompts, errors = orders_of(conversation.messages), list[str](), list[TemplateError]()
+        if len(orders) == 1:
+            return self._rendered(template, conversation, conversation.messages)
+        for messages in orders:
+            try:
+                prompts.append(self._rendered(template, conversation, messages))
+            except TemplateError as error:
+                errors.append(error)
+                continue
+            if shows_all(prompts[-1], conversation.messages):
+                return prompts[-1]
+        if not prompts:
+            raise errors[0]
+        return prompts[0]
+
+    def _rendered(self, template: JinjaTemplate, conversation: Conversation, given: Sequence[Message]) -> str:
+        messages = [message_for(template.facts, message) for message in given]
         continued = None
         if conversation.is_continued:
-            if conversation.messages[-1].content is None:
+            if given[-1].content is None:
                 raise TemplateError("the last message has no content that could be continued")
             continued = _mark_end(messages[-1])
         text = template.render(

@@ -37,11 +37,14 @@ class JinjaTemplate:
         return TemplateEnvironment().from_string(self.source)
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """Raises TemplateError, with the number of the template's line, for whatever error the template raises."""
+        """Raises TemplateError for whatever error the template raises: in its own words if it calls raise_exception,
+        and otherwise with the number of its line."""
         try:
             return self._render(variables)
+        except TemplateError:
+            raise
         except RaisedError as error:
-            raise TemplateError(f"syntax error: {error} (in <string>:{_line(error.__traceback__)})") from error
+            raise TemplateError(f"the model's chat template refuses the conversation: {error}") from error
         except Exception as error:  # a template is a program that may raise anything; the client gets the error
             reason = f"{type(error).__name__}: {error}"
             raise TemplateError(f"invalid operation: {reason} (in <string>:{_line(error.__traceback__)})") from error
@@ -51,7 +54,7 @@ class JinjaTemplate:
         for piece in self._template.generate(variables):
             size += len(piece)
             if size > MAX_RENDERED_CHARS or time.monotonic() > deadline:
-                raise RaisedError(f"the prompt exceeds {MAX_RENDERED_CHARS} characters or {MAX_RENDER_S:.0f} s")
+                raise TemplateError(f"the prompt exceeds {MAX_RENDERED_CHARS} characters or {MAX_RENDER_S:.0f} s")
             pieces.append(piece)
         return "".join(pieces)
 

@@ -11,7 +11,8 @@ import orjson
 
 from text_generation_router.errors import StartError, TemplateError
 from text_generation_router.offload.child import Handler
-from text_generation_router.text.chat_template import ChatTemplate, Conversation, Message
+from text_generation_router.text.chat_template import ChatTemplate, Conversation
+from text_generation_router.text.template_messages import Message
 
 ENTRY = f"{__name__}:make_handlers"
 RENDER, CHECK = "render", "check"

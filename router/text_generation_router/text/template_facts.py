@@ -17,6 +17,7 @@ class TemplateFacts:
     takes_texts: bool  # whether it takes a content that is a text
     takes_none: bool  # whether it looks for a content that is null
     takes_objects: bool  # whether it takes arguments of calls that are objects, and not only JSON texts
+    takes_developer: bool  # whether its source names the role `developer`
 
 
 def facts_of(template: nodes.Template) -> TemplateFacts:
@@ -30,6 +31,7 @@ def facts_of(template: nodes.Template) -> TemplateFacts:
         # Beside other tests for an empty content, null has no meaning of its own.
         takes_none=contents.is_tested("none", outside=nodes.Or) and _Field(template, "tool_calls").is_read(),
         takes_objects=not arguments.is_added_to_text() or arguments.is_converted() or arguments.is_tested("string"),
+        takes_developer=any(constant.value == "developer" for constant in template.find_all(nodes.Const)),
     )
 
 

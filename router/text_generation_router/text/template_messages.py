@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from text_generation_router.text.template_facts import TemplateFacts
@@ -12,10 +13,18 @@ REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 Content = str | Sequence[Mapping[str, Any]] | None
 
 
-def message_for(facts: TemplateFacts, role: str, content: Content, others: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of one message. Its reasoning has every name that templates know. `others`: its other fields."""
-    variables = {"role": role, "content": _content_for(facts, content), **others}
-    if not facts.takes_objects and isinstance(calls := others.get("tool_calls"), list):
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    content: Content = None  # a text, or parts {"type": "text", "text": …}
+    others: Mapping[str, Any] = field(default_factory=dict)  # other fields, which go to the template as they are
+
+
+def message_for(facts: TemplateFacts, message: Message) -> dict[str, Any]:
+    """The variables of one message. Its reasoning has every name that templates know."""
+    role = "system" if message.role == "developer" and not facts.takes_developer else message.role
+    variables = {"role": role, "content": _content_for(facts, message.content), **message.others}
+    if not facts.takes_objects and isinstance(calls := message.others.get("tool_calls"), list):
         variables["tool_calls"] = [_with_text(call) for call in calls]
     reasoning = next((variables[name] for name in REASONING_NAMES if variables.get(name) is not None), None)
     return variables if reasoning is None else {"thinking": reasoning, **variables, "reasoning_content": reasoning}

@@ -49,10 +49,6 @@ def test_a_text_is_a_message_of_the_users(given):
     assert messages(given, instructions="Be short.") == [{"role": "system", "content": "Be short."}, USER]
 
 
-def test_a_developer_is_the_system():
-    assert messages([{"role": "developer", "content": "a"}, USER])[0] == {"role": "system", "content": "a"}
-
-
 CONVERSATIONS = {
     "text": ([USER, answered("Ho"), USER], [USER, assistant("Ho"), USER]),
     "a call": ([USER, CALL, RESULT], [USER, assistant(tool_calls=[CALLED]), TOLD]),

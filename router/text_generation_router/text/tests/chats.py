@@ -169,4 +169,5 @@ CHATS = {
     "roles in disorder": Chat([HI, HI]),
     "unknown role": Chat([message("narrator", "Once upon a time")]),
     "developer": Chat([message("developer", "Be brief."), HI]),
+    "brief system": Chat([message("system", "Be brief."), HI]),
 }

@@ -35,10 +35,26 @@ def test_transformers_functions_filters_and_tags_are_there():
     assert render("{% set ns = namespace(n=1) %}{% set ns.n = 2 %}{{ ns.n }}{{ 'ab'.upper()[::-1] }}") == "2BA"
 
 
-def test_an_error_raised_by_the_template_names_its_line():
+def test_a_refusal_of_the_template_is_told_in_its_words_and_an_error_with_its_line():
     with pytest.raises(TemplateError) as caught:
         render("a\n{{ raise_exception('only two') }}")
-    assert caught.value.text == "Template error: syntax error: only two (in <string>:2)"
+    assert caught.value.text == "Template error: the model's chat template refuses the conversation: only two"
+    with pytest.raises(TemplateError, match=r"invalid operation: ZeroDivisionError: .* \(in <string>:2\)"):
+        render("a\n{{ 1 / 0 }}")
+
+
+def test_the_template_that_shows_all_system_messages_where_they_stand_gets_them_there():
+    system, later = Message("system", "same"), Message("developer", "same")
+    each = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    assert render(each, (system, *HI, later)) == "[system]same[user]Hi[system]same"
+    first = (
+        "[{{ messages[0].role }}]{{ messages[0].content }}{% for m in messages[1:] if m.role == 'user' %}{% endfor %}"
+    )
+    assert render(first, (system, *HI, later)) == "[system]same\n\nsame"
+    strict = "{% if messages[1:] | selectattr('role', 'eq', 'system') | list %}{{ raise_exception('no') }}{% endif %}"
+    assert render(strict + each, (*HI, later)) == "[system]same[user]Hi"
+    with pytest.raises(TemplateError, match="refuses the conversation: no"):
+        render("{{ raise_exception('no') }}", (*HI, later))
 
 
 @pytest.mark.parametrize(

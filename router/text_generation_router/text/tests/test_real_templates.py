@@ -2,6 +2,7 @@
 fetch-templates` fetches.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from text_generation_router.text import template_environment
 from text_generation_router.text.chat_template import ChatTemplate
 from text_generation_router.text.template_environment import TemplateEnvironment
 from text_generation_router.text.template_facts import facts_of
-from text_generation_router.text.tests.chats import CHATS, TOKENS, Chat, FixedTime
+from text_generation_router.text.tests.chats import CHATS, TOKENS, Chat, FixedTime, message
 from text_generation_router.text.tests.fetch_templates import FOLDER
 
 ERROR = "an error"
@@ -63,11 +64,42 @@ def wanted(source: str, chat: Chat) -> str:
     return text if text != ERROR else by_transformers(source, in_form(source, chat).with_texts())
 
 
+SYSTEM, LATER, DEVELOPER = (
+    message("system", "Be kind."),
+    message("system", "Be quick."),
+    message("developer", "Be brief."),
+)
+ASKED, ANSWERED, NEXT = message("user", "1 + 1?"), message("assistant", "2"), message("user", "2 + 2?")
+ORDERS = {
+    "a developer": [DEVELOPER, ASKED],
+    "a system and a developer": [SYSTEM, DEVELOPER, ASKED],
+    "two": [SYSTEM, LATER, ASKED],
+    "one later": [ASKED, ANSWERED, LATER, NEXT],
+    "one more later": [SYSTEM, ASKED, ANSWERED, LATER, NEXT],
+    "one last": [SYSTEM, ASKED, LATER],
+}
+
+
+def check_orders(path: Path) -> None:
+    """A template that shows the text of one system message at the beginning shows those of all, wherever they stand,
+    and once. A template that shows them all where they stand gets them there."""
+    source = path.read_text()
+    template = ChatTemplate(source, TOKENS)
+    if "Be kind." not in by_us(template, Chat([SYSTEM, ASKED])):
+        return
+    for name, messages in ORDERS.items():
+        texts = [sent["content"] for sent in messages if sent["role"] in ("system", "developer")]
+        as_it_is, prompt = wanted(source, Chat(messages)), by_us(template, Chat(messages))
+        assert [prompt.count(text) for text in texts] == [1] * len(texts), (name, prompt)
+        if DEVELOPER not in messages and all(as_it_is.count(text) == 1 for text in texts):
+            assert prompt == as_it_is, name
+
+
 def compare(path: Path) -> None:
     source = path.read_text()
     template = ChatTemplate(source, TOKENS)
     takes_none = facts_of(TemplateEnvironment().parse(source)).takes_none
-    different = []
+    names_developer, different = bool(re.search("['\"]developer['\"]", source)), []
     for name, chat in CHATS.items():
         expected, given = wanted(source, chat), by_us(template, chat)
         if chat.documents and "documents" not in source:
@@ -75,6 +107,8 @@ def compare(path: Path) -> None:
         if name == "call without content" and given != expected:
             # Transformers leaves the content out. Here it is empty, unless the template looks for null.
             expected = given if takes_none else wanted(source, CHATS["call"])
+        if name == "developer" and not (names_developer and "Be brief." in expected):
+            expected = wanted(source, CHATS["brief system"])
         if given != expected:
             different.append(name)
     assert not different
@@ -83,9 +117,11 @@ def compare(path: Path) -> None:
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
 def test_prompts_of_small_templates_are_those_of_transformers(path: Path) -> None:
     compare(path)
+    check_orders(path)
 
 
 @pytest.mark.skipif(not FETCHED, reason="no templates in .templates/: `make fetch-templates` fetches them")
 @pytest.mark.parametrize("path", FETCHED or [FOLDER], ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_prompts_of_real_templates_are_those_of_transformers(path: Path) -> None:
     compare(path)
+    check_orders(path)
