@@ -273,7 +273,10 @@ def request_limits(config: RouterConfig, shards: Snapshot) -> RequestLimits:
 
 def list_limits(config: RouterConfig, limits: RequestLimits) -> ListLimits:
     return ListLimits(
-        limits.max_input_tokens, config.requests.max_client_batch_size, config.requests.max_stop_sequences
+        limits.max_input_tokens,
+        config.requests.max_client_batch_size,
+        config.requests.max_stop_sequences,
+        config.requests.keep_agent_lines,
     )
 
 

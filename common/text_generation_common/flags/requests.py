@@ -36,6 +36,11 @@ class RequestFlags:
     strict_parameters: bool = flag(
         False, "Refuse requests that have unknown fields or name another model; otherwise a header names them."
     )
+    keep_agent_lines: bool = flag(
+        False,
+        "Keep lines in system prompts that agents write anew for every request, such as x-anthropic-billing-header; "
+        "otherwise they are left out, a header names them, and the prefix cache finds the prompt's beginning.",
+    )
     payload_limit: int = flag(2_000_000, "Largest request body, in bytes.", min=0, positive=True)
     disable_grammar_support: bool = flag(
         False, "Refuse requests that set the form of their text: grammar, response_format and the like."

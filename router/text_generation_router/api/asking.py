@@ -13,6 +13,7 @@ import orjson
 import pydantic
 
 from text_generation_router.api import anthropic_fields, known_fields, responses_fields
+from text_generation_router.api.agent_lines import without_agent_lines
 from text_generation_router.api.anthropic_schemas import (
     CountOptions,
     CountTokensRequest,
@@ -52,6 +53,7 @@ Survey = Callable[[dict[str, Any]], tuple[str, ...]]
 class Read(Generic[A]):
     asked: A
     unknown: tuple[str, ...]  # paths of the fields that have no effect, because no table knows them
+    left_out: tuple[str, ...] = ()  # names of what the answer does not follow, though the request has it
 
 
 ReadValue = Callable[[dict[str, Any], ListLimits], Read[A]]
@@ -109,7 +111,10 @@ def _question(
     def read(value: dict[str, Any], limits: ListLimits) -> Read[B]:
         if condensed is not None:
             unknown = survey(value)
-            return Read(check(schema, value, limits), unknown)
+            left_out: tuple[str, ...] = ()
+            if not limits.keeps_agent_lines:
+                value, left_out = without_agent_lines(value)
+            return Read(check(schema, value, limits), unknown, left_out)
         asked = check(schema, value, limits)
         return Read(asked, survey(value))
 
@@ -162,7 +167,8 @@ def instances_of(value: dict[str, Any], limits: ListLimits) -> list[tuple[Questi
 def _read_vertex(value: dict[str, Any], limits: ListLimits) -> Read[VertexRequest]:
     reads = [question.read_value(one, limits) for question, one in instances_of(value, limits)]
     unknown = tuple(name for read in reads for name in read.unknown)
-    return Read(VertexRequest(instances=tuple(read.asked for read in reads)), unknown)
+    left_out = tuple(name for read in reads for name in read.left_out)
+    return Read(VertexRequest(instances=tuple(read.asked for read in reads)), unknown, left_out)
 
 
 def _restore_vertex(value: Any) -> VertexRequest:

@@ -68,6 +68,7 @@ class Bodies:
         """
         read = await self._read(request, question)
         self._ignored.note(request, read.unknown, question.known)
+        self._ignored.note_left_out(request, read.left_out)
         return read.asked
 
     async def _read(self, request: Request, question: Question[B]) -> Read[B]:

@@ -29,11 +29,12 @@ MAX_DIGITS = 10  # digits of the largest number of 32 bits
 
 @dataclass(frozen=True, slots=True)
 class ListLimits:
-    """Largest allowed number of items in each list of a request."""
+    """Largest allowed number of items in each list of a request, and how its system prompts are read."""
 
     messages: int
     prompts: int
     stops: int
+    keeps_agent_lines: bool = False  # whether lines stay in system prompts that agents write anew for every request
 
 
 class Body(BaseModel):

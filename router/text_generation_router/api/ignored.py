@@ -1,5 +1,5 @@
-"""What happens to the unknown fields of a request: they are named in a header, in a log line and in a metric, or the
-request is refused.
+"""What happens to the unknown fields of a request, and to what is left out of it: they are named in a header, in a log
+line and in a metric; because of an unknown field the request may be refused.
 """
 
 import logging
@@ -41,6 +41,13 @@ class IgnoredParameters:
         for name in names:
             self._count(name)
 
+    def note_left_out(self, request: Request, names: Sequence[str]) -> None:
+        """`names`: what the request has and the answer does not follow, by the route's documentation. Never refused."""
+        if names:
+            add_header(request.scope, HEADER, ", ".join(UNPRINTABLE.sub("?", name) for name in names))
+        for name in names:
+            self._count(name, "requests have a part that is left out: `%s`")
+
     def note_model(self, request: Request, given: str | None, served: Sequence[str]) -> None:
         """`served`: names of the model. Raises UnknownModelError if unknown fields are refused."""
         if given is None or given in served:
@@ -50,8 +57,8 @@ class IgnoredParameters:
         add_header(request.scope, HEADER, "model")
         self._count("model")
 
-    def _count(self, name: str) -> None:
+    def _count(self, name: str, text: str = "requests have a field that is unknown and has no effect: `%s`") -> None:
         if name not in self._seen and len(self._seen) < MOST_NAMES:
             self._seen.add(name)
-            logger.warning("requests have a field that is unknown and has no effect: `%s`", name)
+            logger.warning(text, name)
         self._counter.labels(name=name if name in self._seen else "other").inc()

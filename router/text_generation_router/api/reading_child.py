@@ -67,7 +67,7 @@ ERRORS: Mapping[str, type[InferenceError]] = {
 }
 
 B = TypeVar("B", bound=Body)
-# What a child sends back: the values that were given, and the names of unknown fields.
+# What a child sends back: the values that were given, and the names of unknown fields and of what is left out.
 Dumped = dict[str, Any]
 Dump = Callable[[dict[str, Any], ListLimits], Dumped]
 
@@ -88,7 +88,7 @@ def read_answer(question: Question[B], answer: bytes) -> Read[B]:
     """The values of the body. Raises the error that the child found."""
     value = orjson.loads(answer)
     if "asked" in value:
-        return Read(question.restore(value["asked"]), tuple(value["unknown"]))
+        return Read(question.restore(value["asked"]), tuple(value["unknown"]), tuple(value["left_out"]))
     raise ERRORS[value["error"]].restored(value["text"], value["param"])
 
 
@@ -107,7 +107,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
 
         def dump(value: dict[str, Any], limits: ListLimits) -> Dumped:
             read = question.read_value(value, limits)
-            asked, unknown = read.asked, read.unknown
+            asked, names = read.asked, _names(read)
             if template is None:
                 raise TemplateError("template not found")
             chat = chat_of(asked)
@@ -118,7 +118,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
             values = asked.model_dump(exclude_unset=True, exclude=turns)
             del asked, chat, read
             prompts = {name: template.render(conversation) for name, conversation in conversations.items()}
-            return {"asked": values | prompts, "unknown": unknown}
+            return {"asked": values | prompts, **names}
 
         return dump
 
@@ -132,12 +132,13 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
     def invocation(value: dict[str, Any], limits: ListLimits) -> Dumped:
         kind = answered(value, INVOKED).name
         dumped = dumps[kind](value, limits)
-        return {"asked": {"kind": kind, "asked": dumped["asked"]}, "unknown": dumped["unknown"]}
+        return dumped | {"asked": {"kind": kind, "asked": dumped["asked"]}}
 
     def vertex(value: dict[str, Any], limits: ListLimits) -> Dumped:
         kinds = [(question.name, dumps[question.name](one, limits)) for question, one in instances_of(value, limits)]
         instances = [{"kind": kind, "asked": dumped["asked"]} for kind, dumped in kinds]
-        return {"asked": {"instances": instances}, "unknown": [name for _, one in kinds for name in one["unknown"]]}
+        names = {kind: [name for _, one in kinds for name in one[kind]] for kind in ("unknown", "left_out")}
+        return {"asked": {"instances": instances}, **names}
 
     dumps |= {INVOCATION.name: invocation, VERTEX.name: vertex}
     return {name: _handler(dump) for name, dump in dumps.items()}
@@ -147,9 +148,13 @@ def _dump_of(question: Question[Body]) -> Dump:
     def dump(value: dict[str, Any], limits: ListLimits) -> Dumped:
         read = question.read_value(value, limits)
         # Only fields that were given: a missing `parameters` field must stay missing, because `{}` has another meaning.
-        return {"asked": read.asked.model_dump(exclude_unset=True), "unknown": read.unknown}
+        return {"asked": read.asked.model_dump(exclude_unset=True), **_names(read)}
 
     return dump
+
+
+def _names(read: Read[Any]) -> Dumped:
+    return {"unknown": read.unknown, "left_out": read.left_out}
 
 
 def _handler(dump: Dump) -> Handler:

@@ -403,8 +403,12 @@ class Server:
         )
         chat_ways = speech.ways_in(style_of(self.config.http.tgi_dialect))
         self.offload = InProcess(reading_child.make_handlers(reading_child.setup_of(chats, speech.ways, chat_ways)))
+        requests = self.config.requests
         lists = ListLimits(
-            limits.max_input_tokens, self.config.requests.max_client_batch_size, self.config.requests.max_stop_sequences
+            limits.max_input_tokens,
+            requests.max_client_batch_size,
+            requests.max_stop_sequences,
+            requests.keep_agent_lines,
         )
         ignored = IgnoredParameters(self.metrics, self.config.requests.strict_parameters)
         services = Services(

@@ -3,11 +3,13 @@
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from text_generation_router.api.agent_lines import without_agent_lines
 from text_generation_router.api.tests.conftest import HEADERS
 from text_generation_router.api.tests.test_tool_routes import CALL, HERMES, script
 
@@ -182,3 +184,61 @@ def test_the_form_of_the_text_becomes_a_grammar(agents_server, path):
     fields, name = BAD_FORMS[path]
     answer = agents_server.post(path, body | fields)
     assert answer.status == 400 and f"`{name}`" in answer.json["error"]["message"]
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.36.1; cc_entrypoint=cli; cch={};"
+COUNTER = "<total_tokens>{} tokens left</total_tokens>"
+SYSTEM: dict[str, Callable[[int], Any]] = {
+    "a block of its own": lambda n: [{"type": "text", "text": BILLING.format(n)}, {"type": "text", "text": "Code."}],
+    "a line of the text": lambda n: BILLING.format(n) + "\nCode.",
+    "a counter": lambda n: f"Code.\n\n{COUNTER.format(n)}",
+    "counters and a line": lambda n: f"{BILLING.format(n)}\nCode.{COUNTER.format(1)}\n{COUNTER.format(n)}",
+}
+NAMED = {"a counter": "total_tokens", "counters and a line": "x-anthropic-billing-header, total_tokens"}
+
+
+def asked_with(path: str, system: Any, filler: str) -> dict[str, Any]:
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "system", "content": COUNTER.format(9)},
+        {"role": "user", "content": f"Is this a line? {COUNTER.format(1)}"},
+    ]
+    if path == "/v1/messages":
+        return {"max_tokens": 2, "system": system, "messages": turns, "metadata": {"user_id": filler}}
+    if path == "/v1/responses":
+        text = system if isinstance(system, str) else "".join(f"{block['text']}\n" for block in system)
+        return {"instructions": text, "input": turns, "metadata": {"user_id": filler}}
+    turns = [{"role": "system", "content": system}, *turns]
+    return {"max_tokens": 2, "messages": turns, "metadata": {"user_id": filler}}
+
+
+@pytest.mark.parametrize("filler", ["", "x" * 70_000], ids=["", "read in a child"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions"])
+@pytest.mark.parametrize("case", SYSTEM)
+def test_what_agents_write_anew_for_each_request_is_in_no_prompt_and_is_named(make_server, path, case, filler):
+    server = make_server(template=AGENTS, payload_limit=100_000)
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    prompts = []
+    for number in (1, 2):
+        answer = server.post(path, asked_with(path, SYSTEM[case](number), filler), HEADERS)
+        assert answer.status == 200
+        names = NAMED.get(case, "x-anthropic-billing-header")
+        assert answer.headers["x-ignored-parameters"] == ", ".join(dict.fromkeys([*names.split(", "), "total_tokens"]))
+        prompts.append(prompt_of(server))
+    assert prompts[0] == prompts[1]
+    assert "Code." in prompts[0] and "x-anthropic" not in prompts[0]
+    assert prompts[0].count("total_tokens") == 2  # the user's text keeps its own
+
+
+def test_a_flag_keeps_what_agents_write_anew(make_server):
+    server = make_server(template=AGENTS, keep_agent_lines=True)
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    answer = server.post("/v1/messages", asked_with("/v1/messages", BILLING.format(1), ""), HEADERS)
+    assert answer.status == 200 and "x-ignored-parameters" not in answer.headers
+    assert prompt_of(server).count("x-anthropic-billing-header") == 1
+
+
+def test_many_lines_are_left_out_in_linear_time_and_16_of_them_named():
+    text = "".join(f"x-anthropic-{'a' * (n % 60 + 1)}: {n};\n" for n in range(50_000)) + "Code." + "\n" * 50_000
+    body, names = without_agent_lines({"system": text + COUNTER.format(1) * 10_000})
+    assert body == {"system": "Code."} and len(names) == 16

@@ -162,7 +162,7 @@ def test_a_childs_answer_has_no_unused_nested_values_of_the_body():
     body = orjson.dumps({"inputs": "a", "parameters": {"metadata": [[[]]] * 1000}, "extra": [1] * 1000})
     assert len(HANDLERS[GENERATE.name](job_of(body, LIMITS))) < 100
     chat = orjson.dumps({"messages": [{"role": "user", "content": "a"}] * 40, "metadata": [1] * 1000})
-    answer = {"asked": {"prompt": "<user>a" * 40 + "$"}, "unknown": []}
+    answer = {"asked": {"prompt": "<user>a" * 40 + "$"}, "unknown": [], "left_out": []}
     assert orjson.loads(HANDLERS[CHAT.name](job_of(chat, LIMITS))) == answer
 
 
