@@ -221,9 +221,10 @@ test-fronts: install
 test-ray: install
 	$(BIN)/pytest -m ray integration-tests/test_ray.py integration-tests/test_ray_server.py $(ARGS)
 
-# Prints one hash over all answers to 500 mixed requests, during which a shard is killed. A change that must alter no
-# answer must leave the hash the same. To compare two versions:
-# ARGS="--launcher ../older/.venv/bin/text-generation-launcher .venv/bin/text-generation-launcher".
+# Prints hashes over all answers to 500 mixed requests, during which a shard is killed, and over whole answers and refusals
+# of every route (seconds: ARGS="--run routes dialect calls refusals"). A change that must alter no answer must leave the
+# hashes the same. To compare two versions, and to see what differs: ARGS="--launcher
+# ../older/.venv/bin/text-generation-launcher .venv/bin/text-generation-launcher --write FOLDER", then diff -r.
 digest: install
 	$(BIN)/python integration-tests/make_digest.py $(ARGS)
 

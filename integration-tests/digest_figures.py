@@ -42,7 +42,8 @@ def differences(found: Sequence[Digest]) -> Iterator[str]:
         runs = [digest for digest in found if digest.num_shard == num_shard]
         if len({digest.sha256 for digest in runs if digest.run in CROWDED}) > 1:
             yield f"{num_shard} shards: storms and lines have different digests"
-        if len({digest.sha256 for digest in runs if digest.run not in CROWDED}) > 1:
-            yield f"{num_shard} shards: the options have different digests"
+        for name in sorted({digest.run for digest in runs} - {*CROWDED}):
+            if len({digest.sha256 for digest in runs if digest.run == name}) > 1:
+                yield f"{num_shard} shards: the {name} have different digests"
         if len({(digest.work, digest.preemptions) for digest in runs if digest.run == "line"}) > 1:
             yield f"{num_shard} shards: the lines took different steps"

@@ -1,8 +1,8 @@
 """Computes hashes of all answers of a server, and counts of its work: `make digest`, before and after a change that
 must alter neither.
 
-Requests in float32 are sent to servers of 1 and 2 shards in three runs. Two runs send the same 500 mixed requests, with
-too few token slots for 32 of them:
+Requests in float32 are sent to servers of 1 and 2 shards in several runs. Two runs send the same 500 mixed requests,
+with too few token slots for 32 of them:
 
 - *the storm*: 32 at a time, and a shard is killed half-way. Its counts depend on the arrival of requests.
 - *the line*: all requests wait in the queue, in a known order, before the first step. Nothing arrives later, no request
@@ -10,10 +10,23 @@ too few token slots for 32 of them:
   state in every run, and the counts of steps, rows and preemptions must be equal.
 - *the options*: 16 requests, one after the other, with the options and routes that the mixed requests do not have.
 
-The digest covers every event of every stream (ids, texts, log-probabilities, top tokens, finish reasons); storm and
-line must have the same digest. Two shards add numbers in another order than one, so they have another digest.
+The digest of these covers every event of every stream (ids, texts, log-probabilities, top tokens, finish reasons);
+storm and line must have the same digest. Two shards add numbers in another order than one, so they have another digest.
 
-`--launcher` measures the servers of other versions: digests, and the counts of the line, must be equal in all of them.
+Four runs send requests one by one to a server of one shard, some seconds long each. Their digests cover statuses,
+headers and bodies as they are sent, without ids and times:
+
+- *routes*: each route, whole and streamed, with grammars of all kinds, tools, `n` and lists of prompts; /openapi.json,
+  /info and the other pages.
+- *dialect*: completions and chats of a server with `--tgi-dialect`.
+- *calls*: three servers whose models write calls and reasoning as JSON, as XML and in channels, by three APIs; whole,
+  cut by length and by stop strings.
+- *refusals*: mistakes of each kind on each route, with a key and without.
+
+`--launcher` measures the servers of other versions, in turns: digests, and the counts of the line, must be equal in all
+of them. `--write FOLDER` writes the answers of these four runs into FOLDER/1, FOLDER/2 … (one folder for each
+launcher), where `diff -r FOLDER/1 FOLDER/2` shows what has changed.
+
 `--reference` computes with the reference kernels instead of compiled kernels: it copies the server's package without
 the compiled kernels. Both kinds of kernels have the same digest only on processors where torch's products and ours
 round alike. Exit status 1 if a request failed, a run had fewer than 21 preemptions, or values differ that must be
@@ -31,7 +44,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -42,8 +55,12 @@ import psutil
 from calls import DEMO_MODEL, client_of, metric, metrics
 from digest_asks import NUM_ASKS, asks_for_options, crowded_asks, with_one_outcome
 from digest_figures import Digest, Work, differences
+from digest_refusals import KEY, refusals
+from digest_routes import CALL_SERVERS, call_texts, calls_exchanges, dialects, routes
+from exchanges import Said, all_said
 from mixed import STREAM_LIMIT_S, MixedAnswer, MixedAsk, answer_of
 from server_process import LAUNCHER, ServerProcess, wait_until
+from written import WritingServer
 
 from text_generation_benchmark.metrics import metric as read_metric
 
@@ -55,7 +72,17 @@ ARGUMENTS = (
     *("--max-concurrent-requests", str(2 * NUM_ASKS), "--max-queued-tokens", "1000000"),
 )
 LIMIT_S = 120.0
-RUNS = ("storm", "line", "options")
+MIXED_RUNS = ("storm", "line", "options")
+ONE_SHARD = ("--model-id", str(DEMO_MODEL), "--dtype", "float32", "--max-batch-total-tokens", "8192")
+# Arguments of the servers of the runs that send requests one by one.
+SERVED: dict[str, tuple[str, ...]] = {
+    "routes": (*ONE_SHARD, "--enable-prefill-logprobs"),
+    "dialect": (*ONE_SHARD, "--enable-prefill-logprobs", "--tgi-dialect"),
+    "calls": (),
+    "refusals": (*ONE_SHARD, "--api-key", KEY),
+}
+RUNS = (*MIXED_RUNS, *SERVED)
+MIN_REFUSALS = 200
 
 
 def storm(server: ServerProcess, num_shard: int) -> Digest:
@@ -196,6 +223,46 @@ def digest_of(run: str, num_shard: int, launcher: Path, environ: Mapping[str, st
             return storm(server, num_shard) if run == "storm" else one_by_one(server, num_shard)
 
 
+def served(run: str, launcher: Path, environ: Mapping[str, str]) -> tuple[Digest, list[Said]]:
+    """The digest of a run that sends requests one by one, and its answers."""
+    if run == "calls":
+        servers = [answers_with_calls(kind, launcher, environ) for kind in CALL_SERVERS]
+        kernels, answers = servers[0][0], [said for _, some in servers for said in some]
+    else:
+        exchanges = {"routes": routes, "dialect": lambda: dialects(("/v1/completions", "/v1/chat/completions"))}
+        with ServerProcess(*SERVED[run], launcher=launcher, environ=environ) as server:
+            names = {str(DEMO_MODEL): "demo"}
+            headers = {"authorization": f"Bearer {KEY}"} if run == "refusals" else {}
+            answers = all_said(server.url, (exchanges | {"refusals": refusals})[run](), headers, names)
+            kernels = _kernels(server)
+    failed = [f"{said.title}: {said.status}" for said in answers if said.status >= 400] if run == "routes" else []
+    refused = sum(said.is_refused for said in answers)
+    if run == "refusals" and refused < MIN_REFUSALS:
+        failed.append(f"{refused} refusals only")
+    total = hashlib.sha256("".join(said.text() for said in answers).encode()).hexdigest()
+    return Digest(run, 1, kernels, total, len(answers), 0, failed), answers
+
+
+def answers_with_calls(
+    kind: tuple[str, str, bool], launcher: Path, environ: Mapping[str, str]
+) -> tuple[str, list[Said]]:
+    """The kernels of a server whose model writes calls in one format, and its answers."""
+    answers: list[Said] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="tgi-calls-") as folder,
+        WritingServer(Path(folder), *kind, launcher=launcher, environ=environ) as server,
+    ):
+        for case in call_texts(*kind[:2], server.special):
+            server.write(case.text)
+            answers += all_said(server.url, calls_exchanges(case), {}, {folder: "model", Path(folder).name: "model"})
+        return _kernels(server.process), answers
+
+
+def write_answers(folder: Path, run: str, answers: Sequence[Said]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{run}.txt").write_text("\n".join(said.text() for said in answers))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -204,13 +271,22 @@ def main() -> int:
     parser.add_argument("--reference", action="store_true", help="compute with the reference kernels")
     parser.add_argument("--num-shard", type=int, nargs="+", default=[1, 2], help="numbers of shards")
     parser.add_argument("--run", choices=RUNS, nargs="+", default=RUNS, help="some of the runs only")
+    parser.add_argument("--write", type=Path, help="folder for the answers of the runs that send requests one by one")
     asked = parser.parse_args()
     found: list[Digest] = []
-    for launcher in asked.launcher:
-        with environment(launcher, asked.reference) as environ:
-            for num_shard, run in product(asked.num_shard, asked.run):
-                found.append(digest_of(run, num_shard, launcher, environ))
-                print(found[-1], flush=True)
+    with ExitStack() as stack:
+        versions = [(each, stack.enter_context(environment(each, asked.reference))) for each in asked.launcher]
+        shards_and_runs = product(asked.num_shard, [run for run in asked.run if run in MIXED_RUNS])
+        for (num_shard, run), (launcher, environ) in product(shards_and_runs, versions):
+            found.append(digest_of(run, num_shard, launcher, environ))
+            print(found[-1], flush=True)
+        for run, (place, (launcher, environ)) in product(asked.run, enumerate(versions, 1)):
+            if run in SERVED:
+                digest, answers = served(run, launcher, environ)
+                found.append(digest)
+                print(digest, flush=True)
+                if asked.write:
+                    write_answers(asked.write / str(place), run, answers)
     failures = [failure for digest in found for failure in digest.failures()]
     failures += differences(found)
     if asked.reference and not all(digest.kernels.startswith("torch's") for digest in found):

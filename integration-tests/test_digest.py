@@ -2,10 +2,15 @@
 
 from dataclasses import replace
 
+import httpx
 from digest_asks import crowded_asks, with_one_outcome
 from digest_figures import Digest, Work, differences
+from digest_refusals import refusals
+from digest_routes import routes
+from exchanges import Exchange, said
 
 from text_generation_router.api.generation_stream import CREDITS
+from text_generation_router.openapi.operations import OPERATIONS
 
 LINE = Digest("line", 1, "reference", "abc", 500, 30, (), Work(900, 20_000, 9_000, 70))
 
@@ -39,3 +44,26 @@ def test_runs_that_should_be_equal_and_are_not_are_named() -> None:
     ):
         (told,) = differences([LINE, storm, options, different])
         assert told.startswith("1 shards: ") and named in told
+
+
+def test_each_route_of_the_document_is_asked_whole_streamed_and_with_mistakes() -> None:
+    posts = {operation.path for operation in OPERATIONS if operation.method == "post"}
+    streams = {each.path for each in OPERATIONS if each.method == "post" and each.answer and each.event}
+    asked = [each for each in routes() if each.method == "POST"]
+    assert {each.path for each in asked} == posts <= {each.path for each in refusals()}
+    assert {each.path for each in asked if each.body.get("stream")} == streams
+    assert len([*refusals()]) > 400
+
+
+def test_an_answer_as_text_has_all_but_ids_times_and_the_order_of_choices() -> None:
+    def text(request_id: str, created: int, order: tuple[int, int], word: str = "a") -> str:
+        events = [f'data: {{"created":{created},"choices":[{{"index":{i},"text":"{word}"}}]}}\n\n' for i in order]
+        body = "".join(events) + f'data: {{"id":"call_{request_id}","request_id":"{request_id}"}}\n\n'
+        response = httpx.Response(200, text=body, headers={"x-request-id": request_id, "x-total-time": str(created)})
+        with httpx.Client(base_url="http://x", transport=httpx.MockTransport(lambda _: response)) as client:
+            return said(client, Exchange("n", "/v1/completions", {}), {}).text()
+
+    first = text("0123456789ab", 1795691448, (0, 1))
+    assert first == text("ba9876543210", 1795691449, (1, 0))
+    assert first != text("0123456789ab", 1795691448, (0, 1), "b")
+    assert "x-total-time: …" in first and '"text":"a"' in first

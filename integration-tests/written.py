@@ -6,14 +6,14 @@ The model has no weights that mean anything: a fault puts the ids of the text in
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 from calls import events_of
-from server_process import ServerProcess
+from server_process import LAUNCHER, ServerProcess
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from text_generation_router.text.calls.formats import CALL_FORMATS
@@ -45,7 +45,16 @@ class WritingServer:
     """Runs while the context is open. Its model knows a format of calls and one of reasoning, whose markers are special
     tokens or plain text."""
 
-    def __init__(self, folder: Path, calls: str, reasoning: str, has_special: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        calls: str,
+        reasoning: str,
+        has_special: bool,
+        *,
+        launcher: Path = LAUNCHER,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self.special = special_markers(calls, reasoning) if has_special else ()
         self._tokenizer = byte_tokenizer([END, *self.special])
         self._ids = folder / "ids.json"
@@ -55,7 +64,8 @@ class WritingServer:
             *("--model-id", str(folder), "--load-format", "dummy", "--testing"),
             *("--max-total-tokens", "1024", "--max-batch-prefill-tokens", "256", "--max-concurrent-requests", "256"),
             *("--tool-call-format", calls, "--reasoning-format", reasoning),
-            environ={"FAILPOINTS": f"shard.sampled:emit={self._ids}"},
+            launcher=launcher,
+            environ={**(environ or {}), "FAILPOINTS": f"shard.sampled:emit={self._ids}"},
         )
 
     def __enter__(self) -> "WritingServer":
