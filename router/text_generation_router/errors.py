@@ -26,12 +26,16 @@
     ├── RequestTimeoutError         408
     ├── HeadersTooLargeError        431
     ├── InvalidRequestError         400
+    │   ├── SmallChunksError            400
+    │   └── PipelineError               400
+    ├── CodingError                 501
     ├── UnauthorizedError           401
     ├── NoSuchRouteError            404
     ├── ScalingError                409
     ├── MethodError                 405
     └── BodyError
         ├── UnsupportedMediaTypeError   415
+        │   └── EncodedBodyError            415
         ├── PayloadTooLargeError        413
         ├── InvalidJsonError            400
         ├── UnprocessableError          422
@@ -248,6 +252,18 @@ class SmallChunksError(InvalidRequestError):
         )
 
 
+class PipelineError(InvalidRequestError):
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"at most {limit} requests may be sent ahead of their answers: send this request again")
+
+
+class CodingError(InferenceError):
+    error_type, status, label = "not_implemented", 501, "request"
+
+    def __init__(self, codings: str) -> None:
+        super().__init__(f"`Transfer-Encoding: {codings}` is not supported: send `chunked`, or a `Content-Length`")
+
+
 class UnauthorizedError(InferenceError):
     error_type, status, label = "unauthorized", 401, "key"
     headers = MappingProxyType({"www-authenticate": "Bearer"})
@@ -295,6 +311,13 @@ class UnsupportedMediaTypeError(BodyError):
 
     def __init__(self) -> None:
         super().__init__("Expected request with `Content-Type: application/json`")
+
+
+class EncodedBodyError(UnsupportedMediaTypeError):
+    headers = MappingProxyType({"accept-encoding": "identity"})
+
+    def __init__(self, codings: str) -> None:
+        InferenceError.__init__(self, f"`Content-Encoding: {codings}` is not supported: send the body as it is")
 
 
 class PayloadTooLargeError(BodyError):

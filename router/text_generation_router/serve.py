@@ -32,6 +32,7 @@ from text_generation_router.http.caller import Callers
 from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
+from text_generation_router.http.room import MAX_BEYOND
 from text_generation_router.http.server import Server, StopOnSignal, uvicorn_config
 from text_generation_router.joint_metrics import joined_with_others
 from text_generation_router.metrics import Metrics
@@ -50,8 +51,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Number of open files, pipes and sockets of this process, besides the clients' connections.
-OTHER_DESCRIPTORS = 64
+# Number of open files, pipes and sockets of this process, besides the connections of clients that the limit admits.
+OTHER_DESCRIPTORS = 64 + MAX_BEYOND
 # Number of child processes that read large bodies. With one child, at most one large body is in memory as Python
 # objects.
 CHILDREN = 1

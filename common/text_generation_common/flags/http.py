@@ -23,7 +23,11 @@ class HttpFlags:
         "Give the histograms of /metrics all of TGI's buckets: 1,024 sizes of batches, and 100 lengths of texts.",
     )
     max_connections: int = flag(
-        4096, "Most connections at a time; further connections get status 503.", min=1, positive=True
+        4096,
+        "Most connections at a time. Beyond it, connections without a whole request make room for other addresses; all "
+        "others get status 503, except at /live.",
+        min=1,
+        positive=True,
     )
     stream_write_timeout: float = flag(
         30, "Seconds after which a stream is cut that its client does not read.", min=1, positive=True

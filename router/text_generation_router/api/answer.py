@@ -18,7 +18,7 @@ from text_generation_router.api.services import Services
 from text_generation_router.api.v1_schemas import AnsweredRequest
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
-from text_generation_router.http.disconnect import unless_disconnected
+from text_generation_router.http.disconnect import end_at_half_close, unless_disconnected
 from text_generation_router.http.encoding import json_response
 from text_generation_router.http.sse import EventStream
 from text_generation_router.text.validation import Prompt
@@ -72,6 +72,7 @@ class Answers:
 
     async def read(self, request: Request, question: Question[B], refused_requests: int) -> B:
         """Reads the body. Raises BodyError or ValidationError, as `Bodies.read` does."""
+        end_at_half_close(request.scope)
         with self._inference.counted_refusals(refused_requests):
             return await self._services.bodies.read(request, question)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -11,10 +10,6 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 EXTENSION = "text_generation_router.response"
 
 EMPTY_COMMENT = b":\n\n"
-
-
-def extensions_of(cycle: RequestResponseCycle) -> dict[str, Any]:
-    return {EXTENSION: cycle}
 
 
 class DirectWriter:

@@ -6,11 +6,22 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from text_generation_common.tasks import cancelled
 
 T = TypeVar("T")
+HALF_CLOSE = "text_generation_router.half_close"
+
+
+def end_at_half_close(scope: Scope) -> None:
+    """Marks a request as one that generates text. A client that leaves closes its sending side first. That it does not
+    read either is seen at the next write only, which may be the end of a whole answer."""
+    scope[HALF_CLOSE] = True
+
+
+def leaves_by_half_close(scope: Scope) -> bool:
+    return HALF_CLOSE in scope
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -9,6 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from text_generation_router.errors import (
+    CodingError,
+    EncodedBodyError,
     HeadersTooLargeError,
     InferenceError,
     InternalError,
@@ -17,6 +19,7 @@ from text_generation_router.errors import (
     NoSuchRouteError,
     PayloadTooLargeError,
     ShuttingDownError,
+    TooManyConnectionsError,
 )
 from text_generation_router.http.answer_headers import added_headers
 from text_generation_router.http.closing import ClosingResponse
@@ -27,7 +30,15 @@ from text_generation_router.metrics import Limit
 
 CLIENT_GONE = 499  # nginx's status for a client that disconnected; the answer is never read
 # Errors whose answer ends the connection, because the rest of the request is not read.
-CLOSING = (HeadersTooLargeError, InvalidRequestError, PayloadTooLargeError, ShuttingDownError)
+CLOSING = (
+    CodingError,
+    EncodedBodyError,
+    HeadersTooLargeError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+    ShuttingDownError,
+    TooManyConnectionsError,
+)
 
 
 def error_response(error: InferenceError, dialect: ErrorDialect) -> Response:

@@ -55,6 +55,12 @@ def peer_of(request: Request, trusted: Sequence[Network]) -> str:
     return ends.pop() if len(ends) == 1 else _group(connected)
 
 
+def group_of(host: str) -> str:
+    """The IPv4 address or IPv6 /64 network of a connection's address; "" if it is none, as with a unix socket."""
+    address = _address(host)
+    return "" if address is None else _group(address)
+
+
 def _last_known(connected: Address, chain: Sequence[str], trusted: Sequence[Network]) -> Address:
     known = connected
     for hop, word in enumerate(reversed(chain)):

@@ -7,6 +7,7 @@ limits are checked when a request begins or data arrives.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,16 +19,20 @@ from text_generation_router.errors import (
     HeadersTooLargeError,
     InferenceError,
     InvalidRequestError,
+    PipelineError,
     RequestTimeoutError,
     SmallChunksError,
     TooManyConnectionsError,
 )
-from text_generation_router.http.closing import LINGER_S
+from text_generation_router.http.closing import LINGER, LINGER_BYTES, LINGER_S, closing
+from text_generation_router.http.cycles import until_closed, until_half_closed
 from text_generation_router.http.deadlines import Deadline, WriteDeadline
 from text_generation_router.http.dialects import ErrorDialects
-from text_generation_router.http.direct import extensions_of
+from text_generation_router.http.direct import EXTENSION
 from text_generation_router.http.errors import error_bytes, error_response
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
+from text_generation_router.http.peer import group_of
+from text_generation_router.http.room import ConnectionRoom
 from text_generation_router.http.rules import problem_of
 from text_generation_router.metrics import Limit
 
@@ -46,23 +51,26 @@ class Connection(HttpToolsProtocol):
         hits: LimitHits,
         at_once: Mapping[bytes, ASGIApp],
         dialects: ErrorDialects,
-        num_elsewhere: Callable[[], int],
+        room: ConnectionRoom,
     ) -> None:
         """`at_once`: applications for GET and HEAD, by URL, that wait for nothing but their client. They answer in the
-        callback that reads the request, however much other work is ready. `num_elsewhere` returns the number of
-        connections of other processes that share the limit."""
+        callback that reads the request, however much other work is ready, also beyond the limit of connections."""
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
         self._hits = hits
         self._at_once = at_once
         self._dialects = dialects
-        self._num_elsewhere = num_elsewhere
+        self._room = room
+        self._is_beyond = False  # whether the connection is beyond the limit of connections
         self._may_answer_at_once = True  # once for all data that is received together: it may hold many requests
         self._application: ASGIApp = self.app
         # The newest request, and earlier requests that were unanswered when it began.
         self._cycles: list[RequestResponseCycle] = []
         self._in_headers = False
-        self._is_refused = False  # whether the connection's last answer has been written
+        self._is_refused = False  # whether bytes are dropped: the connection ends after the present answers
+        self._last: Callable[[], None] | None = None  # writes the refusal that ends the connection, after these answers
+        self._lingers = False  # whether the connection lingers after the answer that is being written
+        self._is_half_closed = False  # whether the client has closed its sending side
         self._header_bytes = 0  # bytes received of headers that have not ended
         self._body_bytes = 0
         self._chunks = 0  # number of chunks of the current body
@@ -73,13 +81,16 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._reading = WriteDeadline(self.loop, transport, self._limits, self._hits)
         transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
-        if len(self.connections) + self._num_elsewhere() > self._limits.max_connections:
-            self._end(Limit.CONNECTIONS, TooManyConnectionsError())
+        self._is_beyond = not self._room.admits(self, group_of(self.client[0]) if self.client else "")
+        if self._is_beyond:
+            self._hits.count(Limit.CONNECTIONS)
+            self._arrival.set(self._limits.beyond_s, self.make_room)
         else:
             self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._room.leave(self)
         # uvicorn reports the disconnect to the newest request only.
         for cycle in self._cycles:
             if not cycle.response_complete:
@@ -93,6 +104,11 @@ class Connection(HttpToolsProtocol):
     # Methods for bytes that the client sends.
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            self._other_bytes += len(data)
+            if self._other_bytes > LINGER_BYTES:
+                self.flow.pause_reading()
+            return
         was_in_headers = self._in_headers
         self._may_answer_at_once = True
         self._other_bytes += len(data)
@@ -105,9 +121,18 @@ class Connection(HttpToolsProtocol):
         if self._in_headers and was_in_headers:
             self._header_bytes += len(data)
             if self._header_bytes > self._limits.header_bytes:
-                self._end(Limit.HEADER_SIZE, HeadersTooLargeError(self._limits.header_bytes), LINGER_S)
+                self._end(Limit.HEADER_SIZE, HeadersTooLargeError(self._limits.header_bytes), lingers=True)
         elif not self._arrival.is_set and self.timeout_keep_alive_task is None and self._is_idle():
             self._expect_headers()  # empty lines do not begin a request, but they stop uvicorn's keep-alive timer
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio reads the value
+        """Answers what the client has sent. Returns whether the connection stays open for that."""
+        self._is_half_closed = True
+        if self._in_headers or (self._unread is not None and not self._is_refused):
+            self._refuse(InvalidRequestError("the connection was closed before the request was complete"))
+        for cycle in self._cycles:
+            cycle.message_event.set()  # wakes `until_half_closed`
+        return self._has_whole() and not self.transport.is_closing()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -126,27 +151,36 @@ class Connection(HttpToolsProtocol):
         self._arrival.clear()
         if not self.flow.write_paused:
             self._reading.stop()
-        self.app = self._application
-        if error := self._error_in_headers():
-            self.app = refusal(error, self._dialects)
-        elif self.parser.get_method() in (b"GET", b"HEAD"):
-            self.app = self._at_once.get(self.url, self._application)
-        super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
-        self._cycles.append(self.cycle)
-        self.cycle.scope["extensions"] = extensions_of(self.cycle)
-        if len(self._cycles) > self._limits.pipelined_requests:
-            self._hits.count(Limit.PIPELINE)
-            self.transport.abort()
+        if len(self._cycles) == self._limits.pipelined_requests:
+            self._end(Limit.PIPELINE, PipelineError(self._limits.pipelined_requests))
             raise ConnectionAbortedError  # stops the parser, whose data may contain more requests
+        self.app = self._app_of_request()
+        super().on_headers_complete()
+        self._cycles.append(self.cycle)
+        extensions: dict[str, Any] = {EXTENSION: self.cycle, LINGER: self._linger_after}
+        self.cycle.scope["extensions"] = extensions
         self._arrival.set(self._limits.body_s, self._body_timed_out)
 
+    def _app_of_request(self) -> ASGIApp:
+        if error := self._error_in_headers():
+            return refusal(error, self._dialects)
+        is_read_only = self.parser.get_method() in (b"GET", b"HEAD")
+        at_once = self._at_once.get(self.url) if is_read_only else None
+        if self._is_beyond:
+            refused = refusal(TooManyConnectionsError(), self._dialects)
+            return refused if at_once is None else closing(at_once)
+        return at_once or self._application
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = until_closed(app, cycle)
         if app in self._at_once.values() and self._may_answer_at_once and not self.flow.write_paused:
             self._may_answer_at_once = False
             self._answer_at_once(cycle, app)
         else:
-            super()._start_asgi_task(cycle, app)
+            work: Any = until_half_closed(app, cycle, lambda: self._is_half_closed)
+            super()._start_asgi_task(cycle, work)
 
     def _answer_at_once(self, cycle: RequestResponseCycle, app: Any) -> None:
         work: Coroutine[Any, Any, None] = app(cycle.scope, cycle.receive, cycle.send)
@@ -163,8 +197,7 @@ class Connection(HttpToolsProtocol):
         if size > self._limits.header_bytes:
             self._hits.count(Limit.HEADER_SIZE)
             return HeadersTooLargeError(self._limits.header_bytes)
-        problem = problem_of(self.parser.get_http_version(), self.headers)
-        return None if problem is None else InvalidRequestError(problem)
+        return problem_of(self.parser.get_http_version(), self.headers)
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this for bytes that are not HTTP. `msg` is uvicorn's own text, which is not sent."""
@@ -181,20 +214,36 @@ class Connection(HttpToolsProtocol):
     def on_chunk_header(self) -> None:
         """Refuses bodies of many tiny chunks: each chunk costs Python calls, however small the chunk is."""
         if self._chunks > self._limits.small_chunks and self._body_bytes < self._chunks * self._limits.chunk_bytes:
-            self._end(Limit.CHUNKS, SmallChunksError(self._limits.chunk_bytes), LINGER_S)
+            self._end(Limit.CHUNKS, SmallChunksError(self._limits.chunk_bytes), lingers=True)
             raise ConnectionAbortedError  # stops the parser, whose data may contain more chunks
         self._chunks += 1
 
     def on_message_complete(self) -> None:
         self._arrival.clear()
+        self._room.work(self)
         super().on_message_complete()
         # The request was answered before its body ended: uvicorn sets no keep-alive timer then.
         if self.cycle.response_complete:
             self.cycle.more_body = False
+            self._wait()
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+
+    @property
+    def _unread(self) -> RequestResponseCycle | None:
+        """The unanswered request whose body is being received."""
+        cycle = self.cycle
+        return cycle if cycle is not None and cycle.more_body and not cycle.response_complete else None
+
+    def _has_whole(self) -> bool:
+        """Whether a whole request is unanswered."""
+        return any(not (cycle.response_complete or cycle.more_body) for cycle in self._cycles)
+
+    def _wait(self) -> None:
+        if not self._has_whole():
+            self._room.wait(self)
 
     def _is_idle(self) -> bool:
         return self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
@@ -219,8 +268,18 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._wait()
         if not self.flow.write_paused:
             self._reading.start()
+        if self.transport.is_closing():
+            return
+        if self._lingers:
+            self._linger()
+        elif not self._has_whole():
+            if self._last is not None:
+                self._last()
+            elif self._is_half_closed:
+                self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -241,27 +300,59 @@ class Connection(HttpToolsProtocol):
             if not cycle.response_started:
                 cycle.default_headers = [*cycle.default_headers, (b"connection", b"close")]
 
-    def _end(self, limit: Limit, error: InferenceError, linger_s: float = 0.0) -> None:
-        self._hits.count(limit)
-        self._refuse(error, linger_s)
-
-    def _refuse(self, error: InferenceError, linger_s: float = 0.0) -> None:
-        """Ends the connection, with an answer unless an answer is already being sent. `linger_s`: seconds in which the
-        client can still read the answer, as in `closing.py`.
-        """
-        self._is_refused = True
-        is_between = self.cycle is None or (self._in_headers and self.cycle.response_complete)
-        if not is_between and any(cycle.response_started for cycle in self._cycles):
+    def make_room(self) -> None:
+        """Ends the connection, which has no whole request, because there are too many."""
+        if not self._is_beyond:
+            self._hits.count(Limit.CONNECTIONS)
+        if self._is_refused or self.transport.get_write_buffer_size():
             self.transport.abort()
-            return
-        self.transport.write(error_bytes(error, self._dialects.of(self._path())))
-        self._arrival.clear()
-        if linger_s:
-            self.flow.pause_reading()
-            self._arrival.set(linger_s, self.transport.close)
+        elif self._is_beyond or self._in_headers or not self._is_idle():
+            self._refuse(TooManyConnectionsError())
         else:
             self.transport.close()
+
+    def _end(self, limit: Limit, error: InferenceError, lingers: bool = False) -> None:
+        self._hits.count(limit)
+        self._refuse(error, lingers)
+
+    def _refuse(self, error: InferenceError, lingers: bool = False) -> None:
+        """Ends the connection: first come the answers to all whole requests, then this one, unless another answer to
+        the same request has begun. `lingers`: see `ClosingResponse`."""
+        self._is_refused = True
+        self._other_bytes = 0
+        self._arrival.clear()
+        content = error_bytes(error, self._dialects.of(self._path()))
+        self._last = partial(self._write_last, content, lingers, self._unread)
+        if not self._has_whole():
+            self._last()
+
+    def _write_last(self, content: bytes, lingers: bool, unread: RequestResponseCycle | None) -> None:
+        self._last = None
+        if unread is not None:
+            has_begun, unread.disconnected = unread.response_started, True
+            unread.message_event.set()
+            if has_begun:
+                self.transport.abort()
+                return
+        self.transport.write(content)
         self._reading.start()
+        if lingers:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger_after(self, cycle: RequestResponseCycle) -> None:
+        """Lingers after the answer to `cycle`, if its request has not arrived completely."""
+        if cycle.more_body:
+            self._lingers = cycle.keep_alive = True  # otherwise uvicorn closes the connection after the answer
+
+    def _linger(self) -> None:
+        self._is_refused = True
+        self._other_bytes = 0
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._arrival.set(LINGER_S, self.transport.close)
 
     def _path(self) -> str:
         """The path of the request that is being received, as far as it is known."""

@@ -4,15 +4,27 @@ as a different request.
 
 from collections.abc import Sequence
 
+from text_generation_router.errors import CodingError, EncodedBodyError, InferenceError, InvalidRequestError
 
-def problem_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+
+def problem_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> InferenceError | None:
     """Why the request is refused, or None (RFC 9112, sections 3.2 and 6.1). Header names are in lower case."""
     if version not in ("1.0", "1.1"):
-        return f"HTTP/{version} is not supported, use HTTP/1.1"
+        return InvalidRequestError(f"HTTP/{version} is not supported, use HTTP/1.1")
     names = [name for name, _ in headers]
     hosts = names.count(b"host")
     if hosts > 1 or (hosts == 0 and version == "1.1"):
-        return f"`Host` must be given once. Given: {hosts} times"
+        return InvalidRequestError(f"`Host` must be given once. Given: {hosts} times")
     if version == "1.0" and b"transfer-encoding" in names:
-        return "`Transfer-Encoding` must not be given with HTTP/1.0"
+        return InvalidRequestError("`Transfer-Encoding` must not be given with HTTP/1.0")
+    if b"transfer-encoding" in names and (codings := codings_of(b"transfer-encoding", headers)) != ["chunked"]:
+        return CodingError(", ".join(codings))
+    if b"content-encoding" in names and set(codings := codings_of(b"content-encoding", headers)) - {"identity"}:
+        return EncodedBodyError(", ".join(codings))
     return None
+
+
+def codings_of(name: bytes, headers: Sequence[tuple[bytes, bytes]]) -> list[str]:
+    """The words of a list header, in lower case; empty words do not count."""
+    words = b",".join(value for known, value in headers if known == name).decode("latin-1").lower().split(",")
+    return [word.strip(" \t") for word in words if word.strip(" \t")]

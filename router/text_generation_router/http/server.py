@@ -17,11 +17,13 @@ from starlette.types import ASGIApp
 
 from text_generation_common.tasks import cancelled
 from text_generation_router.http.accepting import SharedListener, SharedPlace
+from text_generation_router.http.closing import CLOSE
 from text_generation_router.http.crowds import Crowds
 from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.protocol import Connection
+from text_generation_router.http.room import ConnectionRoom
 from text_generation_router.malloc import give_back_memory
 
 logger = logging.getLogger(__name__)
@@ -32,7 +34,6 @@ KEEP_ALIVE_S = 75
 # Seconds at the end of the stop for the last bytes of ended requests to reach their clients.
 FLUSH_S = 5.0
 POLL_S = 0.05
-CLOSE = (b"connection", b"close")
 # New objects after which Python looks for cycles among them. A step of 256 streams makes more than the default, 700.
 YOUNG_OBJECTS = 10_000
 
@@ -222,14 +223,14 @@ def uvicorn_config(
     dialects: ErrorDialects | None = None,
     num_elsewhere: Callable[[], int] = lambda: 0,
 ) -> uvicorn.Config:
-    """`at_once`, `num_elsewhere`: see `Connection`."""
+    """`at_once`: see `Connection`; `num_elsewhere`: see `ConnectionRoom`."""
     connection = partial(
         Connection,
         limits=limits,
         hits=hits,
         at_once=at_once,
         dialects=dialects or ErrorDialects(is_tgis=False),
-        num_elsewhere=num_elsewhere,
+        room=ConnectionRoom(limits.max_connections, num_elsewhere),
     )
     return uvicorn.Config(
         app,

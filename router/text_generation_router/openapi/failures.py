@@ -11,6 +11,8 @@ Errors = tuple[type[InferenceError], ...]
 # Before a route is known, or by a defect of the server.
 ANY: Errors = (
     errors.InvalidRequestError,
+    errors.EncodedBodyError,
+    errors.CodingError,
     errors.RequestTimeoutError,
     errors.HeadersTooLargeError,
     errors.TooManyConnectionsError,

@@ -113,9 +113,13 @@ def test_of_many_requests_in_one_piece_one_is_answered_at_once() -> None:
         assert line.receive(GET * 3) == ANSWER
         await some_turns()
         assert line.transport.written == 3 * ANSWER
+        line.transport.written = b""
         line.receive(GET * 50)
+        await some_turns()
         hits = line.metrics.registry.get_sample_value("tgi_router_limit_hits_total", {"limit": Limit.PIPELINE.value})
-        assert hits == 1 and line.transport.is_aborted
+        assert hits == 1 and line.transport.is_closing()
+        answers, refusal = line.transport.written.split(b"HTTP/1.1 400 ")
+        assert answers == 9 * ANSWER and b"at most 8 requests may be sent ahead" in refusal
 
     run(test)
 

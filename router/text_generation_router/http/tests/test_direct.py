@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 from text_generation_router.http.direct import DirectWriter
+from text_generation_router.http.disconnect import end_at_half_close
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.server import uvicorn_config
 from text_generation_router.http.sse import EventStream
@@ -31,6 +32,7 @@ class App:
         self._shows_writer = shows_writer
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        end_at_half_close(scope)
         await receive()
         writer = self.writer if self._shows_writer else None
         await EventStream(self._events(), {}, writer=writer)(scope, receive, send)
