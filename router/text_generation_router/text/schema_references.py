@@ -8,8 +8,8 @@ MOST_REFERENCES: Final = 64  # one after the other
 # Keywords that change no text.
 ANNOTATIONS: Final = frozenset(
     (
-        "$comment", "default", "deprecated", "description", "discriminator", "example", "examples", "externalDocs",
-        "readOnly", "title", "writeOnly", "xml",
+        "$comment", "contentEncoding", "contentMediaType", "contentSchema", "default", "deprecated", "description",
+        "discriminator", "example", "examples", "externalDocs", "readOnly", "title", "writeOnly", "xml",
     )
 )  # fmt: skip
 

@@ -17,11 +17,17 @@ SUPPORTED: Final = frozenset(
 
 # The keywords that limit the values of one type only, those of integers being those of numbers.
 OF_TYPE: Final = {
-    "array": {"additionalItems", "items", "maxItems", "minItems", "prefixItems"},
+    "array": {
+        "additionalItems", "contains", "items", "maxContains", "maxItems", "minContains", "minItems", "prefixItems",
+        "unevaluatedItems", "uniqueItems",
+    },
     "number": {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"},
-    "object": {"additionalProperties", "maxProperties", "minProperties", "patternProperties", "properties", "required"},
+    "object": {
+        "additionalProperties", "dependencies", "dependentRequired", "dependentSchemas", "maxProperties",
+        "minProperties", "patternProperties", "properties", "propertyNames", "required", "unevaluatedProperties",
+    },
     "string": {"format", "maxLength", "minLength", "pattern"},
-}
+}  # fmt: skip
 
 # Keywords that are not supported, each with the values that mean the same as no keyword.
 REFUSED: Final[dict[str, tuple[Any, ...]]] = {
@@ -31,9 +37,6 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "$recursiveRef": (),
     "$vocabulary": (),
     "contains": (),
-    "contentEncoding": (),
-    "contentMediaType": (),
-    "contentSchema": (),
     "dependencies": ({},),
     "dependentRequired": ({},),
     "dependentSchemas": ({},),
@@ -45,7 +48,6 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "maxContains": (),
     "minContains": (),
     "not": (False,),
-    "nullable": (False,),
     "propertyNames": (True, {}),
     "then": (),
     "unevaluatedItems": (True, {}),
@@ -54,9 +56,15 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "x-guidance": (),  # would switch checks off
 }
 
-# Strings of these formats follow their standards; any other `format` of strings is refused by its name.
+# Strings of these formats follow their standards.
 FORMATS: Final = (
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
+)  # fmt: skip
+
+# The standard's other formats of strings, which are refused by their names. Any other `format` is an annotation.
+OTHER_FORMATS: Final = (
+    "idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer",
+    "uri-reference", "uri-template",
 )  # fmt: skip
 
 # llguidance writes the 29th of February in every year, the year 0, and a 60th second at any time. Patterns that its

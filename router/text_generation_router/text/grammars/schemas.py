@@ -11,8 +11,9 @@ from decimal import Decimal
 from typing import Any
 
 from text_generation_router.text.grammars.asked import MAX_DEPTH, RefusedGrammarError
-from text_generation_router.text.grammars.keywords import CALENDAR, FORMATS, LIST, MAP, ONE, REFUSED
+from text_generation_router.text.grammars.keywords import CALENDAR, LIST, MAP, ONE
 from text_generation_router.text.grammars.unions import have_discriminator
+from text_generation_router.text.grammars.unsupported import drop_neutral, may_be, take_nullable, unsupported
 from text_generation_router.text.schema_references import ANNOTATIONS, resolved, target
 
 Schema = dict[str, Any]
@@ -28,19 +29,36 @@ NEUTRAL_BESIDE = ANNOTATIONS | {"$schema", "$defs", "definitions", "type"}
 
 def prepare(schema: Schema) -> None:
     """Changes the schema in place, which must be a tree: no object twice. Raises RefusedGrammarError."""
-    check_depth(schema)
-    closing = Closing(schema)
-    # References may lead to schemas below keywords that are not the standard's.
-    parts = list({id(part): part for part in (*all_parts(schema), *closing.parts)}.values())
+    parts = parts_of(schema)
     for part in parts:
-        _refuse_keywords(part)
-    _refuse_large_multiples(parts)
+        _refuse_keywords(schema, part)
+    if has_large_multiples(parts):
+        raise RefusedGrammarError(
+            f"the schema's keyword `multipleOf` is supported up to {MAX_MULTIPLE}, as the least common multiple of all"
+        )
     for part in parts:
+        drop_neutral(part)
         if "anyOf" not in part and have_discriminator(part.get("oneOf"), lambda one: resolved(schema, one)):
             part["anyOf"] = part.pop("oneOf")
-        if _may_be_text(part) and part.get("format") in CALENDAR:
+        if may_be(part, "string") and part.get("format") in CALENDAR:
             part["allOf"] = [*_list(part.get("allOf")), {"pattern": CALENDAR[part["format"]]}]
-    closing.close()
+    Closing(schema).close()
+
+
+def parts_of(schema: Schema) -> list[Schema]:
+    """The schema and all schemas in it, none of them with `nullable`. Raises RefusedGrammarError."""
+    check_depth(schema)
+    found = _found(schema)
+    if any("nullable" in part for part in found):
+        for part in found:
+            take_nullable(part)
+        found = _found(schema)
+    return found
+
+
+def _found(schema: Schema) -> list[Schema]:
+    # References may lead to schemas below keywords that are not the standard's.
+    return list({id(part): part for part in (*all_parts(schema), *Closing(schema).parts)}.values())
 
 
 def check_depth(value: Any) -> None:
@@ -81,24 +99,17 @@ def _parts_of(schema: Schema, maps: tuple[str, ...]) -> Iterator[Any]:
             yield from named.values()
 
 
-def _refuse_keywords(schema: Schema) -> None:
-    for name in [name for name in schema if name in REFUSED]:
-        if not any(type(schema[name]) is type(neutral) and schema[name] == neutral for neutral in REFUSED[name]):
-            raise RefusedGrammarError(f"the schema's keyword `{name}` is not supported")
-        del schema[name]
+def _refuse_keywords(root: Schema, schema: Schema) -> None:
+    for name in unsupported(root, schema):
+        if name == "format":
+            raise RefusedGrammarError(f"the schema's `format` {str(schema['format'])[:64]!r} is not supported")
+        raise RefusedGrammarError(f"the schema's keyword `{name}` is not supported")
     for name, most in MAX_NAMES.items():
         if isinstance(schema.get(name), dict) and len(schema[name]) > most:
             raise RefusedGrammarError(f"the schema has more than {most} `{name}` in one object")
-    if "format" in schema and _may_be_text(schema) and schema["format"] not in FORMATS:
-        raise RefusedGrammarError(f"the schema's `format` {str(schema['format'])[:64]!r} is not supported")
 
 
-def _may_be_text(schema: Schema) -> bool:
-    kinds = schema.get("type", "string")
-    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
-
-
-def _refuse_large_multiples(parts: list[Schema]) -> None:
+def has_large_multiples(parts: list[Schema]) -> bool:
     """llguidance follows a multiple of n with n states and without a bound, in `allOf` with those of the common
     multiple."""
     common = 1
@@ -106,10 +117,7 @@ def _refuse_large_multiples(parts: list[Schema]) -> None:
         given = part.get("multipleOf")
         if isinstance(given, int | float) and 0 < given < math.inf:
             common = math.lcm(common, int("".join(map(str, Decimal(str(given)).normalize().as_tuple().digits))))
-    if common > MAX_MULTIPLE:
-        raise RefusedGrammarError(
-            f"the schema's keyword `multipleOf` is supported up to {MAX_MULTIPLE}, as the least common multiple of all"
-        )
+    return common > MAX_MULTIPLE
 
 
 class Closing:

@@ -159,7 +159,7 @@ def test_a_text_that_reads_as_another_type_is_written_only_if_this_value_is_vali
 
 # Schemas of arguments that a form cannot follow, each with a word of the refusal for tags and for Python.
 REFUSED = (
-    ({"properties": {"a": {"type": "string", "contentEncoding": "base64"}}}, "contentEncoding", "contentEncoding"),
+    ({"properties": {"a": {"type": "string", "not": {"const": "b"}}}}, "`not`", "`not`"),
     ({"properties": {"a b": {"type": "string"}}}, "", "'a b' has a name"),
     ({"properties": {"a<b": {"type": "string"}}}, "'a<b' cannot be written", "'a<b' has a name"),
     ({"properties": {"a": {"pattern": "x"}}}, "the argument `a`: the keyword `pattern`", ""),

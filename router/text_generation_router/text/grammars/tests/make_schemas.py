@@ -34,7 +34,7 @@ UNSUPPORTED: tuple[Schema, ...] = (
     {"$ref": "https://example.com/other.json"},
     {"type": "string", "format": "regex"},
     {"type": "string", "pattern": "(?=.*[0-9])[a-z0-9]+"},
-    {"type": "string", "contentEncoding": "base64"},
+    {"type": "string", "format": "uri-template"},
     {"oneOf": [{"type": "integer"}, {"type": "number"}]},
     {"type": "object", "unevaluatedProperties": False},
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from text_generation_router.text.grammars.asked import MAX_CHOICES, MAX_DEPTH, GrammarKind
-from text_generation_router.text.grammars.keywords import FORMATS, REFUSED, SUPPORTED
+from text_generation_router.text.grammars.keywords import FORMATS, OTHER_FORMATS, REFUSED, SUPPORTED
 from text_generation_router.text.grammars.tests.matching import grammar_of, matches, refusal_of
 from text_generation_router.text.schema_references import ANNOTATIONS
 
@@ -74,7 +74,10 @@ ANY = {"type": "object", "properties": {"a": {}}}
 
 @pytest.mark.parametrize("keyword", sorted(REFUSED))
 def test_a_keyword_without_support_is_refused_by_its_name_wherever_it_stands(keyword):
-    schema = {keyword: {"type": "string"}}
+    beside = {"if": {"then": False}, "then": {"if": {}}, "else": {"if": {}}}
+    beside |= {name: {"contains": {}} for name in ("minContains", "maxContains")}
+    schema = {keyword: {"pattern": "a"}} | beside.get(keyword, {})
+    named = {keyword, *beside.get(keyword, ())} & REFUSED.keys()
     places = (
         schema,
         {"type": "object", "properties": {"a": schema}},
@@ -85,7 +88,7 @@ def test_a_keyword_without_support_is_refused_by_its_name_wherever_it_stands(key
         {"$ref": "#/$functions/a", "$functions": {"a": schema}},
     )
     for place in places:
-        assert schema_refusal(place) == f"the schema's keyword `{keyword}` is not supported"
+        assert schema_refusal(place) in {f"the schema's keyword `{name}` is not supported" for name in named}
     for neutral in REFUSED[keyword]:
         assert schema_refusal(ANY | {keyword: neutral}) == ""
 
@@ -101,6 +104,48 @@ def test_annotations_change_nothing(keyword):
     assert matches(grammar, "12") and not matches(grammar, '"a"')
 
 
+@pytest.mark.parametrize(
+    "idle",
+    [
+        {"propertyNames": {"type": "string", "title": "Key"}},
+        {"propertyNames": {"$ref": "#/$defs/key"}, "$defs": {"key": {"type": ["string", "null"]}}},
+        {"uniqueItems": True, "contains": {"type": "string"}},  # which limit lists
+        {"minContains": 2, "maxContains": 3},
+        {"then": {"required": ["b"]}},
+        {"if": {"required": ["b"]}},
+        {"properties": {"a": {"type": "string", "format": "ipv4network"}}},
+        {"properties": {"a": {"format": "binary", "contentEncoding": "base64", "contentMediaType": "text/x"}}},
+    ],
+)
+def test_what_says_nothing_is_taken(idle):
+    grammar = schema_grammar({"type": "object", "additionalProperties": {"type": "string"}} | idle)
+    assert matches(grammar, '{"a": "b"}') and not matches(grammar, "12")
+
+
+@pytest.mark.parametrize(
+    ("schema", "values", "others"),
+    [
+        ({"type": "string", "maxLength": 1}, ["null", '"a"'], ['"ab"', "1"]),
+        ({"type": ["string", "null"]}, ["null", '"a"'], ["1"]),
+        ({"enum": ["a", 1]}, ["null", '"a"', "1"], ['"b"']),
+        ({"type": "string", "const": "a"}, ["null", '"a"'], ['"b"']),
+        ({"$ref": "#/$defs/a"}, ["null", '"a"'], ["1"]),
+        ({"allOf": [{"$ref": "#/$defs/a"}], "description": "d"}, ["null", '"a"'], ["1"]),
+        ({"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/a"}]}, ["null", '"a"', "1"], ["true"]),
+        ({}, ["null", '"a"', "1"], []),
+    ],
+)
+def test_nullable_is_or_null_wherever_it_stands(schema, values, others):
+    definitions = {"$defs": {"a": {"type": "string", "enum": ["a"]}}}
+    inner = {"type": "array", "items": schema | {"nullable": True}, "minItems": 1, "maxItems": 1} | definitions
+    root = schema | {"nullable": True} | definitions
+    for grammar, form in ((schema_grammar(inner), "[{}]"), (schema_grammar(root), "{}")):
+        assert [value for value in values if not matches(grammar, form.format(value))] == []
+        assert [value for value in others if matches(grammar, form.format(value))] == []
+    strict = schema_grammar(schema | {"nullable": False} | definitions)
+    assert matches(strict, "null") == (schema == {} or schema.get("type") == ["string", "null"])
+
+
 def test_no_keyword_is_in_two_tables():
     assert not (SUPPORTED & ANNOTATIONS or SUPPORTED & REFUSED.keys() or ANNOTATIONS & REFUSED.keys())
 
@@ -114,7 +159,8 @@ def test_strings_have_a_format_that_is_supported(name):
     ("schema", "reason"),
     [
         ({"type": "string", "format": "iri"}, "the schema's `format` 'iri' is not supported"),
-        ({"type": ["null", "string"], "format": "unknown"}, "the schema's `format` 'unknown' is not supported"),
+        ({"type": ["null", "string"], "format": "regex"}, "the schema's `format` 'regex' is not supported"),
+        ({"type": "string", "nullable": "yes"}, "the schema's keyword `nullable` must be true or false"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "the schema's keyword `oneOf` is supported only where"),
         ({"$ref": "http://a/b.json"}, "the schema refers to 'http://a/b.json', and only references to its own parts"),
         ({"$ref": "b.json"}, "the schema refers to 'b.json', and only references to its own parts"),
@@ -196,5 +242,9 @@ def test_tgis_schemas_are_those_of_objects_without_saying_so():
 def test_the_documents_name_every_keyword_and_format():
     page = (Path(__file__).parents[5] / "docs/grammars.md").read_text()
     table = page[page.index("| keywords |") :]
-    missing = [name for name in (*SUPPORTED, *ANNOTATIONS, *REFUSED, *FORMATS) if f"`{name}`" not in table]
+    missing = [
+        name
+        for name in (*SUPPORTED, *ANNOTATIONS, *REFUSED, *FORMATS, *OTHER_FORMATS, "nullable")
+        if f"`{name}`" not in table
+    ]
     assert missing == []
