@@ -29,7 +29,7 @@ from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import json_response
 from text_generation_router.text.events import Finish, FinishReason, TokenEvent
-from text_generation_router.text.pieces import CallStart
+from text_generation_router.text.pieces import NewestCall
 from text_generation_router.text.validation import Prompt, renamed
 
 
@@ -79,12 +79,13 @@ class MessagesRoutes:
     async def answer(self, asked: MessagesOptions, results: Sequence[Result]) -> dict[str, Any]:
         [result] = results
         pieces, timing = pieces_of_result(result), result.timing
-        has_calls = any(isinstance(piece, CallStart) for piece in pieces)
+        call = NewestCall()
+        call.add(pieces)
         return message_json(
             f"msg_{request_id.get()}",
             self._services.served_name,
             content_of(pieces),
-            end_of(result.finish, asked, has_calls),
+            end_of(result.finish, asked, call),
             usage_json(timing.prompt_tokens, timing.cached_tokens, timing.generated_tokens, result.reasoning_tokens),
         )
 
@@ -127,10 +128,10 @@ class MessageEncoder:
             return start + body
         counts = finish.cached_tokens, finish.generated_tokens, generation.reasoning_tokens
         usage = usage_json(generation.prompt_tokens, *counts)
-        return start + body + stream.end(end_of(finish, self._asked, stream.has_calls), usage)
+        return start + body + stream.end(end_of(finish, self._asked, stream.call), usage)
 
 
-def end_of(finish: Finish, asked: MessagesOptions, has_calls: bool) -> MessageEnd:
+def end_of(finish: Finish, asked: MessagesOptions, call: NewestCall) -> MessageEnd:
     if finish.stop is not None:
         return MessageEnd("stop_sequence", finish.stop)
     if finish.reason is FinishReason.DEADLINE:
@@ -138,4 +139,4 @@ def end_of(finish: Finish, asked: MessagesOptions, has_calls: bool) -> MessageEn
     if finish.reason is FinishReason.LENGTH:
         is_wanted = finish.generated_tokens >= asked.max_tokens
         return MessageEnd("max_tokens" if is_wanted else "model_context_window_exceeded")
-    return MessageEnd("tool_use" if has_calls else "end_turn")
+    return MessageEnd("tool_use" if call.is_whole else "end_turn")

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from text_generation_router.http.encoding import to_named_event
-from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text
+from text_generation_router.text.pieces import CallArguments, CallStart, NewestCall, Piece, Reasoning, Text
 
 ID_BYTES = 12
 NewId = Callable[[], str]
@@ -104,13 +104,14 @@ class MessageStream:
         self._make_id = make_id
         self._index = -1  # number of the newest block
         self._open: str | None = None  # the type of the block that has begun and not ended
-        self.has_calls = False
+        self.call = NewestCall()
 
     def start(self, usage: dict[str, Any]) -> bytes:
         message = message_json(self._identity, self._model, [], None, usage)
         return to_named_event({"type": "message_start", "message": message}) + PING
 
-    def add(self, pieces: Iterable[Piece]) -> bytes:
+    def add(self, pieces: Sequence[Piece]) -> bytes:
+        self.call.add(pieces)
         return b"".join([self._add(piece) for piece in pieces])
 
     def end(self, end: MessageEnd, usage: dict[str, Any]) -> bytes:
@@ -123,7 +124,6 @@ class MessageStream:
         if isinstance(piece, CallArguments):
             return self._delta({"type": "input_json_delta", "partial_json": piece.text})
         if isinstance(piece, CallStart):
-            self.has_calls = True
             return self._begin(_block(piece, self._make_id))
         kind = "thinking" if isinstance(piece, Reasoning) else "text"
         begun = b"" if self._open == kind else self._begin(_block(piece, self._make_id))

@@ -28,6 +28,7 @@ from text_generation_router.api.v1_schemas import ChatOptions
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.text.events import TokenEvent
+from text_generation_router.text.pieces import CallStart, Text
 from text_generation_router.text.validation import Prompt
 
 KIND = "chat.completion"
@@ -140,6 +141,7 @@ class ChatEncoder:
         self._write = write
         self._logprobs = logprobs
         self._made = Made(generation)
+        self._has_begun = False
 
     def __call__(self, event: TokenEvent) -> bytes:
         reason = None if event.finish is None else self._write.style.reasons[event.finish.reason]
@@ -149,9 +151,10 @@ class ChatEncoder:
         text = self._text(event, {"content": event.text}, None)
         return first + text if reason is None else first + text + self._chunk({}, None, reason)
 
-    def _first(self) -> bytes:
-        """The chunk before the first token."""
-        return b"" if self._made.tokens else self._chunk({"role": "assistant", "content": ""}, None, None)
+    def _first(self, content: str | None = "") -> bytes:
+        """The chunk before all others."""
+        has_begun, self._has_begun = self._has_begun, True
+        return b"" if has_begun else self._chunk({"role": "assistant", "content": content}, None, None)
 
     def _text(self, event: TokenEvent, delta: dict[str, Any], reason: str | None) -> bytes:
         self._made.add(event)
@@ -177,7 +180,9 @@ class ChatEncoder:
 
 class PieceEncoder(ChatEncoder):
     """Encodes the events of a text that is divided into pieces: a chunk for each piece. A token's log-probabilities are
-    in the first of its chunks, or in one without text if the token's text is held back."""
+    in the first of its chunks, or in one without text if the token's text is held back. The first chunk has the content
+    null, as OpenAI's streams of calls have, unless the answer begins with text. A last chunk makes it "" if neither a
+    text nor a call has come."""
 
     def __init__(
         self,
@@ -192,22 +197,26 @@ class PieceEncoder(ChatEncoder):
         self._generation = generation
         self._new_id = new_id
         self._ending = Ending(write.style)
+        self._is_told = False  # whether the chunks until now say that the content is a text, or that there is a call
 
     def __call__(self, event: TokenEvent) -> bytes:
-        first = self._first()
-        self._made.add(event)
         pieces = self._generation.pieces_of(event)
         self._ending.add(pieces)
         deltas = [delta_json(piece, self._new_id) for piece in pieces]
         logprobs, ids = self._token(event)
         if not deltas and (logprobs is not None or ids is not None):
-            deltas = [{"content": ""}]
+            deltas = [{}]
+        begins_with_text = bool(pieces) and isinstance(pieces[0], Text)
+        chunks = self._first("" if begins_with_text else None) if deltas or event.finish is not None else b""
+        self._is_told |= any(isinstance(piece, Text | CallStart) for piece in pieces)
+        self._made.add(event)
         for delta in deltas:
-            first += self._chunk(delta, logprobs, None, ids)
+            chunks += self._chunk(delta, logprobs, None, ids)
             logprobs = ids = None
         if event.finish is None:
-            return first
-        return first + self._chunk({}, None, self._ending.reason(event.finish.reason))
+            return chunks
+        last = {} if self._is_told else {"content": ""}
+        return chunks + self._chunk(last, None, self._ending.reason(event.finish.reason))
 
 
 class TgiCallEncoder(ChatEncoder):
@@ -223,7 +232,7 @@ class TgiCallEncoder(ChatEncoder):
     def __call__(self, event: TokenEvent) -> bytes:
         delta = tgi_calls.delta_json(self._generation.pieces_of(event), self._id)
         reason = None if event.finish is None else self._write.style.reasons[event.finish.reason]
-        if delta is None and reason is None:
+        if delta is None and reason is None and not (self._asked.logprobs or self._asked.return_token_ids):
             self._made.add(event)
             return b""
         return self._text(event, delta or {"role": "assistant", "content": ""}, reason)

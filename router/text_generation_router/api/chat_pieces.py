@@ -7,12 +7,10 @@ import string
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import orjson
-
 from text_generation_router.api.styles import Style
 from text_generation_router.text.calls.formats import CallFormat, IdStyle
 from text_generation_router.text.events import FinishReason
-from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text
+from text_generation_router.text.pieces import CallStart, NewestCall, Piece, Reasoning, Text
 
 NewId = Callable[[], str]
 
@@ -64,30 +62,16 @@ class Ending:
 
     def __init__(self, style: Style) -> None:
         self._style = style
-        self._arguments: list[str] | None = None  # parts of the newest call's arguments; None: there is no call
+        self._call = NewestCall()
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            if isinstance(piece, CallStart):
-                self._arguments = []
-            elif isinstance(piece, CallArguments) and self._arguments is not None:
-                self._arguments.append(piece.text)
+        self._call.add(pieces)
 
     def reason(self, reason: FinishReason) -> str:
-        """`tool_calls` if the answer calls tools, unless a stop string or a length has cut the last call off."""
+        """`tool_calls` if the answer calls tools and the last call is whole."""
         word = self._style.reasons[reason]
-        if self._arguments is None or word != "stop" or self._style.is_tgis:
-            return word
-        is_cut = reason is FinishReason.STOP_SEQUENCE and not _is_json("".join(self._arguments))
-        return word if is_cut else "tool_calls"
-
-
-def _is_json(text: str) -> bool:
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return False
-    return True
+        calls = word == "stop" and not self._style.is_tgis and self._call.is_whole
+        return "tool_calls" if calls else word
 
 
 def _reasoning(text: str) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from text_generation_router.api.generation import Generation, Result, Row, close
 from text_generation_router.api.openai import (
     ChunkWriter,
     Made,
+    TextSizes,
     all_completion_logprobs,
     chunk_json,
     completion_logprobs,
     merged,
-    offsets_of,
     row_of,
     rows_of,
     until_done,
@@ -90,7 +90,7 @@ class CompletionRoutes:
         choice = {
             "index": index,
             "text": prompt + result.finish.generated_text,
-            "logprobs": None if asked.logprobs is None else await _logprobs(asked, prompt, result.prompt, rows),
+            "logprobs": None if asked.logprobs is None else await self._rows_json(asked, prompt, result.prompt, rows),
             "finish_reason": self._style.reasons[result.finish.reason],
         }
         if asked.prompt_logprobs is not None:
@@ -111,7 +111,8 @@ class CompletionRoutes:
         self, asked: CompletionRequest, generations: Sequence[Generation], writer: DirectWriter
     ) -> AsyncGenerator[bytes, None]:
         write = ChunkWriter(self._head(), asked, self._style)
-        encoders = [CompletionEncoder(index, generation, asked, write) for index, generation in enumerate(generations)]
+        sizes = self._sizes(asked, is_stream=True)
+        encoders = [CompletionEncoder(i, generation, asked, write, sizes) for i, generation in enumerate(generations)]
         if len(generations) == 1:  # the events of several texts are put in order by `merged`
             generations[0].write_through(writer, encoders[0])
         try:
@@ -119,40 +120,47 @@ class CompletionRoutes:
                 if asked.echo and not encoders[index].has_begun:
                     prompt = await self._echo(index, asked)
                     has_rows = asked.logprobs is not None
-                    yield encoders[index].echo(
-                        prompt, await _logprobs(asked, prompt, generations[index].prompt, []) if has_rows else None
-                    )
+                    rows = await self._rows_json(asked, prompt, generations[index].prompt, []) if has_rows else None
+                    yield encoders[index].echo(prompt, rows)
                 yield encoders[index](event)
             if asked.include_usage:
                 yield write.usage([generation.timing for generation in generations])
         finally:
             close_all(generations)
 
+    def _sizes(self, asked: CompletionRequest, is_stream: bool = False) -> TextSizes:
+        """TGI's streams have the texts of special tokens."""
+        has_special = asked.skip_special_tokens is False or (is_stream and self._style.is_tgis)
+        return TextSizes(self._services.inference.vocabulary, has_special)
+
+    async def _rows_json(
+        self, asked: CompletionRequest, prompt: str, prompt_rows: PromptRows | None, rows: Sequence[Row]
+    ) -> dict[str, Any]:
+        """`prompt`: the text before the answer. `rows`: of the answer's tokens."""
+        sizes = self._sizes(asked)
+        offsets = sizes.offsets(rows, len(prompt))
+        if not asked.echo or prompt_rows is None:
+            return await all_completion_logprobs(rows, offsets)
+        before = await rows_of_prompt(prompt_rows, asked.logprobs or 0)
+        return await all_completion_logprobs([*before, *rows], [*offsets_in(prompt, before, sizes), *offsets])
+
 
 def _prompt(given: str | tuple[int, ...], prompt: Prompt) -> Prompt:
     return replace(prompt, inputs=given) if isinstance(given, str) else replace(prompt, ids=given)
 
 
-async def _logprobs(
-    asked: CompletionRequest, prompt: str, prompt_rows: PromptRows | None, rows: Sequence[Row]
-) -> dict[str, Any]:
-    """`prompt`: the text before the answer. `rows`: of the answer's tokens."""
-    if not asked.echo or prompt_rows is None:
-        return await all_completion_logprobs(rows, offsets_of(rows, 0))
-    before = await rows_of_prompt(prompt_rows, asked.logprobs or 0)
-    offsets = [*offsets_in(prompt, before), *offsets_of(rows, len(prompt))]
-    return await all_completion_logprobs([*before, *rows], offsets)
-
-
 class CompletionEncoder:
     """Encodes the events of one text of a stream."""
 
-    def __init__(self, index: int, generation: Generation, asked: CompletionRequest, write: ChunkWriter) -> None:
+    def __init__(
+        self, index: int, generation: Generation, asked: CompletionRequest, write: ChunkWriter, sizes: TextSizes
+    ) -> None:
+        self._sizes = sizes
         self._index = index
         self._generation = generation
         self._asked = asked
         self._write = write
-        self._offset = 0  # characters of the text until now
+        self._offset = 0  # where the next token begins in the text
         self._made = Made(generation)
         self.has_begun = False
 
@@ -180,7 +188,7 @@ class CompletionEncoder:
             choice["token_ids"] = [] if token is None else [token.id]
             if not self._made.tokens:
                 choice["prompt_token_ids"] = self._generation.input_ids
-        self._offset += len(text)
+        self._offset += 0 if token is None else self._sizes.of(token)
         self._made.add(event)
         if style.is_tgis:
             return self._write.tgi_completion(choice, self._generation.timing if event.finish is not None else None)

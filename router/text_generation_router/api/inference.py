@@ -134,7 +134,7 @@ class Inference:
         if is_answer:
             self._metrics.request_input_length.observe(len(request.input_ids))
             self._metrics.request_max_new_tokens.observe(request.max_new_tokens)
-        rules = prompt.parameters.text_rules
+        rules = prompt.parameters.text_rules(self.validator.limits.eos_token_ids)
         return Generation(
             stream=GenerationStream(self._engine, self.vocabulary, self._metrics, request, self._wakes, rules),
             permit=permit,

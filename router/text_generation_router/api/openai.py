@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from types import MappingProxyType
 from typing import Any
@@ -126,7 +127,7 @@ class ChatLogprobs:
 
 def completion_logprobs(row: Row, offset: int) -> dict[str, Any]:
     """Log-probabilities of one token, in the form of OpenAI's completions. `text_offset` counts characters of the
-    choice's text; `top_logprobs` contains the token itself as well."""
+    choice's text, also those that a stop string may yet cut off; `top_logprobs` contains the token itself as well."""
     return {name: [value_of(row)] for name, value_of in COMPLETION_ARRAYS.items()} | {"text_offset": [offset]}
 
 
@@ -136,9 +137,23 @@ async def all_completion_logprobs(rows: Sequence[Row], offsets: Sequence[int]) -
     return arrays | {"text_offset": offsets}
 
 
-def offsets_of(rows: Sequence[Row], start: int) -> list[int]:
-    """Where each of the rows' tokens begins in a text, of which the first one begins at `start`."""
-    return list(islice(accumulate((len(token.text) for token, _ in rows), initial=start), len(rows)))
+@dataclass(frozen=True, slots=True)
+class TextSizes:
+    """How many characters tokens take in a text, which has the texts of special tokens or has not."""
+
+    vocabulary: Vocabulary
+    has_special: bool
+
+    def held_back(self, token: Token) -> int:
+        """Number of characters before a special token that were held back until it came."""
+        return len(token.text) - len(self.vocabulary.text_of(token.id))
+
+    def of(self, token: Token) -> int:
+        return self.held_back(token) if token.special and not self.has_special else len(token.text)
+
+    def offsets(self, rows: Sequence[Row], start: int) -> list[int]:
+        """Where each of the rows' tokens begins in a text, of which the first one begins at `start`."""
+        return list(islice(accumulate((self.of(token) for token, _ in rows), initial=start), len(rows)))
 
 
 def _top_logprobs(row: Row) -> dict[str, Any] | None:

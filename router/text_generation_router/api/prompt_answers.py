@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from text_generation_router.api.generation import Result, Row
+from text_generation_router.api.openai import TextSizes
 from text_generation_router.api.v1_schemas import CompletionRequest, OpenAIRequest
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.encoding import ROWS_PER_PIECE
@@ -52,13 +53,14 @@ async def rows_of_prompt(rows: Sequence[Row], count: int) -> list[Row]:
     return made
 
 
-def offsets_in(text: str, rows: Sequence[Row]) -> list[int]:
+def offsets_in(text: str, rows: Sequence[Row], sizes: TextSizes) -> list[int]:
     """Where each token begins in the text of a prompt. A special token that the tokenizer has added takes no place."""
     offsets, at = [], 0
     for token, _ in rows:
         offsets.append(at)
-        if not token.special or text.startswith(token.text, at):
-            at += len(token.text)
+        held_back = sizes.held_back(token) if token.special else 0
+        is_there = not token.special or text.startswith(token.text[held_back:], at + held_back)
+        at += len(token.text) if is_there else held_back
     return offsets
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from text_generation_router.http.encoding import to_json, to_named_event
-from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text
+from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text, is_json
 
 ID_BYTES = 12
 NewId = Callable[[], str]
@@ -153,7 +153,8 @@ class CallItem:
         return {"type": "response.function_call_arguments.delta", "delta": text}
 
     def end(self, status: str) -> Iterator[Event]:
-        self.item |= {"arguments": "".join(self._texts), "status": status}
+        arguments = "".join(self._texts)  # which the model may have broken off
+        self.item |= {"arguments": arguments, "status": status if is_json(arguments) else "incomplete"}
         told = {"name": self.item["name"], "arguments": self.item["arguments"]}
         yield {"type": "response.function_call_arguments.done"} | told
 

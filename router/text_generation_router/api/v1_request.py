@@ -31,7 +31,8 @@ def parameters_of(
 ) -> AskedParameters:
     """`echoed`: number of most likely tokens that `echo` needs with each log-probability of the prompt, or None."""
     parameters = asked.sampling_parameters(max_new_tokens, top_n_tokens, services.style.keeps_stop)
-    parameters = replace(parameters, prompt_logprobs=wanted_logprobs(asked, echoed))
+    logprobs, is_length_last = wanted_logprobs(asked, echoed), not services.style.is_tgis
+    parameters = replace(parameters, prompt_logprobs=logprobs, is_length_last=is_length_last)
     if parameters.grammar is not None and services.style.is_tgis:  # TGI's errors have one name for all fields
         parameters = replace(parameters, grammar=replace(parameters.grammar, field="grammar"))
     if parameters.truncate == -1:  # the longest prompt that the server takes

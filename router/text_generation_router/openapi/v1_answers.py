@@ -72,7 +72,8 @@ class CompletionLogprobsJson(AnswerJson):
     top_logprobs: list[dict[str, float | None] | None]
     """The most likely tokens, and the token itself, with their log-probabilities."""
     text_offset: list[Count]
-    """Where each token begins in the choice's text, in characters."""
+    """Where each token begins in the choice's text, in characters. A token that a stop string has cut off begins behind
+    the end of the text."""
 
 
 class CompletionTextJson(AnswerJson):

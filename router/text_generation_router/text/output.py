@@ -19,6 +19,9 @@ class TextRules:
     # Special tokens whose texts a text has even so: they divide it into pieces. None: it is not divided, and its events
     # have no parts.
     markers: frozenset[str] | None = None
+    # The end tokens of the request, if an end token or a stop string that meets the length limit is the reason of the
+    # end, as in OpenAI. None: the length is the reason, as in TGI.
+    end_ids: frozenset[int] | None = None
 
 
 class TextOutput:
@@ -52,12 +55,14 @@ class TextOutput:
         is_text: bool = False,
     ) -> TokenEvent:
         """Adds a token. `reason`: why the engine ends the request with this token, or None. A stop string ends the text
-        too, unless one of the first `min_new_tokens` tokens completes it. As in TGI, the length limit and the
-        end-of-text token take precedence as the reason. The event has `finish` if the token is the last. `tops`: (id,
+        too, unless one of the first `min_new_tokens` tokens completes it. `TextRules.end_ids` says which reason a
+        token has that ends the request for several. The event has `finish` if the token is the last. `tops`: (id,
         log-probability) of the most likely tokens. `is_text`: the last token belongs to the text, which is complete
         with it, so it is not cut off as an end token.
         """
         self.num_tokens += 1
+        if reason is FinishReason.LENGTH and token_id in (self._rules.end_ids or ()):
+            reason = FinishReason.EOS_TOKEN
         if reason is FinishReason.EOS_TOKEN and not self._rules.keeps_stop and not is_text:
             shown, plain = self._cut_end_token(token_id)
         else:
@@ -68,12 +73,16 @@ class TextOutput:
             if self._parts is not None:
                 plain, stopped = self._ruled(shown, plain, stopped, reason is not None)
             if stopped:
-                reason = reason or FinishReason.STOP_SEQUENCE
+                reason = self._reason_beside_stop(reason)
         token = Token(token_id, shown, logprob, token_id in self._special_ids)
         top_tokens = tuple([self._top_token(i, top) for i, top in tops]) if tops else ()
         return TokenEvent(
             token, plain, top_tokens, self._finish(reason, inference_s) if reason else None, self._new_parts()
         )
+
+    def _reason_beside_stop(self, reason: FinishReason | None) -> FinishReason:
+        """Why a text ends that a stop string has ended. `reason`: the other reason why it ends there, or None."""
+        return FinishReason.STOP_SEQUENCE if reason is None or self._rules.end_ids is not None else reason
 
     def _cut_end_token(self, token_id: int) -> tuple[str, str]:
         """What an end token adds to the token's own text, and to the text: only what was held back before it."""
@@ -119,7 +128,8 @@ class TextOutput:
         """The last event of a request that ends without another token. It carries the text that was held back."""
         held_back = self._text.flush()
         if self._parts is not None:
-            held_back, _ = self._ruled(held_back, held_back, False, is_last=True)
+            held_back, stopped = self._ruled(held_back, held_back, False, is_last=True)
+            reason = self._reason_beside_stop(reason) if stopped else reason
         finish = self._finish(reason, inference_s)
         return TokenEvent(None, held_back, finish=finish, parts=self._new_parts())
 

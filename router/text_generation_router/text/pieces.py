@@ -2,11 +2,12 @@
 while it is made.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from text_generation_router.text.events import TokenEvent
+from text_generation_router.text.events import FinishReason, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,33 @@ class CallArguments:
 Piece = Text | Reasoning | CallStart | CallArguments
 
 
+class NewestCall:
+    """The newest call of an answer whose pieces are still coming."""
+
+    def __init__(self) -> None:
+        self._arguments: list[str] | None = None  # None: there is no call
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if isinstance(piece, CallStart):
+                self._arguments = []
+            elif isinstance(piece, CallArguments) and self._arguments is not None:
+                self._arguments.append(piece.text)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a call, and all of its arguments."""
+        return self._arguments is not None and is_json("".join(self._arguments))
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 class PieceReader(Protocol):
     """Divides one text into pieces. The pieces do not depend on how the text is divided into pushes."""
 
@@ -51,8 +79,9 @@ class PieceReader(Protocol):
         special token, which no text that the model spells out can imitate."""
         ...
 
-    def finish(self) -> Sequence[Piece]:
-        """The pieces that were held back, when no more text follows."""
+    def finish(self, is_cut: bool = False) -> Sequence[Piece]:
+        """The pieces that were held back, when no more text follows. `is_cut`: something other than the model has ended
+        the text. The beginning of a call or a marker, with which it ends, is left out then."""
         ...
 
 
@@ -65,8 +94,8 @@ class WithoutReasoning:
     def push(self, text: str, special: bool = False) -> Sequence[Piece]:
         return [piece for piece in self._reader.push(text, special) if not isinstance(piece, Reasoning)]
 
-    def finish(self) -> Sequence[Piece]:
-        return [piece for piece in self._reader.finish() if not isinstance(piece, Reasoning)]
+    def finish(self, is_cut: bool = False) -> Sequence[Piece]:
+        return [piece for piece in self._reader.finish(is_cut) if not isinstance(piece, Reasoning)]
 
 
 class FirstCall:
@@ -78,8 +107,8 @@ class FirstCall:
     def push(self, text: str, special: bool = False) -> Sequence[Piece]:
         return [piece for piece in self._reader.push(text, special) if not _is_later_call(piece)]
 
-    def finish(self) -> Sequence[Piece]:
-        return [piece for piece in self._reader.finish() if not _is_later_call(piece)]
+    def finish(self, is_cut: bool = False) -> Sequence[Piece]:
+        return [piece for piece in self._reader.finish(is_cut) if not _is_later_call(piece)]
 
 
 def _is_later_call(piece: Piece) -> bool:
@@ -89,7 +118,9 @@ def _is_later_call(piece: Piece) -> bool:
 def read(reader: PieceReader, event: TokenEvent) -> list[Piece]:
     """The pieces that are certain with an event of a text that has markers (`TextRules`)."""
     pieces = [piece for part in event.parts for piece in reader.push(part.text, part.special)]
-    return pieces if event.finish is None else [*pieces, *reader.finish()]
+    if event.finish is None:
+        return pieces
+    return [*pieces, *reader.finish(is_cut=event.finish.reason is not FinishReason.EOS_TOKEN)]
 
 
 def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:

@@ -126,12 +126,12 @@ class GrammarCallReader:
         self._begun = True
         return CallStart(0, found[1]), *self._arguments("{" + self._text[found.end() :])
 
-    def finish(self) -> Sequence[Piece]:
-        """A text that was cut off before the function's name is given out as it is."""
+    def finish(self, is_cut: bool = False) -> Sequence[Piece]:
+        """A text that the model has ended before the function's name is given out as it is."""
         if self._begun:
             closing, self._held = self._held.rstrip().removesuffix("}").rstrip(), ""
             return (CallArguments(0, closing),) if closing else ()
-        return (Text(self._text),) if self._text else ()
+        return (Text(self._text),) if self._text and not is_cut else ()
 
     def _arguments(self, text: str) -> Sequence[Piece]:
         text = self._held + text

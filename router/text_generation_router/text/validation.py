@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,14 +60,19 @@ class AskedParameters:
     keeps_stop: bool = True  # see TextRules
     skips_special: bool = True
     markers: frozenset[str] | None = None
+    is_length_last: bool = False  # whether any other reason of an end goes before the length, as in OpenAI
     returns_ids: bool = False  # whether the answer has the prompt's token ids
     max_top_n_tokens: int | None = None  # the route's own limit, where it has one
     grammar: AskedGrammar | None = None
     form: ChatForm | None = None  # what surrounds a chat's answer; None: nothing
 
-    @property
-    def text_rules(self) -> TextRules:
-        return TextRules(self.stop, self.keeps_stop, self.skips_special, self.markers)
+    def end_ids(self, eos_token_ids: Sequence[int]) -> frozenset[int]:
+        """The tokens that end the text. `eos_token_ids`: the model's."""
+        return frozenset((*self.stop_token_ids, *(() if self.ignore_eos_token else eos_token_ids)))
+
+    def text_rules(self, eos_token_ids: Sequence[int]) -> TextRules:
+        end_ids = self.end_ids(eos_token_ids) if self.is_length_last else None
+        return TextRules(self.stop, self.keeps_stop, self.skips_special, self.markers, end_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +165,7 @@ class Validator:
             ids = await ids_of_bad_words(self._tokenizer, parameters.bad_words, limits.vocab_size, share)
             result = replace(result, bad_words_ids=ids)
         if result.min_new_tokens:
-            ends = {*parameters.stop_token_ids, *(() if parameters.ignore_eos_token else limits.eos_token_ids)}
+            ends = parameters.end_ids(limits.eos_token_ids)
             result = replace(result, end_token_ids=tuple(sorted(i for i in ends if i < limits.vocab_size)))
         _raise_first(choice_checks(result, max_new_tokens, limits.vocab_size))
         return replace(result, grammar=await self._grammar(parameters, limits, share))

@@ -67,10 +67,11 @@ TEMPLATE = (
 class Script:
     """What the fake engine does with a request."""
 
-    texts: tuple[str, ...] = (" there", "!")
+    texts: tuple[str, ...] = (" there", "!")  # "\udcXX" is the byte XX
     logprobs: tuple[float, ...] = (-0.5, -0.25)
     reason: EndReason = EndReason.LENGTH
     last_is_special: bool = False
+    specials: frozenset[int] = frozenset()  # places of other special tokens
     cuts_character: bool = False  # the last ordinary token ends with the first byte of a character
     ends_after: tuple[int, Ended] | None = None  # tokens before the end, and how the request ends
     hang_after: int | None = None  # number of tokens after which the fake engine sends nothing more
@@ -211,8 +212,8 @@ class FakeEngine:
     def _give(self, asked: Asked, number: int) -> None:
         script = asked.script
         last = number == len(script.texts) - 1
-        special = last and script.last_is_special
-        token = script.texts[number].encode()
+        special = (last and script.last_is_special) or number in script.specials
+        token = script.texts[number].encode(errors="surrogateescape")
         if script.cuts_character and number == len(script.texts) - 1 - script.last_is_special:
             token += b"\xc3"
         token_id, logprob = self.vocabulary.id_of(token, special), script.logprobs[number]

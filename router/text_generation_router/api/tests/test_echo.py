@@ -2,7 +2,9 @@
 
 import pytest
 
+from text_generation_router.api.openai import TextSizes
 from text_generation_router.api.prompt_answers import offsets_in
+from text_generation_router.api.tests.conftest import ScriptedVocabulary
 from text_generation_router.text.events import Token
 
 PATH = "/v1/completions"
@@ -60,10 +62,14 @@ def test_nothing_is_generated_where_no_token_is_asked_for(server, stream):
 
 
 def test_special_tokens_of_a_prompt_take_no_place_in_its_text_unless_they_stand_there():
-    rows = [(Token(0, text, 0.0, text == "<s>"), ()) for text in ("<s>", "Hi", "<s>", "!")]
-    assert offsets_in("Hi!", rows) == [0, 0, 2, 2]
-    assert offsets_in("Hi<s>!", rows) == [0, 0, 2, 5]
-    assert offsets_in("<s>Hi<s>!", rows) == [0, 3, 5, 8]
+    vocabulary = ScriptedVocabulary()
+    special = vocabulary.id_of(b"<s>", special=True)
+    texts = ("<s>", "Hi", "\ufffd<s>", "!")
+    rows = [(Token(special if "<s>" in text else 0, text, 0.0, "<s>" in text), ()) for text in texts]
+    sizes = TextSizes(vocabulary, has_special=False)
+    assert offsets_in("Hi\ufffd!", rows, sizes) == [0, 0, 2, 3]
+    assert offsets_in("Hi\ufffd<s>!", rows, sizes) == [0, 0, 2, 6]
+    assert offsets_in("<s>Hi\ufffd<s>!", rows, sizes) == [0, 3, 5, 9]
 
 
 @pytest.mark.parametrize(("path", "body"), [(PATH, {"prompt": "Hi"}), ("/v1/chat/completions", CHAT)])

@@ -69,20 +69,24 @@ def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
             function = calls[call["index"]]["function"]
             function["arguments"] = function.get("arguments", "") + call["function"]["arguments"]
         for name in delta.keys() - {"tool_calls"}:
-            message[name] = message.get(name, "") + delta[name]
+            message[name] = (message.get(name) or "") + delta[name] if delta[name] is not None else message.get(name)
     return message
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     calls = [{name: value for name, value in call.items() if name != "id"} for call in message.get("tool_calls", ())]
-    return message | ({"tool_calls": calls, "content": message["content"] or ""} if calls else {})
+    return message | ({"tool_calls": calls} if calls else {})
 
 
+@pytest.mark.parametrize("logprobs", [False, True])
 @pytest.mark.parametrize("text", ["Hello", CALL, f"Let me see. {CALL}\n{CALL}", CALL[:40], "<tool_call>no</tool_call>"])
-def test_a_stream_adds_up_to_the_whole_answer(make_server, text):
-    choice, chunks = asks(make_server(template=HERMES), text, tools=TOOLS)
+def test_a_stream_adds_up_to_the_whole_answer(make_server, text, logprobs):
+    choice, chunks = asks(make_server(template=HERMES), text, tools=TOOLS, logprobs=logprobs)
     assert without_ids(joined(chunks)) == without_ids(choice["message"])
     assert [chunk["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + [choice["finish_reason"]]
+    begins_with_call = not choice["message"]["content"] or (logprobs and text[0] == "<")  # perhaps a call, to be exact
+    first = None if begins_with_call else ""
+    assert chunks[0]["delta"] == {"role": "assistant", "content": first}
 
 
 def test_calls_are_tool_calls_with_ids_and_the_finish_reason_says_so(make_server):
@@ -93,6 +97,27 @@ def test_calls_are_tool_calls_with_ids_and_the_finish_reason_says_so(make_server
     assert first["id"].startswith("call_") and first["id"] != second["id"] and choice["message"]["content"] is None
     arguments = [chunk for chunk in chunks if "tool_calls" in chunk["delta"]]
     assert len(arguments) > 4  # a call is sent while the model writes it
+
+
+BROKEN = '<tool_call>\n{"name": "weather", "arguments": {"city": 800'
+
+
+@pytest.mark.parametrize(("text", "is_call"), [(CALL, True), (BROKEN, False), (f"{CALL}{BROKEN}", False)])
+def test_a_call_that_the_model_breaks_off_is_not_the_reason_of_the_end(make_server, text, is_call):
+    server = make_server(template=HERMES)
+    choice, chunks = asks(server, text, tools=TOOLS)
+    assert choice["finish_reason"] == chunks[-1]["finish_reason"] == ("tool_calls" if is_call else "stop")
+    assert len(choice["message"]["tool_calls"]) == text.count("<tool_call>")
+    flat = [{"type": "function"} | tool["function"] for tool in TOOLS]
+    server.engine.scripts = [script(text), script(text)]
+    item = server.post("/v1/responses", {"input": "Hi", "tools": flat}).json["output"][-1]
+    assert item["status"] == ("completed" if is_call else "incomplete")
+    own = [{"name": tool["name"], "input_schema": tool["parameters"] | {"type": "object"}} for tool in flat]
+    body = CHAT | {"tools": own, "max_tokens": 99}
+    assert server.post("/v1/messages", body).json["stop_reason"] == ("tool_use" if is_call else "end_turn")
+    server.engine.scripts = [script(text)]
+    last = server.post("/v1/messages", body | {"stream": True}).events[-2]
+    assert last["delta"]["stop_reason"] == ("tool_use" if is_call else "end_turn")
 
 
 def test_the_template_gets_the_tools_and_without_a_choice_of_them_none(make_server):
@@ -208,6 +233,12 @@ def test_tgis_stream_of_a_call(make_server):
     assert all(call["function"]["name"] is None for call in calls[1:])
     assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"city": "Rome"}
     assert chunks[-1]["finish_reason"] == "stop"
+    server.engine.scripts = [script('{"function": {"_name": "weather", "city": "Rome"}}')] * 2
+    body |= {"logprobs": True, "return_token_ids": True}
+    [whole] = server.post(PATH, body | {"stream": False}).json["choices"]
+    chunks = [event["choices"][0] for event in server.post(PATH, body).events[1:-1]]
+    assert [i for chunk in chunks for i in chunk["token_ids"]] == whole["token_ids"]
+    assert [row for chunk in chunks for row in chunk["logprobs"]["content"]] == whole["logprobs"]["content"]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class CallFormat:
     ends: tuple[str, ...] = ()  # what may follow a call or a section before other text
     separators: tuple[str, ...] = ()  # what may stand between two calls
     frames: tuple[tuple[str, str], ...] = ()  # what may stand around the answer's own text
-    is_bare: bool = False  # whether a call may also begin the answer without a marker
+    bare_begins: tuple[str, ...] = ()  # what stands before a call's name, without white space, if no marker does
     name_key: str = "name"
     arguments_keys: tuple[str, ...] = ("arguments", "parameters")
     id_key: str = "id"
@@ -67,6 +67,11 @@ class CallFormat:
     ids: IdStyle = IdStyle.RANDOM
     # Each has texts that a chat template contains, all of them, if its model writes this format.
     seen_in: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether a call may also begin the answer without a marker."""
+        return bool(self.bare_begins)
 
     @property
     def starts(self) -> tuple[str, ...]:
@@ -246,7 +251,7 @@ CALL_FORMATS = {
             BodyKind.PYTHONIC,
             begins=("<|python_start|>",),
             ends=("<|python_end|>",),
-            is_bare=True,
+            bare_begins=("[",),
             seen_in=(("<|python_start|>",), ("[func_name1(",)),
         ),
         CallFormat(
@@ -254,7 +259,7 @@ CALL_FORMATS = {
             BodyKind.JSON_OBJECT,
             begins=("<|python_tag|>",),
             separators=(";",),
-            is_bare=True,
+            bare_begins=('{"name":"', '{"type":"function","name":"'),
             seen_in=(('"parameters": dictionary of argument name',),),
         ),
     )

@@ -1,12 +1,13 @@
 """Divides a model's text into the answer, reasoning and calls of tools, while it is made."""
 
+import re
 from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
 from text_generation_router.text.calls.errors import BrokenCallError, NotACallError, TextEndedError
 from text_generation_router.text.calls.found_calls import FoundCalls, Tools
-from text_generation_router.text.calls.source import Markers, Source, Steps
+from text_generation_router.text.calls.source import FEWEST_CHARS, Markers, Source, Steps
 from text_generation_router.text.calls.special_tokens import SpecialTokens
 from text_generation_router.text.calls.stepped_reader import SteppedReader
 
@@ -35,13 +36,14 @@ class Marks:
         ends: Sequence[str] = (),
         separators: Sequence[str] = (),
         frames: Sequence[tuple[str, str]] = (),
-        bare_starts: str = "",
+        bare_begins: Sequence[str] = (),
     ) -> None:
         """`thinks`: the markers that begin and that end reasoning. `starts`: of calls; `call_begin` is one of them and
         stands after each of the others. `ends`, `separators`: what may stand after calls, and between them.
-        `frames`: what may stand around the answer. `bare_starts`: characters with which a call may begin without a
-        marker."""
-        self.body, self.separators, self.bare_starts = body, separators, bare_starts
+        `frames`: what may stand around the answer. `bare_begins`: what stands before the name of a call without a
+        marker, without white space."""
+        self.body, self.separators, self.bare_begins = body, separators, bare_begins
+        self.bare_starts = frozenset(begin[0] for begin in bare_begins)
         self.call_begin = call_begin
         self.begins, self.ends = thinks
         self.frames = tuple(begin for begin, _ in frames)
@@ -72,6 +74,15 @@ class AnswerReader(SteppedReader):
         self._is_framed = False  # the answer's own text has begun with a frame's marker
         super().__init__(special_tokens, tools, keeps_special)
 
+    def _may_be_call(self, undecided: str) -> bool:
+        """A text without a marker, which may be an answer in JSON, has to agree with a call of one of the tools."""
+        if undecided[:1] not in self._marks.bare_starts:
+            return True
+        said = re.sub(r"\s", "", undecided)
+        openings = (begin + name for begin in self._marks.bare_begins for name in self._calls.names)
+        is_long = len(said) >= FEWEST_CHARS or self._calls.count > 0
+        return is_long and any(said.startswith(text) or text.startswith(said) for text in openings)
+
     def _read(self) -> Steps[None]:
         place = (yield from self._reasoning()) if self._is_open else _Place.NOTHING
         while place is not _Place.END:
@@ -100,7 +111,7 @@ class AnswerReader(SteppedReader):
         """Reads a call, after its marker `found` or without one; if there is none, the beginning of text. `space` is
         the white space before it. `is_all`: nothing else precedes."""
         first = "" if found else (yield from self._source.peek())
-        if found or (first and first in self._marks.bare_starts):
+        if found or first in self._marks.bare_starts:
             was_call, rest = yield from self._call(found)
             if was_call and not rest:
                 return _Place.CALL

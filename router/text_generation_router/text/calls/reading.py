@@ -15,14 +15,14 @@ from text_generation_router.text.calls.special_tokens import SpecialTokens
 from text_generation_router.text.calls.stepped_reader import SteppedReader
 from text_generation_router.text.calls.xml_body import XmlBody
 
-# The readers of bodies, with the character that begins a call without a marker.
-_BODIES: dict[BodyKind, tuple[Callable[[CallFormat], CallBody], str]] = {
-    BodyKind.JSON_OBJECT: (JsonBody, "{"),
-    BodyKind.JSON_ARRAY: (JsonBody, "["),
-    BodyKind.NAMED_JSON: (NamedBody, ""),
-    BodyKind.XML: (XmlBody, ""),
-    BodyKind.PYTHONIC: (PythonicBody, "["),
-    BodyKind.PYTHONIC_LINES: (PythonicBody, ""),
+# The readers of bodies.
+_BODIES: dict[BodyKind, Callable[[CallFormat], CallBody]] = {
+    BodyKind.JSON_OBJECT: JsonBody,
+    BodyKind.JSON_ARRAY: JsonBody,
+    BodyKind.NAMED_JSON: NamedBody,
+    BodyKind.XML: XmlBody,
+    BodyKind.PYTHONIC: PythonicBody,
+    BodyKind.PYTHONIC_LINES: PythonicBody,
 }
 
 
@@ -79,15 +79,14 @@ class Reading:
         if calls is None:
             return Marks(None, thinks, frames=tuple((code(begin), code(end)) for begin, end in frames.items()))
         syntax = calls.coded(code)
-        make_body, first = _BODIES[syntax.body]
         frames |= dict(calls.frames)
         return Marks(
-            make_body(syntax),
+            _BODIES[syntax.body](syntax),
             thinks,
             syntax.starts,
             syntax.call_begin,
             syntax.ends,
             syntax.separators,
             tuple((code(begin), code(end)) for begin, end in frames.items()),
-            first if syntax.is_bare else "",
+            syntax.bare_begins,
         )

@@ -15,6 +15,9 @@ Steps = Generator[None, None, T]
 Give = Callable[[str], None]
 
 _SPACES = re.compile(r"[ \t\r\n]*")
+# Fewer characters than this, with which a marker begins, may be prose. Surrogates stand for special tokens.
+FEWEST_CHARS = 3
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Scanner(Protocol):
@@ -58,6 +61,7 @@ class Source:
         self._text = ""
         self._at = 0
         self._ended = False
+        self._is_cut = False
         self._held: list[str] | None = None  # what has been read since `hold`
 
     def add(self, text: str) -> None:
@@ -65,8 +69,14 @@ class Source:
         self._at = 0
         self.work += len(self._text)
 
-    def end(self) -> None:
-        self._ended = True
+    def end(self, is_cut: bool = False) -> None:
+        """`is_cut`: the text would go on. The beginning of a marker with which it ends is then no text."""
+        self._ended, self._is_cut = True, is_cut
+
+    @property
+    def undecided(self) -> str | None:
+        """What has come since `hold`, read or not; None: nothing is held."""
+        return None if self._held is None else "".join((*self._held, self._text[self._at :]))
 
     def hold(self, before: str = "") -> None:
         """Keeps what is read from here on, until `release`, in case that it must be given as text after all."""
@@ -105,6 +115,8 @@ class Source:
                 if rest.startswith(text):
                     self._take(self._at + len(text))
                     return text
+            if self._ended and rest and any(text.startswith(rest) for text in texts):
+                self._leave_out_marker(rest)
             if self._ended or not any(text.startswith(rest) for text in texts):
                 return ""
             yield
@@ -166,10 +178,16 @@ class Source:
             if found is not None and found.group() in markers.texts:
                 return True
             if self._ended:
+                self._leave_out_marker(self._text[self._at :])
                 if self._at < len(self._text):  # a marker's beginning, and no more
                     give(self._take(len(self._text)))
                 return False
             yield
+
+    def _leave_out_marker(self, beginning: str) -> None:
+        """Skips `beginning`, a marker's, with which the text ends, unless it may be prose."""
+        if self._is_cut and (len(beginning) >= FEWEST_CHARS or _SURROGATE.search(beginning)):
+            self._take(len(self._text))
 
     def _take(self, end: int) -> str:
         text = self._text[self._at : end]

@@ -45,9 +45,15 @@ class SteppedReader(ABC):
         self._source.add(self._special_tokens.encode(text, special, self._keeps_special))
         return self._advance()
 
-    def finish(self) -> Sequence[Piece]:
-        self._source.end()
+    def finish(self, is_cut: bool = False) -> Sequence[Piece]:
+        if is_cut and (undecided := self._source.undecided) is not None and self._may_be_call(undecided):
+            return ()
+        self._source.end(is_cut)
         return self._advance()
+
+    def _may_be_call(self, undecided: str) -> bool:
+        """Whether a text that has been cut off would go on as a call. `undecided`: how far it has come."""
+        return True
 
     def _advance(self) -> Sequence[Piece]:
         next(self._steps, None)
