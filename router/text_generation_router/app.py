@@ -22,6 +22,7 @@ from text_generation_router.http.cors import Cors
 from text_generation_router.http.errors import add_error_handlers
 from text_generation_router.http.gate import Gated
 from text_generation_router.http.keys import Guard, OpenRoute
+from text_generation_router.http.request_log import Logged
 from text_generation_router.http.starts import Paced
 from text_generation_router.openapi.routes import DocumentRoutes
 from text_generation_router.tracing import Traced
@@ -85,6 +86,7 @@ def create_app(services: Services) -> FastAPI:
     app.add_middleware(Cors, origins=config.http.cors_allow_origin)
     if services.tracer is not None:
         app.add_middleware(Traced, tracer=services.tracer)
+    app.add_middleware(Logged, routes=app.routes, trusted_proxies=config.trusted_proxies)
     app.add_middleware(Identified)
     return app
 

@@ -10,6 +10,7 @@ from typing import Self
 from text_generation_router.api.generation_stream import Encode, GenerationStream
 from text_generation_router.api.permits import Permit
 from text_generation_router.http.direct import DirectWriter
+from text_generation_router.http.request_log import RequestEnd, request_end
 from text_generation_router.metrics import Metrics
 from text_generation_router.text.events import Finish, Token, TokenEvent
 from text_generation_router.text.pieces import Piece, PieceReader, Reasoning, merged, read
@@ -78,6 +79,7 @@ class Generation:
     timing: Timing | None = None  # None until the generation has finished
     finish: Finish | None = None  # the same
     trace: GenerationTrace | None = None  # None: there are no traces
+    end: RequestEnd | None = field(default_factory=request_end.get)  # what is known of the HTTP request's end
     _through: tuple[DirectWriter, Encode] | None = None
     _has_begun: bool = False
     _is_closed: bool = False
@@ -117,6 +119,8 @@ class Generation:
             self._is_closed = True
             self.stream.cancel()
             self.permit.give_back(1)
+            if self.end is not None:
+                self.end.num_tokens += self.stream.num_tokens
             if self.trace is not None:
                 self.trace.end(self._course())
 
@@ -160,6 +164,8 @@ class Generation:
         if self.is_answer:
             count_success(self.metrics, timing)
             log_success(timing, finish.seed)
+            if self.end is not None:
+                self.end.num_successes += 1
 
     @property
     def is_divided(self) -> bool:

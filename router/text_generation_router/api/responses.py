@@ -85,7 +85,7 @@ class ResponsesRoutes:
             assert generation.timing is not None
             yield encode.end(generation.timing)
         except InferenceError as error:
-            yield stream.fail("rate_limit_exceeded" if OPENAI.status(error) == 429 else "server_error", error.text)
+            yield stream.fail("rate_limit_exceeded" if OPENAI.note(error) == 429 else "server_error", error.text)
         finally:
             generation.close()
 

@@ -10,6 +10,7 @@ from typing import Any
 from text_generation_common.logs import request_id
 from text_generation_router.errors import InferenceError, TooLongError
 from text_generation_router.http.encoding import to_event, to_named_event
+from text_generation_router.http.request_log import request_end
 
 # OpenAI's `type` and `code` by status, where they are not those of all statuses below 500 or all others.
 TYPES = {429: "rate_limit_error"}
@@ -39,9 +40,24 @@ QUOTED = re.compile(r"`([A-Za-z_][\w.\[\]]*)`")
 @dataclass(frozen=True, slots=True)
 class ErrorDialect:
     status: Callable[[InferenceError], int]
-    answer: Callable[[InferenceError], dict[str, Any]]  # makes the body of a refusal
-    event: Callable[[InferenceError], bytes]  # makes the event of an error in a stream, after status 200
+    body: Callable[[InferenceError], dict[str, Any]]  # makes the body of a refusal
+    encode: Callable[[InferenceError], bytes]  # makes the event of an error in a stream, after status 200
     headers: Callable[[InferenceError], dict[str, str]]  # makes additional headers
+
+    def answer(self, error: InferenceError) -> dict[str, Any]:
+        self.note(error)
+        return self.body(error)
+
+    def event(self, error: InferenceError) -> bytes:
+        self.note(error)
+        return self.encode(error)
+
+    def note(self, error: InferenceError) -> int:
+        """Notes the error for the log line of the present request. Returns the error's status."""
+        status, end = self.status(error), request_end.get()
+        if end is not None:
+            end.note_error(error.error_type, status)
+        return status
 
 
 class ErrorDialects:

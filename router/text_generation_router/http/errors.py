@@ -26,9 +26,9 @@ from text_generation_router.http.closing import ClosingResponse
 from text_generation_router.http.dialects import ErrorDialect, ErrorDialects
 from text_generation_router.http.encoding import json_response, to_json
 from text_generation_router.http.limits import LimitHits
+from text_generation_router.http.request_log import CLIENT_GONE
 from text_generation_router.metrics import Limit
 
-CLIENT_GONE = 499  # nginx's status for a client that disconnected; the answer is never read
 # Errors whose answer ends the connection, because the rest of the request is not read.
 CLOSING = (
     CodingError,

@@ -32,6 +32,7 @@ from text_generation_router.http.direct import EXTENSION
 from text_generation_router.http.errors import error_bytes, error_response
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.peer import group_of
+from text_generation_router.http.request_log import IS_LOGGED, RefusalLog
 from text_generation_router.http.room import ConnectionRoom
 from text_generation_router.http.rules import problem_of
 from text_generation_router.metrics import Limit
@@ -51,6 +52,7 @@ class Connection(HttpToolsProtocol):
         hits: LimitHits,
         at_once: Mapping[bytes, ASGIApp],
         dialects: ErrorDialects,
+        refusals: RefusalLog,
         room: ConnectionRoom,
     ) -> None:
         """`at_once`: applications for GET and HEAD, by URL, that wait for nothing but their client. They answer in the
@@ -60,7 +62,9 @@ class Connection(HttpToolsProtocol):
         self._hits = hits
         self._at_once = at_once
         self._dialects = dialects
+        self._refusals = refusals
         self._room = room
+        self._address = ""
         self._is_beyond = False  # whether the connection is beyond the limit of connections
         self._may_answer_at_once = True  # once for all data that is received together: it may hold many requests
         self._application: ASGIApp = self.app
@@ -81,7 +85,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._reading = WriteDeadline(self.loop, transport, self._limits, self._hits)
         transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
-        self._is_beyond = not self._room.admits(self, group_of(self.client[0]) if self.client else "")
+        self._address = group_of(self.client[0]) if self.client else ""
+        self._is_beyond = not self._room.admits(self, self._address)
         if self._is_beyond:
             self._hits.count(Limit.CONNECTIONS)
             self._arrival.set(self._limits.beyond_s, self.make_room)
@@ -163,14 +168,17 @@ class Connection(HttpToolsProtocol):
         self._arrival.set(self._limits.body_s, self._body_timed_out)
 
     def _app_of_request(self) -> ASGIApp:
-        if error := self._error_in_headers():
-            return refusal(error, self._dialects)
         is_read_only = self.parser.get_method() in (b"GET", b"HEAD")
         at_once = self._at_once.get(self.url) if is_read_only else None
-        if self._is_beyond:
-            refused = refusal(TooManyConnectionsError(), self._dialects)
-            return refused if at_once is None else closing(at_once)
-        return at_once or self._application
+        error = self._error_in_headers()
+        if error is None and self._is_beyond and at_once is None:
+            error = TooManyConnectionsError()
+        if error is not None:
+            self._log(error)
+            return refusal(error, self._dialects)
+        if at_once is not None:
+            return closing(at_once) if self._is_beyond else at_once
+        return self._application
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] == "1.0":
@@ -322,6 +330,10 @@ class Connection(HttpToolsProtocol):
         self._other_bytes = 0
         self._arrival.clear()
         content = error_bytes(error, self._dialects.of(self._path()))
+        self._log(error)
+        if self._unread is not None:
+            scope: Any = self._unread.scope
+            scope[IS_LOGGED] = True
         self._last = partial(self._write_last, content, lingers, self._unread)
         if not self._has_whole():
             self._last()
@@ -353,6 +365,10 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.write_eof()
         self._arrival.set(LINGER_S, self.transport.close)
+
+    def _log(self, error: InferenceError) -> None:
+        status = self._dialects.of(self._path()).status(error)
+        self._refusals.add(self._address, error.error_type, {"status": status, "error_type": error.error_type})
 
     def _path(self) -> str:
         """The path of the request that is being received, as far as it is known."""

@@ -23,6 +23,7 @@ from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.protocol import Connection
+from text_generation_router.http.request_log import RefusalLog
 from text_generation_router.http.room import ConnectionRoom
 from text_generation_router.malloc import give_back_memory
 
@@ -230,6 +231,7 @@ def uvicorn_config(
         hits=hits,
         at_once=at_once,
         dialects=dialects or ErrorDialects(is_tgis=False),
+        refusals=RefusalLog(),
         room=ConnectionRoom(limits.max_connections, num_elsewhere),
     )
     return uvicorn.Config(
@@ -238,6 +240,7 @@ def uvicorn_config(
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",  # RefusalLog logs refusals, and no more of them than it should
         access_log=False,
         proxy_headers=False,  # http/peer.py reads forwarding headers, as --trusted-proxy says
         server_header=False,

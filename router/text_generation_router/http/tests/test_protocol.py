@@ -12,6 +12,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI, Response
 
+from text_generation_router.http import request_log
 from text_generation_router.http.closing import ClosingResponse
 from text_generation_router.http.disconnect import end_at_half_close
 from text_generation_router.http.gate import Gate
@@ -655,3 +656,17 @@ def test_an_old_client_need_not_name_the_host(loop, content):
         return await edge.ask(content)
 
     assert run(loop, test).endswith(b"ok")
+
+
+def test_refusals_before_a_request_is_known_are_a_line_each_up_to_a_number(caplog, monkeypatch):
+    monkeypatch.setattr(request_log, "PERIOD_S", PATIENCE_S)
+
+    async def test(edge: Edge) -> None:
+        for _ in range(12):
+            await edge.ask(b"\x16\x03\x01")
+        await edge.ask(post(b"x", b"content-encoding: gzip", b"connection: close"))
+
+    run(asyncio.new_event_loop, test)
+    lines = [record for record in caplog.records if record.name != "text_generation_router.http.limits"]
+    assert [line.getMessage() for line in lines] == ["Refused"] * (request_log.MAX_LINES + 1)
+    assert [line.fields["status"] for line in lines] == [400] * request_log.MAX_LINES + [415]
