@@ -44,7 +44,7 @@ def test_the_demo_model_computed_by_transformers_gives_the_same_texts(server: Se
     ours = at_once(server.url, *(ask(question, 60) for question in questions))
     with ServerProcess(*FLAGS, environ={"WITH_FAMILIES": "0", "FAILPOINTS": FAULTS}) as other:
         assert at_once(other.url, *(ask(question, 60) for question in questions)) == ours
-        assert "model type llama is not one of the server's own" in other.log()
+        assert "model type llama is not one of the server's own: transformers" in other.log()
         assert other.log().count("fault injected") == 2
 
 

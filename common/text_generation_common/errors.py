@@ -47,6 +47,14 @@ class ModelError(ShardError):
     """config.json describes a model that is not supported, or does not describe one."""
 
 
+class UnsupportedOption(ModelError):
+    """A model of a native type has an option that the server's own decoder lacks. transformers may compute it."""
+
+    def __init__(self, text: str, option: str) -> None:
+        super().__init__(text)
+        self.option = option  # the field of config.json
+
+
 class WeightsError(ShardError):
     """Weights, or the files beside them, are missing, broken, refused, or could not be fetched."""
 

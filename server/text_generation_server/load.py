@@ -181,9 +181,12 @@ def _mention(config: ModelConfig | FallbackConfig, longest: int) -> None:
     rope scaling that differs from transformers'."""
     if isinstance(config, FallbackConfig):
         logger.warning(
-            "model type %s is not one of the server's own: transformers computes its layers, more slowly, around the"
-            " server's attention and linear layers",
+            "model type %s %s: transformers computes its layers, more slowly, around the server's attention and linear"
+            " layers",
             config.model_type,
+            f"with this {config.option} is not computed by the server's own decoder"
+            if config.option
+            else "is not one of the server's own",
         )
         if getattr(config.values, "auto_map", None):
             logger.warning("config.json names code of the repository (auto_map), which is not run")

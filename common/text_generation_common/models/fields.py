@@ -1,8 +1,9 @@
 """Sorts the fields of config.json: fields that we read, fields without effect on the computation, and all others.
 
-One of the other fields may change what the model computes. It is refused if transformers knows it
-(`transformers_fields.txt`) or if its name contains a suspicious word, unless its value is neutral. The remaining fields
-are only logged as a warning.
+One of the other fields may change what the model computes. It is refused if transformers knows it, for this family
+(`family_fields.txt`) or for any type (`transformers_fields.txt`), unless its value is neutral: the model computes the
+same without it, or it repeats what another field says. A field that transformers never reads is only logged as a
+warning.
 """
 
 import math
@@ -11,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from text_generation_common.errors import ModelError
+from text_generation_common.errors import ModelError, UnsupportedOption
+from text_generation_common.models.rope import Rope
 from text_generation_common.models.values import Fields, described, is_number, shown_name
 
 
@@ -54,12 +56,23 @@ LENGTHS = _names("""
 """)
 HARMLESS = OF_TRAINING | OF_OTHER_TASKS | OF_PRECISION | OF_TRANSFORMERS | TOKEN_IDS | OF_SAMPLING | LENGTHS
 HARMLESS_WORDS = ("dropout",)  # words in names of fields that matter in training only
-TELLING_WORDS = ("rope", "attn", "attention", "scale", "multiplier", "norm", "window", "cap", "quant", "bias")
+TELLING_WORD = "quant"  # names of fields that tell how the weights are stored, by any program
+# Further names for a size of the model. Files have one beside the name that the family's reader asks for.
+REPEATS: Mapping[str, frozenset[str]] = {
+    "head_size": _names("attention_head_size d_head d_kv head_dim head_size kv_channels"),
+    "hidden_size": _names(
+        "d_model dim embed_dim embedding_size hidden_size model_dim n_embd n_embed word_embed_proj_dim"
+    ),
+    "intermediate_size": _names("d_ff d_inner ffn_dim ffn_hidden_size inner_dim intermediate_size n_inner"),
+    "num_heads": _names("attention_heads n_head n_heads num_attention_heads num_heads"),
+    "num_kv_heads": _names("multi_query_group_num n_head_kv n_kv_heads num_key_value_heads num_kv_heads"),
+    "num_layers": _names("n_layer n_layers num_hidden_layers num_layers"),
+}
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window", "window_size")
 
 
 class Sizes(Protocol):
-    """Sizes of the model that decide which value of a field is neutral."""
+    """Sizes of the model that decide which value of a field is neutral, besides those that REPEATS names."""
 
     @property
     def head_size(self) -> int: ...
@@ -68,20 +81,24 @@ class Sizes(Protocol):
     def max_positions(self) -> int: ...
 
     @property
-    def num_layers(self) -> int: ...
+    def ropes(self) -> tuple[Rope, ...]: ...
 
 
 def unknown_fields(fields: Fields, model_type: str, sizes: Sizes) -> tuple[str, ...]:
     """Names of fields that the family's reader did not ask for, for a warning. ModelError names the first that must be
-    refused: one that may change the result, or any in an object inside, whose fields have a meaning together."""
+    refused: one that may change the result, or any in an object inside, whose fields have a meaning together. It is an
+    UnsupportedOption if transformers reads the field in models of this type."""
     unknown = []
     for prefix, name, value in _unread(fields, sizes):
         told = prefix + shown_name(name)
-        if prefix or name in transformers_fields() or any(word in name.lower() for word in TELLING_WORDS):
-            raise ModelError(
-                f"{fields.where}: {told} is {described(value)}, which is not supported for {model_type}: if "
-                "the model computes the same without this field, remove it"
-            )
+        refusal = (
+            f"{fields.where}: {told} is {described(value)}, which is not supported for {model_type}: if "
+            "the model computes the same without this field, remove it"
+        )
+        if not prefix and name in family_fields()[model_type]:
+            raise UnsupportedOption(refusal, name)
+        if prefix or name in transformers_fields() or TELLING_WORD in name.lower():
+            raise ModelError(refusal)
         unknown.append(told)
     return tuple(unknown)
 
@@ -94,6 +111,13 @@ def _unread(fields: Fields, sizes: Sizes, prefix: str = "") -> Iterator[tuple[st
             yield from _unread(fields.opened[name], sizes, f"{prefix}{name}.")
         elif name not in fields.asked and not _is_harmless(name) and not _is_neutral(name, value, fields.raw, sizes):
             yield prefix, name, value
+
+
+@cache
+def family_fields() -> Mapping[str, frozenset[str]]:
+    """{model type of a family: the fields that transformers has for this type}."""
+    lines = Path(__file__).with_name("family_fields.txt").read_text().splitlines()
+    return {name: _names(names) for name, _, names in (line.partition(": ") for line in lines)}
 
 
 @cache
@@ -115,6 +139,10 @@ def _is_neutral(name: str, value: object, raw: Mapping[str, Any], sizes: Sizes) 
         return isinstance(value, list) and all(kind == "full_attention" for kind in value)
     if name == "no_rope_layers":  # in this field, 1 means that the layer has positions
         return isinstance(value, list) and all(is_number(kind) and kind == 1 for kind in value)
+    if any(name in names and value == getattr(sizes, size) for size, names in REPEATS.items()):
+        return not isinstance(value, bool)
+    if value == 0 and (name.startswith("num_") or name.endswith("_size")):
+        return True  # the model has no such part
     neutral = _neutral_values(sizes).get(name)
     if isinstance(neutral, float):
         return is_number(value) and math.isclose(value, neutral, rel_tol=1e-6)  # type: ignore[arg-type]
@@ -131,23 +159,21 @@ def _sees_everything(raw: Mapping[str, Any], sizes: Sizes) -> bool:
 
 def _neutral_values(sizes: Sizes) -> Mapping[str, float | str]:
     scale, size = sizes.head_size**-0.5, float(sizes.head_size)
+    turned = float(sizes.ropes[0].size) if sizes.ropes else size
     return {
         "attention_multiplier": scale,
         "attention_scale": scale,
         "embedding_multiplier": 1.0,
-        "head_size": size,
         "hidden_activation": "silu",
         "key_multiplier": 1.0,
         "lm_head_multiplier": 1.0,
         "logit_scale": 1.0,
         "logits_scaling": 1.0,
-        "num_experts": 0.0,
-        "num_local_experts": 0.0,
         "original_max_position_embeddings": float(sizes.max_positions),
-        "partial_rotary_factor": 1.0,
+        "partial_rotary_factor": turned / size,
         "position_embedding_type": "rope",
         "query_pre_attn_scalar": size,
         "residual_multiplier": 1.0,
-        "rotary_dim": size,
-        "rotary_pct": 1.0,
+        "rotary_dim": turned,
+        "rotary_pct": turned / size,
     }

@@ -32,6 +32,11 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": Activation.gelu_tanh,
     "relu": Activation.relu,
 }
+# Activations of transformers that the server's own decoder lacks.
+FURTHER_ACTIVATIONS = frozenset(
+    {"gelu_10", "gelu_accurate", "gelu_python", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu2",
+     "relu6", "sigmoid", "tanh", "xielu"}
+)  # fmt: skip
 EVERY_BIAS = Biases(qkv=True, attention_output=True, mlp=True)
 
 
@@ -88,7 +93,7 @@ def experts(
     count = fields.whole(number, 1, MAX_EXPERTS)
     chosen = fields.whole("num_experts_per_tok", 1, count)
     if fields.word("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.error("hidden_act", '"silu": experts with other activations are not supported yet')
+        raise fields.lacks("hidden_act", '"silu": experts with other activations are not supported yet')
     return Moe(count, chosen, fields.whole(size, 1, MAX_WIDTH), over_chosen)
 
 
@@ -121,6 +126,8 @@ def layer_norm(fields: Fields, name: str, bias: bool = True) -> Norm:
 
 def _activation(fields: Fields) -> Activation:
     name = fields.word("hidden_act", "silu")
+    if name in FURTHER_ACTIVATIONS:
+        raise fields.lacks("hidden_act", f"one of {', '.join(ACTIVATIONS)}")
     if name not in ACTIVATIONS:
         raise fields.error("hidden_act", f"one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from text_generation_common.errors import ModelError
+from text_generation_common.errors import ModelError, UnsupportedOption
 
 LONGEST_VALUE = 40  # most characters of a value that an error repeats
 
@@ -117,15 +117,19 @@ class Fields:
         return inner
 
     def only(self, **supported: Any) -> None:
-        """ModelError if one of these fields has another value. Null counts as false or 0."""
+        """UnsupportedOption if one of these fields has another value. Null counts as false or 0."""
         for name, value in supported.items():
             given = self.get(name) if name in self.raw else value
             if given != value and (given is not None or value):
-                raise self.error(name, f"{shown(value)}, the only kind that is supported")
+                raise self.lacks(name, f"{shown(value)}, the only kind that is supported")
 
     def error(self, name: str, wanted: str) -> ModelError:
         called = shown_name(self._spelled.get(name, name))
         return ModelError(f"{self.where}: {called} is {described(self.raw.get(name))}, and must be {wanted}")
+
+    def lacks(self, name: str, supported: str) -> UnsupportedOption:
+        """The error for a value that means something, which the server's own decoder does not compute."""
+        return UnsupportedOption(str(self.error(name, supported)), self._spelled.get(name, name))
 
     def _value(self, name: str, default: Any) -> Any:
         value = self.get(name)

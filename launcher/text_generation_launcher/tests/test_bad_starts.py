@@ -208,9 +208,26 @@ BAD: dict[str, Bad] = {
     ),
     "missing field": configured("config.json has no field hidden_size", hidden_size=None),
     "field of another type": configured("hidden_size is a list, and must be a whole number", hidden_size=[16]),
-    "unknown activation": configured('hidden_act is the string "tanh", and must be one of', hidden_act="tanh"),
+    "unknown activation": configured('hidden_act is the string "siluu", and must be one of', hidden_act="siluu"),
     "odd head": configured("the head size is 5, and must be an even number", head_dim=5),
-    "unknown field": configured("attention_sink_size is 4, which is not supported", "remove it", attention_sink_size=4),
+    "unknown field": configured("n_head is 3, which is not supported", "remove it", n_head=3),
+    # Types that the shard would refuse.
+    **{
+        f"a {model_type}": configured(f'model type "{model_type}" is not supported: {reason}', model_type=model_type)
+        for model_type, reason in {
+            "stablelm": "its attention does not go through",
+            "llama4": "it is more than a text model",
+            "qwen3_next": "its layers keep a state for each text",
+            "qwen3_5": "it is more than a text model",
+            "mamba": "its layers keep a state for each text",
+            "granitemoehybrid": "its layers keep a state for each text",
+        }.items()
+    },
+    "layers with a state": configured(
+        'model type "granitemoehybrid" is not supported: its layers are of the kind mamba',
+        model_type="granitemoehybrid",
+        layer_types=["mamba", "attention"],
+    ),
     # config.json with flags
     "heads by three": configured(
         "--num-shard 3 cannot divide the 4 attention heads", "choose one of 1, 2, 4", "--num-shard 3"

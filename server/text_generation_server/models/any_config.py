@@ -1,11 +1,13 @@
 """Reads the config of a model of any type: our families without transformers, all others with it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.config import config_fields, read_config, unknown_type
+from text_generation_common.models.config import config_fields, unknown_type
 from text_generation_common.models.families import FAMILIES
+from text_generation_common.models.served import read_native
 from text_generation_common.models.text_config import text_fields
 from text_generation_common.models.values import shown
 from text_generation_server.models.fallback.config import FallbackConfig, read_fallback_config
@@ -15,10 +17,13 @@ def read_any_config(
     path: Path, rope_scaling: str | None = None, rope_factor: float | None = None, with_families: bool = True
 ) -> ModelConfig | FallbackConfig:
     """The same as `read_config` for a model of any type. transformers reads the config if the model is of none of our
-    families; without `with_families`, always."""
+    families, or has an option that our decoder lacks; without `with_families`, always."""
     fields, generation = config_fields(path)
+    option = ""
     if with_families and text_fields(fields).word("model_type") in FAMILIES:
-        return read_config(path, rope_scaling, rope_factor)
+        native, option = read_native(path, rope_scaling, rope_factor)
+        if native is not None:
+            return native
     if rope_scaling or rope_factor is not None:
         raise ModelError(
             f"{fields.where}: --rope-scaling and --rope-factor are not supported for model type"
@@ -26,4 +31,4 @@ def read_any_config(
         )
     if (config := read_fallback_config(fields, generation)) is None:
         raise unknown_type(fields)
-    return config
+    return replace(config, option=option)

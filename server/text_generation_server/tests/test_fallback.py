@@ -11,10 +11,13 @@ import torch
 from fallback_checkpoints import SHAPE, make_model
 from safetensors.torch import load_file, save_file
 from shard_tools import make_runner
+from transformers_types import OF_FAMILIES, REFUSED, fields_text, refused_text
 
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype
 from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.served import read_served
+from text_generation_server.load import _mention
 from text_generation_server.models.any_config import read_any_config
 from text_generation_server.models.fallback.config import FallbackConfig
 from text_generation_server.models.fallback.probe import seen
@@ -28,6 +31,37 @@ def test_models_of_our_families_are_ours_and_others_are_not(tmp_path: Path) -> N
         assert type(config) is kind and config.model_type == model_type
         assert (config.vocab_size, config.max_positions, config.eos_token_ids) == (320, 512, (2,))
         assert config.dtype is Dtype.float32
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "option"),
+    [
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm"),  # Command-R+
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),  # OPT-350m
+        ("llama", {"hidden_act": "relu2"}, "hidden_act"),
+    ],
+)
+def test_a_family_with_an_option_that_our_decoder_lacks_is_computed_by_transformers(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], option: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = {"model_type": model_type, **SHAPE, "ffn_dim": 96, "word_embed_proj_dim": 64, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = read_any_config(tmp_path)
+    assert isinstance(config, FallbackConfig) and config.option == option
+    assert read_served(tmp_path) is None
+    _mention(config, 128)
+    assert f"{model_type} with this {option} is not computed by the server's own decoder" in caplog.text
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(ModelError):
+        read_any_config(tmp_path)
+    with pytest.raises(ModelError):
+        read_any_config(tmp_path, "linear", 2.0)
+
+
+@pytest.mark.slow
+def test_the_lists_of_types_and_fields_are_those_of_the_installed_transformers() -> None:
+    told = "run server/text_generation_server/tests/transformers_types.py"
+    assert (REFUSED.read_text(), OF_FAMILIES.read_text()) == (refused_text(), fields_text()), told
 
 
 def refusal(path: Path, **options: Any) -> str:

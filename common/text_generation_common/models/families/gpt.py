@@ -47,6 +47,7 @@ def _gpt2_like(fields: Fields) -> ModelConfig:
 
 @family("gpt2")
 def gpt2(fields: Fields) -> ModelConfig:
+    fields.only(attention_head_type="multihead")  # SantaCoder's own code has another one
     config = _gpt2_like(fields)
     if not fields.flag("scale_attn_by_inverse_layer_idx"):
         return config
@@ -115,7 +116,7 @@ def opt(fields: Fields) -> ModelConfig:
     biases, norm = EVERY_BIAS if fields.flag("enable_bias") else Biases(), Norm(1e-5, centred=True, bias=True)
     config = llama_like(fields, biases, None, norm, gated=False, learned_positions=True, position_offset=2)
     if fields.whole("word_embed_proj_dim", 1, MAX_WIDTH, config.hidden_size) != config.hidden_size:
-        raise fields.error("word_embed_proj_dim", f"hidden_size ({config.hidden_size})")
+        raise fields.lacks("word_embed_proj_dim", f"hidden_size ({config.hidden_size})")
     return config
 
 

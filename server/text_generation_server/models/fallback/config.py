@@ -13,10 +13,14 @@ from text_generation_common.models.reading import (
     token_ids,
 )
 from text_generation_common.models.rope_config import MAX_POSITIONS
-from text_generation_common.models.served import code_of_repository, needs_transformers
+from text_generation_common.models.served import (
+    LAYER_KINDS,
+    STATELESS_IF_ATTENTION,
+    code_of_repository,
+    needs_transformers,
+)
 from text_generation_common.models.text_config import text_fields
 from text_generation_common.models.values import Fields, is_whole, shown
-from text_generation_common.models.windows import LAYER_TYPES
 
 # Kinds of rope whose angles depend on the longest text of a step: a request would change the others beside it.
 BY_LENGTH = ("dynamic", "longrope")
@@ -33,6 +37,7 @@ class FallbackConfig:
     model_class: Any  # transformers' class of the model
     values: Any  # transformers' own config
     is_within: bool = False  # whether it is the text model inside a model of texts and images
+    option: str = ""  # the field of config.json that the server's own decoder lacks, of a type that it knows
 
 
 def read_fallback_config(whole: Fields, generation: Fields) -> FallbackConfig | None:
@@ -56,9 +61,9 @@ def read_fallback_config(whole: Fields, generation: Fields) -> FallbackConfig | 
             raise code_of_repository(fields)
         return None
     try:
-        values = CONFIG_MAPPING[model_type].from_dict(dict(fields.raw))
+        values = CONFIG_MAPPING[model_type].from_dict(_with_infinities(dict(fields.raw)))
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(values), None)
-        unfit = _refusal(values, model_class)
+        unfit = refusal(values, model_class)
     except Exception as error:  # each config class has checks of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"{fields.where}: transformers cannot read it: {reason}") from None
@@ -79,6 +84,17 @@ def read_fallback_config(whole: Fields, generation: Fields) -> FallbackConfig | 
     )
 
 
+def _with_infinities(value: Any) -> Any:
+    """The content of a JSON file in which transformers has written Infinity and NaN as {"__float__": "Infinity"}."""
+    if isinstance(value, list):
+        return [_with_infinities(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(value["__float__"])
+    return {name: _with_infinities(item) for name, item in value.items()}
+
+
 def check_ropes(config: FallbackConfig, max_total_tokens: int) -> None:
     """ModelError if a text of this length would change the angles of other texts."""
     parameters = getattr(config.values, "rope_parameters", None) or {}
@@ -92,13 +108,15 @@ def check_ropes(config: FallbackConfig, max_total_tokens: int) -> None:
             )
 
 
-def _refusal(values: Any, model_class: Any) -> str | None:
+def refusal(values: Any, model_class: Any) -> str | None:
     """Why the model cannot be served, or None."""
-    kinds = set(getattr(values, "layer_types", None) or []) - {*LAYER_TYPES}
+    kinds = set(getattr(values, "layer_types", None) or []) - LAYER_KINDS
+    has_states = getattr(model_class, "_is_stateful", False)
     reasons = {
         "transformers has no causal language model of this type": model_class is None or values.is_encoder_decoder,
         "it is more than a text model": values.get_text_config() is not values,
-        "its layers keep a state for each text": getattr(model_class, "_is_stateful", False),
+        "its layers keep a state for each text": has_states
+        and (bool(kinds) or values.model_type not in STATELESS_IF_ATTENTION),
         f"its layers are of the kind {', '.join(sorted(map(str, kinds)))}": bool(kinds),
         "its attention does not go through the interface of transformers": not getattr(
             model_class, "_supports_attention_backend", False

@@ -51,12 +51,10 @@ def test_the_list_holds_every_field_that_the_installed_transformers_knows() -> N
         ("per_layer_config", {"0": {"head_dim": 8}}),
         ("num_nextn_predict_layers", 1),
         ("original_max_position_embeddings", 128),
-        # Fields that transformers does not know. They are refused because of words in their names.
-        ("my_rope_variant", 1),
-        ("special_attn", "yes"),
-        ("my_bias", 0.5),
-        ("LogitCap", 30),
-        ("QuantBits", 4),
+        ("n_head", 3),  # says something else than num_attention_heads
+        ("n_layer", True),
+        ("rotary_dim", 8),
+        ("QuantBits", 4),  # tells how the weights are stored
     ],
 )
 def test_a_field_that_may_change_the_result_is_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
@@ -87,6 +85,16 @@ def test_a_field_that_may_change_the_result_is_refused_by_name(tmp_path: Path, f
         ("pretraining_tp", 2),
         ("_attn_implementation", "sdpa"),
         ("max_sequence_length", 16384),
+        # Fields that repeat what others say.
+        ("n_head", 4),
+        ("n_layer", 3),
+        ("n_embd", 64),
+        ("n_inner", 160),
+        ("head_size", 16),
+        ("rotary_dim", 16),
+        # Parts that the model does not have.
+        ("num_experts", 0),
+        ("shared_expert_intermediate_size", 0),
     ],
 )
 def test_a_value_that_changes_nothing_is_accepted_without_a_warning(tmp_path: Path, field: str, value: object) -> None:
@@ -124,8 +132,19 @@ def test_a_window_that_is_switched_off_does_not_count(tmp_path: Path) -> None:
 
 
 def test_an_unknown_field_gives_a_warning_with_its_name(tmp_path: Path) -> None:
+    fields = {"full_attn_mod": 1, "interpolate_factor": 1, "my_rope_variant": 1, "special_attn": "yes", "LogitCap": 30}
+    assert unknown(tmp_path, **fields) == tuple(fields)  # transformers reads none of them in any model
     assert unknown(tmp_path, my_note="trained on a Tuesday", another_one={"a": 1}) == ("my_note", "another_one")
     assert unknown(tmp_path, **{"two\nlines": 1}) == ('"two\\nlines"',)
+
+
+def test_a_repeated_size_is_compared_with_what_the_family_says(tmp_path: Path) -> None:
+    phi = {"model_type": "phi", "partial_rotary_factor": 0.5}
+    falcon = {"model_type": "falcon", "n_layer": 3, "multi_query": False}
+    assert unknown(tmp_path, **phi, rotary_dim=8) == unknown(tmp_path, **falcon, n_head=4) == ()
+    for fields in (phi | {"rotary_dim": 16}, falcon | {"n_head": 5}):
+        with pytest.raises(ModelError, match=r"rotary_dim|n_head"):
+            unknown(tmp_path, **fields)
 
 
 def test_no_field_of_a_scale_is_on_the_list_of_harmless_fields() -> None:
