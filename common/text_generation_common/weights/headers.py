@@ -10,11 +10,12 @@ from typing import Any
 
 from text_generation_common import quantization
 from text_generation_common.errors import WeightsError
-from text_generation_common.model_files import ModelFileError, read_json_object
+from text_generation_common.model_files import MIB, ModelFileError, read_json_object
 from text_generation_common.weights.formats import refuse_quantized, refuse_quantized_tensors
 from text_generation_common.weights.names import INDEX, is_plain, missing_parts, safetensors_names
 
-MAX_HEADER_BYTES = 100_000_000  # the limit that the format itself sets
+# The format itself allows 100 MB. A header of that size took 2.2 GB of memory to read.
+MAX_HEADER_BYTES = 32 * MIB
 _AGAIN_WHOLE = "download the model again"
 _AGAIN = "delete it and download the model again"
 
@@ -127,8 +128,13 @@ def read_header(file: Path) -> Header:
         size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+            if size < 8 or length > size - 8:
                 raise WeightsError(f"{file} is broken: no safetensors header in its {size} bytes; {_AGAIN}")
+            if length > MAX_HEADER_BYTES:
+                raise WeightsError(
+                    f"{file} has a header of {length / MIB:.0f} MiB, at most {MAX_HEADER_BYTES // MIB} MiB are read:"
+                    " choose a model whose weights are in more files"
+                )
             header = json.loads(stream.read(length))
         metadata = header.pop("__metadata__", {})
         if not all(isinstance(text, str) for text in metadata.values()):

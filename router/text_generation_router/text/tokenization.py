@@ -11,6 +11,7 @@ import orjson
 from tokenizers import Encoding, Tokenizer
 
 from text_generation_common.model_files import MissingFileError, ModelFileError, read_model_file
+from text_generation_common.weights.tokenizer_probe import probe_tokenizer
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.fair_threads import FairThreads
 from text_generation_router.malloc import give_back_memory
@@ -91,7 +92,9 @@ class TextTokenizer:
         path = folder / "tokenizer.json"
         try:
             # Read as bytes: tokenizer.json is UTF-8 in every locale.
-            tokenizer = Tokenizer.from_buffer(read_model_file(path))
+            content = read_model_file(path)
+            probe_tokenizer(path)
+            tokenizer = Tokenizer.from_buffer(content)
             return cls.of(tokenizer, workers, max_waiting, max_part_chars=max_part_chars)
         except MissingFileError:
             raise StartError(

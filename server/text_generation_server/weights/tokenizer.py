@@ -7,17 +7,16 @@ A sentencepiece model of Llama's or Gemma's kind is read here. transformers make
 
 import importlib.util
 import os
-import sys
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.model_files import MissingFileError, ModelFileError, find_json_object, read_model_file
+from text_generation_common.weights.child import limit_reader, main_of, run_child
 from text_generation_common.weights.names import SIDE_FILES, SLOW_TOKENIZER_FILES, TEMPLATES
 from text_generation_common.weights.tokenizer_files import FILE, check_tokenizer, no_tokenizer
 from text_generation_server.weights.added_tokens import read_additions
-from text_generation_server.weights.child import run_child
 from text_generation_server.weights.sentencepiece import read_sentencepieces
 from text_generation_server.weights.sentencepiece_tokenizer import make_tokenizer
 
@@ -64,12 +63,15 @@ def _is_ours(path: Path) -> bool:
     return kind is None or (isinstance(kind, str) and kind in KINDS)
 
 
+def _named(path: Path) -> list[Path]:
+    return [path / name for name in (*SIDE_FILES, *SLOW_TOKENIZER_FILES)]
+
+
 def _refuse_unreadable(path: Path) -> None:
     """Raises WeightsError for named pipes and huge files. transformers would wait for a pipe for ever, and read a file
     of any size.
     """
-    named = [path / name for name in (*SIDE_FILES, *SLOW_TOKENIZER_FILES)]
-    for file in (*named, *path.glob(TEMPLATES + "*.jinja")):
+    for file in (*_named(path), *path.glob(TEMPLATES + "*.jinja")):
         try:
             read_model_file(file)
         except MissingFileError:
@@ -89,6 +91,7 @@ def write_fast_tokenizer(path: Path) -> None:
 
 def _of_pieces(path: Path) -> Tokenizer:
     file = path / PIECES
+    limit_reader(_named(path))
     model = read_sentencepieces(read_model_file(file), str(file))
     return make_tokenizer(model, read_additions(path, model), str(file))
 
@@ -97,19 +100,12 @@ def _of_transformers(path: Path) -> Tokenizer:
     # Imported in this process only, because the import takes seconds and loads torch.
     from transformers import AutoTokenizer
 
+    limit_reader(_named(path))
     tokenizer = AutoTokenizer.from_pretrained(path, use_fast=True, trust_remote_code=False, local_files_only=True)
     if not tokenizer.is_fast:
         raise WeightsError(f"{type(tokenizer).__name__} has no fast version")
     return tokenizer.backend_tokenizer  # type: ignore[no-any-return]
 
 
-def main() -> None:
-    try:
-        write_fast_tokenizer(Path(sys.argv[1]))
-    except Exception as error:  # transformers raises errors of many classes; the caller prints this line
-        lines = str(error).splitlines()
-        sys.exit(f"Error: {lines[0] if lines else type(error).__name__}")
-
-
 if __name__ == "__main__":
-    main()
+    main_of(write_fast_tokenizer)

@@ -101,6 +101,26 @@ def test_without_a_fast_tokenizer_the_start_fails_in_one_line(tmp_path):
         TextTokenizer.load(tmp_path, workers=1, max_waiting=8)
 
 
+@pytest.mark.parametrize("letter", ["e", "ჭ"])  # a common one, and one that only the file's own rules name
+def test_a_text_that_a_normalizer_blows_up_ends_a_child_and_not_the_router(tmp_path, letter):
+    tokenizer = trained()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(letter, letter * 3000)] * 3)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(StartError, match=r"cannot be read as a tokenizer: .* more memory than a file of its size"):
+        TextTokenizer.load(tmp_path, workers=1, max_waiting=1)
+
+
+@pytest.mark.slow
+def test_a_tokenizer_of_260_000_tokens_is_within_the_limits(tmp_path):
+    single = [chr(0x4E00 + n) for n in range(510)]
+    pairs = [(left, right) for left in single for right in single][: 260_000 - len(single)]
+    vocabulary = {text: n for n, text in enumerate([*single, *map("".join, pairs)])}
+    Tokenizer(models.BPE(vocab=vocabulary, merges=pairs)).save(str(tmp_path / "tokenizer.json"))
+    loaded = TextTokenizer.load(tmp_path, workers=1, max_waiting=1)
+    assert loaded.tokenizer.get_vocab_size() == len(vocabulary) == 260_000
+    loaded.close()
+
+
 def test_a_tokenizer_that_is_too_large_is_refused_unread(tmp_path):
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(10**10)  # a sparse file: takes no disk space

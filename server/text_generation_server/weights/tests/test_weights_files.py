@@ -190,3 +190,11 @@ def test_a_name_that_claims_a_huge_set_is_refused(tmp_path, total):
 def test_many_names_that_claim_large_sets_cost_no_more_than_their_number():
     names = [f"model-{number}-of-{total}.bin" for total in range(99_000, 100_000) for number in (1, 2)]
     assert len(missing_parts(names)) == 1000
+
+
+def test_a_header_beyond_32_mib_is_refused_unread(tmp_path):
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", 32 * 2**20 + 1))
+        file.truncate(2**30)  # a sparse file: takes no disk space
+    with pytest.raises(WeightsError, match="has a header of 32 MiB, at most 32 MiB are read"):
+        read_header(tmp_path / "model.safetensors")

@@ -5,6 +5,7 @@ import json
 import os
 
 import pytest
+from sentencepiece_files import SPECIAL, model_file, scored
 from tokenizers import Tokenizer
 
 from text_generation_common.errors import WeightsError
@@ -58,3 +59,11 @@ def test_slow_files_that_are_broken_are_one_line_and_run_no_code(tmp_path):
         ensure_fast_tokenizer(tmp_path)
     assert "\n" not in str(refused.value)
     assert not executed.exists() and not (tmp_path / "tokenizer.json").exists()
+
+
+def test_pieces_that_need_more_memory_than_their_file_may_take_end_a_child(tmp_path):
+    pieces = [*SPECIAL, *scored(["a" * (n + 1) for n in range(3000)])]
+    (tmp_path / "tokenizer.model").write_bytes(model_file(pieces, "bpe"))
+    with pytest.raises(WeightsError, match=r"more (memory|processor time) than a file of its size may take"):
+        ensure_fast_tokenizer(tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists()
