@@ -66,7 +66,7 @@ class Answers:
             services.ignored.note_model(request, asked.model, (services.served_name, services.config.tokenizer_name))
         self._services.metrics.request_count.inc(dialect.num_requests(asked))
         with self._inference.counted_failures():
-            caller = self._services.callers.caller_of(request)
+            caller = services.caller_of(request)
         way = self._streamed if asked.stream else self._complete
         return await unless_disconnected(request.receive, way(dialect, asked, caller, started_s))
 

@@ -101,7 +101,8 @@ class OutputConfig(Body):
         if self.format is not None:
             if self.format.get("type") != "json_schema":
                 raise ValidationError('`output_config.format` must have the `type` "json_schema"')
-            values["response_format"] = {"type": "json_schema", "json_schema": {"schema": self.format.get("schema")}}
+            schema = {"schema": self.format.get("schema"), "strict": True}
+            values["response_format"] = {"type": "json_schema", "json_schema": schema}
         return values
 
 

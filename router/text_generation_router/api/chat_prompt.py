@@ -108,7 +108,8 @@ class CallsByGrammar:
             if tool.function.name in names
         ]
         schema = orjson.dumps(calls_schema(functions)).decode()
-        grammar = AskedGrammar("tools", GrammarKind.JSON_SCHEMA, schema)
+        is_loose = self._calling.strict.isdisjoint(names)
+        grammar = AskedGrammar("tools", GrammarKind.JSON_SCHEMA, schema, is_loose=is_loose)
         parameters = replace(prompt.parameters, grammar=grammar, markers=frozenset())
         return replace(prompt, parameters=parameters, reader=GrammarCallReader)
 

@@ -45,7 +45,7 @@ class CloudRoutes:
         services = self._services
         services.metrics.request_count.inc(1 + len(asked.instances))
         with services.inference.counted_failures():
-            caller = services.callers.caller_of(request)
+            caller = services.caller_of(request)
 
         async def answer() -> Response:
             with services.inference.counted_failures():

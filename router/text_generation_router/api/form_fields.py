@@ -4,6 +4,7 @@ A field's value stays as the client has sent it, so that a child process can han
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -117,7 +118,9 @@ def _response_format(field: str, value: Object) -> AskedGrammar | None:
     named = value.get("json_schema")
     if not isinstance(named, dict) or not isinstance(named.get("schema"), dict):
         raise GrammarError(field, "`json_schema` must be an object whose `schema` is a JSON schema")
-    return _json(field, named["schema"])
+    if not isinstance(strict := named.get("strict"), bool | None):
+        raise GrammarError(field, "`strict` must be true or false")
+    return replace(_json(field, named["schema"]), is_loose=not strict)
 
 
 def _any_object_if(field: str, value: Any) -> AskedGrammar | None:

@@ -18,8 +18,9 @@ class FormFields(SamplingFields):
         LIMITED,
         Field(
             description='`{"type": "json_schema", "json_schema": {"schema": …}}`; `{"type": "json_object"}` for any'
-            ' object, or with a `"schema"`, as in llama.cpp; TGI\'s `{"type", "value"}`; or `{"type": "text"}`. The'
-            " text always follows the schema, whatever `strict` says.",
+            ' object, or with a `"schema"`, as in llama.cpp; TGI\'s `{"type", "value"}`; or `{"type": "text"}`.'
+            " Unless `json_schema` has `strict` true, keywords that no grammar can follow are left out of it and"
+            " named in `X-Ignored-Parameters`. Default of `strict`: false.",
             examples=[
                 {
                     "type": "json_schema",

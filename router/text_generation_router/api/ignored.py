@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 
 from text_generation_router.api.contract import MAX_NAME_CHARS, unknown_parameter
-from text_generation_router.errors import UnknownModelError
+from text_generation_router.errors import UnknownModelError, UnsupportedParameterError
 from text_generation_router.http.answer_headers import add_header
 from text_generation_router.metrics import Metrics
 
@@ -57,7 +57,15 @@ class IgnoredParameters:
         add_header(request.scope, HEADER, "model")
         self._count("model")
 
-    def _count(self, name: str, text: str = "requests have a field that is unknown and has no effect: `%s`") -> None:
+    def note_part(self, request: Request, name: str) -> None:
+        """`name`: a part of the request that cannot be honoured and need not be. Raises UnsupportedParameterError if
+        unknown fields are refused."""
+        if self._is_strict:
+            raise UnsupportedParameterError(name, "is not supported")
+        add_header(request.scope, HEADER, name)
+        self._count(name)
+
+    def _count(self, name: str, text: str = "requests have a field that has no effect: `%s`") -> None:
         if name not in self._seen and len(self._seen) < MOST_NAMES:
             self._seen.add(name)
             logger.warning(text, name)

@@ -52,10 +52,12 @@ class Inference:
         count = sum(prompt.copies for prompt in prompts)
         with self.counted_failures():
             permit = self._permits.take(caller.share, count)
-            generations: list[Generation] = []
+            generations, noted = list[Generation](), set[str]()
             try:
-                work = asyncio.gather(*(self.validator.validate(prompt, caller.share) for prompt in prompts))
+                work = asyncio.gather(*(self.validator.validate(prompt, caller.share, noted.add) for prompt in prompts))
                 requests = await permit.unless_refused(work)
+                for name in sorted(noted):
+                    caller.note(name)
                 answers: list[Unanswered] = []
                 for prompt, request in zip(prompts, requests, strict=True):
                     copies = [

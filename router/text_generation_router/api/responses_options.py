@@ -20,8 +20,8 @@ class TextConfig(Body):
         LIMITED,
         Field(
             description='`{"type": "text"}`, `{"type": "json_object"}`, or'
-            ' `{"type": "json_schema", "name": …, "schema": …}`. The text always follows the schema, whatever `strict`'
-            " says."
+            ' `{"type": "json_schema", "name": …, "schema": …}`. Unless `strict` is true, keywords that no grammar can'
+            " follow are left out of the schema, and named in `X-Ignored-Parameters`. Default of `strict`: false."
         ),
     ] = None
 

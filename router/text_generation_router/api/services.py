@@ -1,6 +1,9 @@
 """The parts of the router that its HTTP routes use."""
 
 from dataclasses import dataclass, replace
+from functools import partial
+
+from starlette.requests import Request
 
 from text_generation_router.api.admin import ReplicaControl
 from text_generation_router.api.body import Bodies
@@ -10,7 +13,7 @@ from text_generation_router.api.speech import Speech
 from text_generation_router.api.styles import Style, style_of
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.protocol import Engine
-from text_generation_router.http.caller import Callers
+from text_generation_router.http.caller import Caller, Callers
 from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import LimitHits
@@ -44,6 +47,11 @@ class Services:
     def style(self) -> Style:
         """How /v1 answers."""
         return style_of(self.config.http.tgi_dialect)
+
+    def caller_of(self, request: Request) -> Caller:
+        """The caller, to whose answer a header is added for each part of the request that has no effect. Raises
+        ValidationError."""
+        return replace(self.callers.caller_of(request), note=partial(self.ignored.note_part, request))
 
     def without_tgi_dialect(self) -> "Services":
         """For routes of /v1 that TGI does not have."""

@@ -1,8 +1,8 @@
 """The caller of a request, from its connection and headers: owner and tenant, cache domain, timeout."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
@@ -22,6 +22,8 @@ class Caller:
     share: Share
     cache_domain: Namespace  # requests with equal domains share cached prefixes
     timeout_s: float | None  # seconds from the receipt of the request; None: no limit
+    # Is told the name of each part of the request that has no effect.
+    note: Callable[[str], None] = field(default=lambda _: None, compare=False)
 
 
 class Callers:

@@ -13,7 +13,7 @@ from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.grammars.asked import AskedGrammar
 from text_generation_router.text.grammars.chat_forms import ChatForm
-from text_generation_router.text.grammars.checking import GrammarChecker
+from text_generation_router.text.grammars.checking import Checked, GrammarChecker
 from text_generation_router.text.output import TextRules
 from text_generation_router.text.pieces import PieceReader
 from text_generation_router.text.token_choice import Check, choice_checks, ids_of_bad_words, list_checks
@@ -126,16 +126,19 @@ class Validator:
             ]
         )
 
-    async def validate(self, prompt: Prompt, share: Share) -> GenerationRequest:
-        """The request for the scheduler. Raises ValidationError for the first check that fails, and OverloadedError if
+    async def validate(
+        self, prompt: Prompt, share: Share, note: Callable[[str], None] = lambda _: None
+    ) -> GenerationRequest:
+        """The request for the scheduler. `note` is told the name of each part of the request that is left out. Raises
+        ValidationError for the first check that fails, and OverloadedError if
         too many texts of the tenant wait to be tokenized.
         """
         try:
-            return await self._validate(prompt, share)
+            return await self._validate(prompt, share, note)
         except ValidationError as error:
             raise renamed(error, prompt.names) if prompt.names else error from None
 
-    async def _validate(self, prompt: Prompt, share: Share) -> GenerationRequest:
+    async def _validate(self, prompt: Prompt, share: Share, note: Callable[[str], None]) -> GenerationRequest:
         limits, parameters = self.limits, prompt.parameters
         _raise_first(parameter_checks(parameters, limits))
         _raise_first(input_checks(prompt, limits))
@@ -144,10 +147,11 @@ class Validator:
         # More tokens than fit may be asked for, as in TGI: the text then ends where the window ends.
         fitting = limits.max_total_tokens - ids.count
         wanted = fitting if parameters.max_new_tokens is None else parameters.max_new_tokens
+        sampling = await self._sampling(parameters, min(wanted, fitting), limits, share)
         return GenerationRequest(
             ids.values,
             min(wanted, fitting),
-            await self._sampling(parameters, min(wanted, fitting), limits, share),
+            replace(sampling, grammar=await self._grammar(prompt, limits, share, note)),
             parameters.ignore_eos_token,
             priority=parameters.priority or 0,
             namespace=(parameters.cache_salt or "",),
@@ -168,9 +172,10 @@ class Validator:
             ends = parameters.end_ids(limits.eos_token_ids)
             result = replace(result, end_token_ids=tuple(sorted(i for i in ends if i < limits.vocab_size)))
         _raise_first(choice_checks(result, max_new_tokens, limits.vocab_size))
-        return replace(result, grammar=await self._grammar(parameters, limits, share))
+        return result
 
-    async def _grammar(self, parameters: AskedParameters, limits: RequestLimits, share: Share) -> str:
+    async def _grammar(self, prompt: Prompt, limits: RequestLimits, share: Share, note: Callable[[str], None]) -> str:
+        parameters = prompt.parameters
         if parameters.grammar is None and parameters.form is None:
             return ""
         if limits.asked.disable_grammar_support:
@@ -178,10 +183,19 @@ class Validator:
         if limits.grammar_refusal:
             raise GrammarError(parameters.grammar.field if parameters.grammar else "tools", limits.grammar_refusal)
 
-        async def check(asked: AskedGrammar) -> str:
-            return await self._grammars.grammar(asked, share)
+        async def check(asked: AskedGrammar) -> Checked:
+            field = prompt.names.get(asked.field, asked.field)
+            try:
+                found = await self._grammars.grammar(asked, share)
+            except GrammarError:
+                if asked.is_loose:  # any arguments are taken, or the request is refused
+                    note(f"{field}.parameters")
+                raise
+            for name in found.left_out:
+                note(f"{field}.{name}")
+            return found
 
-        answer = None if parameters.grammar is None else await check(parameters.grammar)
+        answer = None if parameters.grammar is None else (await check(parameters.grammar)).grammar
         return answer or "" if parameters.form is None else await parameters.form.grammar(answer, check)
 
     async def _ids(self, prompt: Prompt, limits: RequestLimits, share: Share) -> Ids:

@@ -45,7 +45,7 @@ CASES = [
     ({"output_config": {"effort": "high"}}, {"reasoning_effort": "high"}),
     (
         {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}}},
     ),
 ]
 

@@ -1,5 +1,6 @@
 """The fields that set the form of the text: what the engine gets for each, and how a wrong value is refused."""
 
+import copy
 import json
 from typing import Any
 
@@ -119,16 +120,40 @@ for _ in range(300):
 
 
 @pytest.mark.parametrize("route", OPENAI, ids=lambda route: route.path)
+@pytest.mark.parametrize(("strict", "size"), [({}, 0), ({"strict": None}, 0), ({"strict": False}, LARGE_BYTES)])
+def test_what_cannot_be_followed_is_left_out_and_named_unless_strict(make_server, route, strict, size):
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
+    loose = copy.deepcopy(schema)
+    loose["properties"]["a"] |= {"uniqueItems": True}
+    loose |= {"not": {"required": ["b"]}}
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": loose} | strict}}
+    server, more = make_server(payload_limit=10**6), {"x" * size: 1} if size else {}
+    for stream in (False, True):
+        answer = server.ask(route, **form, **more, stream=stream)
+        named = answer.headers["x-ignored-parameters"].removeprefix("x" * 64 + ", ").split(", ")
+        assert (answer.status, named[-2:]) == (200, ["response_format.not", "response_format.uniqueItems"])
+        grammar = server.engine.asked[-1].request.sampling.grammar
+        assert grammar == grammar_of(GrammarKind.JSON_SCHEMA, json.dumps(schema, separators=(",", ":")))
+    told, named = refused(make_server(strict_parameters=True), route, form)
+    assert (told, named) == ("`response_format.not` is not supported", "response_format.not")
+
+
+@pytest.mark.parametrize("route", OPENAI, ids=lambda route: route.path)
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": BAD}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": BAD, "strict": True}}},
             "`response_format`: the schema's keyword `uniqueItems` is not supported",
         ),
         ({"response_format": {}}, "`response_format`: `type` must be text, json_object, json_schema"),
         ({"response_format": {"type": "grammar", "grammar": "a"}}, "`response_format`: `type` must be"),
         ({"response_format": {"type": "json_schema"}}, "`response_format`: `json_schema` must be an object whose"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": 1}}},
+            "`response_format`: `strict` must be true or false",
+        ),
+        ({"response_format": {"type": "json_object", "schema": BAD}}, "`response_format`: the schema's keyword"),
         ({"response_format": tgis("json", BAD)}, "`response_format`: Grammar must have a 'properties' field"),
         ({"structured_outputs": {"json": BAD}}, "`structured_outputs.json`: the schema's keyword"),
         ({"structured_outputs": {}}, "`structured_outputs`: it must have exactly one of json, regex"),

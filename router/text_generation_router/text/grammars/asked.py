@@ -22,6 +22,8 @@ class AskedGrammar:
     text: str
     # TGI takes schemas with the keyword `properties` only, and its clients' tests expect the error.
     needs_properties: bool = False
+    # Whether what cannot be followed of a schema is left out. Otherwise the schema is refused.
+    is_loose: bool = False
 
 
 class RefusedGrammarError(Exception):

@@ -45,9 +45,10 @@ def arguments_rule(
     return DefinedRule(body, rules.text)
 
 
-def asked_arguments(style: ArgumentStyle, schema: Mapping[str, Any]) -> AskedGrammar:
+def asked_arguments(style: ArgumentStyle, schema: Mapping[str, Any], is_loose: bool = False) -> AskedGrammar:
     """What is to be checked before such a rule is used."""
-    return AskedGrammar("tools", GrammarKind.ARGUMENTS, orjson.dumps([asdict(style), schema]).decode())
+    text = orjson.dumps([asdict(style), schema]).decode()
+    return AskedGrammar("tools", GrammarKind.ARGUMENTS, text, is_loose=is_loose)
 
 
 def rules_of(asked: AskedGrammar) -> str:

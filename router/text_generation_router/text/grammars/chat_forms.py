@@ -17,6 +17,7 @@ from text_generation_router.text.grammars.call_arguments import (
     arguments_rule,
     asked_arguments,
 )
+from text_generation_router.text.grammars.checking import Checked
 from text_generation_router.text.grammars.combined import (
     TEXT,
     CallForm,
@@ -31,7 +32,7 @@ from text_generation_router.text.grammars.combined import (
 from text_generation_router.text.grammars.conversion import lark_grammar
 
 # Checks what a request asks for. Raises GrammarError.
-Check = Callable[[AskedGrammar], Awaitable[str]]
+Check = Callable[[AskedGrammar], Awaitable[Checked]]
 ANY_TEXT = lark_grammar(f"start: TEXT\n{TEXT}")
 ANY_OBJECT: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
 CALL_NUMBER = DefinedRule("/(0|[1-9][0-9]{0,3})/")
@@ -103,16 +104,17 @@ class ChatForm:
         return await self._schema(form, part.tool, check)
 
     async def _rule(self, part: Arguments, form: CallsForm, place: int, check: Check) -> DefinedRule:
-        """The arguments of a tool. A schema that no grammar can follow counts as any arguments, unless the tool is
-        strict."""
+        """The arguments of a tool. Unless the tool is strict, keywords that no grammar can follow are left out, and a
+        schema that is refused without them counts as any arguments."""
         given, tags = form.schemas[part.tool], form.written.syntax.xml
         style = ArgumentStyle(tags, part.is_loose)
         schema = {"type": "object"} | dict(NO_ARGUMENTS if given is None else given)
-        is_followed = True
+        asked, is_followed = asked_arguments(style, schema, is_loose=part.tool not in form.strict), True
         try:
-            await check(asked_arguments(style, schema))
+            if followed := (await check(asked)).followed:
+                schema = orjson.loads(followed)[1]
         except GrammarError:
-            if part.tool in form.strict:
+            if not asked.is_loose:
                 raise
             is_followed = False
         markers = map(self._marker, form.written.syntax.texts)
@@ -120,15 +122,17 @@ class ChatForm:
         return arguments_rule(style, schema if is_followed else None, f"a{place}", ids)
 
     async def _schema(self, form: CallsForm, name: str, check: Check) -> Schema:
-        """The schema of a tool's arguments. A schema that no grammar can follow counts as any object, unless the tool
-        is strict."""
+        """The schema of a tool's arguments. Unless the tool is strict, keywords that no grammar can follow are left
+        out, and a schema that is refused without them counts as any object."""
         given = form.schemas[name]
         schema = {"type": "object"} | dict(NO_ARGUMENTS if given is None else given)
         text = orjson.dumps(schema).decode()
+        asked = AskedGrammar("tools", GrammarKind.JSON_SCHEMA, text, is_loose=name not in form.strict)
         try:
-            await check(AskedGrammar("tools", GrammarKind.JSON_SCHEMA, text))
+            if followed := (await check(asked)).followed:
+                schema = orjson.loads(followed)
         except GrammarError:
-            if name in form.strict:
+            if not asked.is_loose:
                 raise
             schema = dict(ANY_OBJECT)
         return Schema.of(schema)

@@ -3,14 +3,17 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
+
+import orjson
 
 from text_generation_router.errors import GrammarError
 from text_generation_router.fair_threads import FairThreads
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.grammars.asked import AskedGrammar, RefusedGrammarError
 from text_generation_router.text.grammars.conversion import converted
+from text_generation_router.text.grammars.loosening import loosened
 from text_generation_router.text.grammars.verification import verify
 
 # Threads that check, of which an owner has one at most, and how far they stand back for tokens; seconds of work after
@@ -24,13 +27,25 @@ MAX_KEPT, MAX_KEPT_BYTES = 256, 4 * 2**20
 class Checked:
     grammar: str  # llguidance's JSON text; "" if it is refused
     refusal: str = ""  # why it is refused
+    left_out: tuple[str, ...] = ()  # names of the schema's keywords that the grammar does not follow
+    followed: str = ""  # the text of what was asked without these; "": the whole text
 
     @property
     def size(self) -> int:
-        return len(self.grammar) + len(self.refusal)
+        return len(self.grammar) + len(self.refusal) + len(self.followed)
 
 
 def check(asked: AskedGrammar) -> Checked:
+    if not asked.is_loose:
+        return _checked(asked)
+    try:
+        loose, left_out = loosened(asked, lambda one: not _checked(one).refusal)
+    except (RefusedGrammarError, orjson.JSONDecodeError):
+        return _checked(asked)
+    return replace(_checked(loose), left_out=left_out, followed=loose.text if left_out else "")
+
+
+def _checked(asked: AskedGrammar) -> Checked:
     try:
         grammar = converted(asked)
         verify(grammar)
@@ -49,10 +64,10 @@ class GrammarChecker:
         self._kept = KeptGrammars()
         self._running: dict[bytes, asyncio.Task[Checked]] = {}
 
-    async def grammar(self, asked: AskedGrammar, share: Share) -> str:
-        """llguidance's JSON text of the grammar. Raises GrammarError if it is refused, and OverloadedError if too many
-        checks of the tenant wait."""
-        key = sha256(f"{asked.kind}\0{asked.needs_properties}\0{asked.text}".encode()).digest()
+    async def grammar(self, asked: AskedGrammar, share: Share) -> Checked:
+        """The grammar. Raises GrammarError if it is refused, and OverloadedError if too many checks of the tenant
+        wait."""
+        key = sha256(f"{asked.kind}\0{asked.needs_properties}\0{asked.is_loose}\0{asked.text}".encode()).digest()
         found = self._kept.get(key)
         if found is None:
             task = self._running.get(key)
@@ -62,7 +77,7 @@ class GrammarChecker:
             found = await asyncio.shield(task)
         if found.refusal:
             raise GrammarError(asked.field, found.refusal)
-        return found.grammar
+        return found
 
     async def _checked(self, key: bytes, asked: AskedGrammar, share: Share) -> Checked:
         try:

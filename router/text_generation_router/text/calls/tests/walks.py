@@ -15,7 +15,7 @@ from text_generation_router.text.calls.reading import Reading
 from text_generation_router.text.calls.written import Arguments, CallNumber, written_calls
 from text_generation_router.text.grammars.asked import AskedGrammar
 from text_generation_router.text.grammars.chat_forms import CallsForm, ChatForm
-from text_generation_router.text.grammars.checking import check
+from text_generation_router.text.grammars.checking import Checked, check
 from text_generation_router.text.grammars.verification import LIMITS
 from text_generation_router.text.pieces import CallArguments, CallStart, merged
 
@@ -64,11 +64,11 @@ class Calls:
     def grammar(
         self, tools: dict[str, Schema], strict: bool = True, several: bool = True, is_required: bool = True
     ) -> str:
-        async def checked(asked: AskedGrammar) -> str:
+        async def checked(asked: AskedGrammar) -> Checked:
             found = check(asked)
             if found.refusal:
                 raise GrammarError(asked.field, found.refusal)
-            return found.grammar
+            return found
 
         written = written_calls(self.syntax, tuple(tools))
         form = CallsForm(written, tools, frozenset(tools if strict else ()), is_required, several)

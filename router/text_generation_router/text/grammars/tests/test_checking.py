@@ -38,7 +38,7 @@ def test_equal_grammars_are_checked_once_also_at_the_same_time():
         first = await asyncio.gather(*(checker.grammar(ASKED, Share(owner=f"{n}")) for n in range(9)))
         return {*first, await checker.grammar(replace(ASKED, field="guided_regex"), Share())}
 
-    assert asyncio.run(run()) == {"checked a+"}
+    assert asyncio.run(run()) == {Checked("checked a+")}
     assert checks.done == ["a+"]
 
 
@@ -88,7 +88,7 @@ def test_a_caller_that_leaves_does_not_end_the_check_of_another():
         checks.may_end.set()
         return await second
 
-    assert asyncio.run(run()) == "checked a+"
+    assert asyncio.run(run()) == Checked("checked a+")
 
 
 def test_a_check_that_takes_too_long_is_refused_and_tried_anew_later(monkeypatch):
@@ -103,7 +103,7 @@ def test_a_check_that_takes_too_long_is_refused_and_tried_anew_later(monkeypatch
         monkeypatch.setattr(checking, "CHECK_S", 20.0)
         return await checker.grammar(ASKED, Share())
 
-    assert asyncio.run(run()) == "checked a+"
+    assert asyncio.run(run()) == Checked("checked a+")
 
 
 async def until(holds: Callable[[], bool]) -> None:
