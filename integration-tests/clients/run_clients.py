@@ -82,6 +82,7 @@ CLIENTS = (
     OfficialClient("guidellm", ("guidellm",), ("check_guidellm.py",)),
     OfficialClient("locust", ("locust",), ("check_locust.py",)),
 )
+BROWSER = "browser"  # OpenAI's and Anthropic's libraries for browsers
 PROGRAMS = (
     InstalledProgram(
         "vllm-bench",
@@ -117,6 +118,19 @@ def install(client: OfficialClient) -> Path:
             pip_install(python, packages)
     stamp.write_text(wanted)
     return python
+
+
+def check_browser(url: str, model: Path) -> bool:
+    """Installs the packages of browser/package.json, and runs them in Chromium. A missing browser is a failure."""
+    root = ENVIRONMENTS / BROWSER
+    shutil.copytree(HERE / BROWSER, root, dirs_exist_ok=True)
+    npm = shutil.which("npm")
+    if npm is None:
+        raise Failure("there is no npm on PATH; `apt-get install npm` installs it")
+    command = [npm, "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts", "--loglevel=error"]
+    if subprocess.run(command, cwd=root).returncode:
+        raise Failure("the packages of browser/package.json could not be installed; see npm's lines above")
+    return run_script(BROWSER, [sys.executable, str(HERE / "check_browser.py"), url, str(model), str(root)])
 
 
 def pip_install(python: Path, packages: tuple[str, ...]) -> None:
@@ -184,7 +198,7 @@ def started_server(model: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    names = [client.name for client in (*CLIENTS, *PROGRAMS)]
+    names = [*(client.name for client in (*CLIENTS, *PROGRAMS)), BROWSER]
     parser = argparse.ArgumentParser(description="Run the official clients against a server.")
     parser.add_argument(
         "url", nargs="?", help=f"URL of a server that runs with {' '.join(SERVER_FLAGS)}; without it, one is started"
@@ -203,7 +217,10 @@ def main() -> int:
 
 
 def run_all(names: list[str], url: str, model: Path) -> int:
-    outcomes = {client.name: check(client, url, model) for client in CLIENTS if client.name in names}
+    outcomes: dict[str, bool | None] = {}
+    outcomes |= {client.name: check(client, url, model) for client in CLIENTS if client.name in names}
+    if BROWSER in names:
+        outcomes[BROWSER] = check_browser(url, model)
     outcomes |= {program.name: check_program(program, url, model) for program in PROGRAMS if program.name in names}
     failed, skipped = ([name for name, outcome in outcomes.items() if outcome is kind] for kind in (False, None))
     rest = f"; skipped: {', '.join(skipped)}" if skipped else ""

@@ -18,7 +18,7 @@ from text_generation_router.api.services import Services
 from text_generation_router.api.texts import TextRoutes
 from text_generation_router.config import RouterConfig
 from text_generation_router.http.answer_headers import Identified
-from text_generation_router.http.cors import Cors
+from text_generation_router.http.cors import Cors, Preflights
 from text_generation_router.http.errors import add_error_handlers
 from text_generation_router.http.gate import Gated
 from text_generation_router.http.keys import Guard, OpenRoute
@@ -83,6 +83,7 @@ def create_app(services: Services) -> FastAPI:
     app.add_middleware(Gated, gate=services.gate, dialects=services.dialects)
     if config.api_key_digests:
         app.add_middleware(Guard, digests=config.api_key_digests, routes=app.routes, dialects=services.dialects)
+    app.add_middleware(Preflights, routes=app.routes, dialects=services.dialects)
     app.add_middleware(Cors, origins=config.http.cors_allow_origin)
     if services.tracer is not None:
         app.add_middleware(Traced, tracer=services.tracer)

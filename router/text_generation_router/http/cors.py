@@ -1,23 +1,33 @@
-"""Cross-origin requests, answered as TGI's outermost layer answers them, except that browsers may also send
-`authorization` and the headers of Anthropic's clients.
+"""Cross-origin requests of browsers: any page may ask, or those of `--cors-allow-origin`, with any header of its client
+library; it may read all headers of the answer.
 """
 
-from collections.abc import MutableMapping
+import re
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from text_generation_router.errors import NoSuchRouteError
+from text_generation_router.http.answer_headers import added_headers
+from text_generation_router.http.dialects import ErrorDialects
+from text_generation_router.http.errors import error_response
+
 VARY = "origin, access-control-request-method, access-control-request-headers"
-PREFLIGHT = {
-    "access-control-allow-methods": "GET,POST",
-    "access-control-allow-headers": "content-type,authorization,x-tenant,x-request-timeout,"
-    "x-api-key,anthropic-version,anthropic-beta",
-}
+# What a preflight is answered that does not say which headers are to be sent.
+ALLOWED = "content-type,authorization,x-tenant,x-request-timeout,x-api-key,anthropic-version,anthropic-beta"
+NAMES = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z, -]+")
+# Headers that pages may read anyway (Fetch Standard, "CORS-safelisted response-header name"), and those of browsers.
+READABLE = {b"cache-control", b"content-language", b"content-length", b"content-type", b"expires", b"last-modified"}
+NOT_EXPOSED = READABLE | {b"pragma", b"vary", b"connection"}
 
 
 class Cors:
+    """Tells browsers which pages may read an answer, and its headers."""
+
     def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
         """`origins`: origins that may read answers; empty for any origin."""
         self._app = app
@@ -26,12 +36,13 @@ class Cors:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        headers = self._headers(Headers(scope=scope).get("origin"))
-        if scope["method"] == "OPTIONS":
-            return await Response(headers=headers | PREFLIGHT)(scope, receive, send)
+        origin = Headers(scope=scope).get("origin")
+        headers = self._headers(origin)
 
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
+                if origin is not None and (exposed := b",".join(_exposed(scope, message))):
+                    headers["access-control-expose-headers"] = exposed.decode("latin-1")
                 MutableHeaders(scope=message).update(headers)
             await send(message)
 
@@ -43,3 +54,29 @@ class Cors:
         if origin in self._origins:
             return {"vary": VARY, "access-control-allow-origin": str(origin)}
         return {"vary": VARY}
+
+
+def _exposed(scope: Scope, message: MutableMapping[str, Any]) -> Iterator[bytes]:
+    """Names of the answer's headers, with those that are added to it later."""
+    names = dict.fromkeys(name.lower() for name, _ in (*message["headers"], *added_headers(scope)))
+    return (name for name in names if name not in NOT_EXPOSED and not name.startswith(b"access-control-"))
+
+
+class Preflights:
+    """Answers OPTIONS, for the paths of all routes: a preflight may send the headers that it names. `*` would not allow
+    `Authorization`, and the names in a list of ours would be those of some client libraries only."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute], dialects: ErrorDialects) -> None:
+        self._app = app
+        self._routes = routes  # the application's own list, to which routes are added later
+        self._dialects = dialects
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "OPTIONS":
+            return await self._app(scope, receive, send)
+        if all(route.matches(scope)[0] is Match.NONE for route in self._routes):
+            return await error_response(NoSuchRouteError(), self._dialects.of(scope["path"]))(scope, receive, send)
+        asked = Headers(scope=scope).get("access-control-request-headers", "")
+        allowed = asked if NAMES.fullmatch(asked) else ALLOWED
+        headers = {"access-control-allow-methods": "GET,POST", "access-control-allow-headers": allowed}
+        await Response(headers=headers)(scope, receive, send)

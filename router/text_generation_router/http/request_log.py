@@ -112,7 +112,7 @@ class Logged:
             fields = {"status": status, **fields, "generated_tokens": end.num_tokens}
             logger.info("Cancelled", extra={"fields": fields})
         elif not end.num_successes:
-            is_polled = scope["method"] != "POST" and fields["route"] in POLLED
+            is_polled = scope["method"] == "OPTIONS" or (scope["method"] != "POST" and fields["route"] in POLLED)
             level = logging.DEBUG if is_polled else logging.INFO
             logger.log(level, "Answered", extra={"fields": {"status": status, **fields}})
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import resource
-import shutil
 import socket
 import threading
 import time
@@ -13,9 +12,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from text_generation_router.openapi.tests.chromium import tab_of
+from text_generation_router.openapi.tests.chromium import PROGRAM, tab_of
 
-PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 IS_BOUNDED = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 pytestmark = [
     pytest.mark.skipif(PROGRAM is None, reason="no Chromium: after `apt-get install chromium` this test runs"),
