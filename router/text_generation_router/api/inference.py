@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from text_generation_common.tasks import cancelled
+from text_generation_common.tasks import together
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.generation_stream import GenerationStream
 from text_generation_router.api.permits import Permit, Permits
@@ -54,7 +54,7 @@ class Inference:
             permit = self._permits.take(caller.share, count)
             generations, noted = list[Generation](), set[str]()
             try:
-                work = asyncio.gather(*(self.validator.validate(prompt, caller.share, noted.add) for prompt in prompts))
+                work = together(self.validator.validate(prompt, caller.share, noted.add) for prompt in prompts)
                 requests = await permit.unless_refused(work)
                 for name in sorted(noted):
                     caller.note(name)
@@ -160,12 +160,10 @@ class Inference:
         """Runs all prompts at the same time, to their ends. If one prompt fails, the others are cancelled. `is_answer`:
         see `start`."""
         generations = await self.start(prompts, caller, started_s, is_answer=is_answer)
-        tasks = [asyncio.ensure_future(generation.collect()) for generation in generations]
         try:
-            return await asyncio.gather(*tasks)
+            return await together(generation.collect() for generation in generations)
         finally:
             close_all(generations)
-            await cancelled(*tasks)
 
 
 # The streams of one prompt, and what the engine's answer to them will be.

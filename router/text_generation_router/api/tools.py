@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field
 
 from text_generation_router.api.fields import Body
-from text_generation_router.errors import ToolError, ValidationError
+from text_generation_router.errors import GrammarError, ToolError, ValidationError
+from text_generation_router.text.calls.typed_values import types_of
 from text_generation_router.text.tool_grammar import CallWays
 
 MAX_TOOLS = 128
@@ -110,6 +111,15 @@ def _checked(value: str | dict[str, Any]) -> str | dict[str, Any]:
     return value
 
 
+def _check_arguments(function: FunctionBody) -> None:
+    """Raises GrammarError if the schema of the arguments allows no object, so that no call could follow it."""
+    schema = function.parameters or {}
+    types = types_of(schema, schema)
+    if types and "object" not in types:
+        given = " or ".join(sorted(types))[:64]
+        raise GrammarError("tools", f"the arguments of `{function.name}` must be of the type object, not {given}")
+
+
 Tools = Annotated[list[ToolBody], Field(fail_fast=True), BeforeValidator(_functions)]
 Choice = Annotated[str | dict[str, Any], AfterValidator(_checked)]
 
@@ -138,6 +148,8 @@ class Calling:
         wanted = frozenset({choice.name}) if choice.mode is Mode.NAMED else choice.names
         if wanted is not None and (missing := sorted(wanted - set(names))):
             raise ToolError(f"Tool with name {missing[0][:64]} not found")
+        for tool in given:
+            _check_arguments(tool.function)
         called = tuple(tool for tool in given if wanted is None or tool.function.name in wanted)
         is_required = choice.mode is not Mode.AUTO
         return cls(given, called, is_required, is_parallel and choice.mode is not Mode.NAMED)

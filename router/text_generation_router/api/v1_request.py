@@ -6,7 +6,7 @@ from text_generation_router.api.prompt_answers import check_prompt_logprobs, wan
 from text_generation_router.api.services import Services
 from text_generation_router.api.v1_schemas import OpenAIRequest
 from text_generation_router.errors import ValidationError
-from text_generation_router.text.validation import AskedParameters
+from text_generation_router.text.validation import MUST_FIT, AskedParameters
 
 # What the routes of /v1 call the fields that the checks of requests call by TGI's names.
 NAMES = {"max_new_tokens": "max_tokens", "truncate": "truncate_prompt_tokens", "min_new_tokens": "min_tokens"}
@@ -35,6 +35,8 @@ def parameters_of(
     parameters = replace(parameters, prompt_logprobs=logprobs, is_length_last=is_length_last)
     if parameters.grammar is not None and services.style.is_tgis:  # TGI's errors have one name for all fields
         parameters = replace(parameters, grammar=replace(parameters.grammar, field="grammar"))
-    if parameters.truncate == -1:  # the longest prompt that the server takes
-        return replace(parameters, truncate=services.inference.validator.limits.max_input_tokens)
+    if parameters.truncate == -1:  # the longest prompt that the server takes beside the tokens that must fit
+        limits, must_fit = services.inference.validator.limits, min(max_new_tokens or 0, MUST_FIT)
+        most = min(limits.max_input_tokens, limits.max_total_tokens - must_fit)
+        return replace(parameters, truncate=max(most, 1))
     return parameters

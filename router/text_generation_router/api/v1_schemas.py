@@ -91,7 +91,10 @@ class OpenAIRequest(FormFields, AnsweredRequest):
     ] = None
     truncate_prompt_tokens: Annotated[
         int | None,
-        Field(ge=-1, description="Keeps this many tokens of the prompt; -1: as many as the server takes."),
+        Field(
+            ge=-1,
+            description="Keeps this many tokens of the prompt; -1: as many as the server takes beside `max_tokens`.",
+        ),
     ] = None
     truncation_side: Annotated[
         Literal["left", "right"] | None, Field(description="Where the prompt is cut. Default: left, its beginning.")

@@ -119,6 +119,25 @@ def test_one_bad_prompt_refuses_all(server):
     assert (answer.status, server.engine.asked, server.permits.left) == (400, [], 4)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refused_prompt_cancels_the_tokenization_of_the_others(server, stream, monkeypatch):
+    ended = []
+
+    async def encode(*_: object, **__: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def ask() -> None:
+        body = json.dumps({"prompt": ["Hi", "Ho", ""], "stream": stream}).encode()
+        assert (await server.call("POST", "/v1/completions", body)).status == 400
+        assert ended == [True, True]
+
+    monkeypatch.setattr(server.tokenizer, "encode", encode)
+    asyncio.run(ask())
+
+
 def test_chat_has_the_shape_of_the_contract(server):
     answer = server.post("/v1/chat/completions", chat())
     assert without_time(answer.json) == {
@@ -374,6 +393,10 @@ def test_a_prompt_is_truncated_on_either_side(server, path):
     ):
         assert server.post(path, BODIES[path] | fields).status == 200
         assert server.engine.asked[-1].request.input_ids == ids
+    for most, kept in ((None, 40), (1, 40), (20, 40), (25, 35), (59, 1)):
+        long = {"prompt": "a " * 60} if path == PATHS[0] else {"messages": [{"role": "user", "content": "a " * 60}]}
+        assert server.post(path, long | {"truncate_prompt_tokens": -1, "max_tokens": most}).status == 200
+        assert len(server.engine.asked[-1].request.input_ids) == kept
     for fields in ({"truncate_prompt_tokens": 0}, {"truncate_prompt_tokens": 10**6}, {"truncation_side": "top"}):
         assert error_of(server.post(path, BODIES[path] | {"truncate_prompt_tokens": 1} | fields))[0] == 400
 

@@ -311,13 +311,55 @@ def test_a_strict_tool_is_guided_and_other_text_stays_free(make_server):
 def test_a_schema_that_no_grammar_can_follow_is_refused_for_strict_tools_only(make_server):
     server = make_server(template=HERMES)
     server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
-    function = {"name": "f", "parameters": {"type": "array", "uniqueItems": True}}
+    function = {"name": "f", "parameters": {"properties": {"a": {"type": "array", "uniqueItems": True}}}}
     body = CHAT | {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
     server.engine.scripts = [script(CALL)]
     assert server.post(PATH, body).status == 200
     function["strict"] = True
     answer = server.post(PATH, body)
     assert answer.status == 400 and "`uniqueItems` is not supported" in answer.told["error"]
+
+
+NOT_OBJECTS = (
+    {"type": "integer"},
+    {"type": ["string", "null"]},
+    {"anyOf": [{"type": "array"}, {"const": 5}]},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"enum": ["x"]}}},
+)
+
+
+@pytest.mark.parametrize("schema", NOT_OBJECTS, ids=str)
+def test_a_function_is_refused_by_its_name_if_its_arguments_cannot_be_an_object(make_server, schema):
+    tools = [TOOLS[0], {"type": "function", "function": {"name": "odd", "parameters": schema}}]
+    for template in (HERMES, None):
+        server = make_server(**({} if template is None else {"template": template}))
+        for choice in ("auto", "required", "odd"):
+            answer = server.post(PATH, CHAT | {"tools": tools, "tool_choice": choice})
+            assert answer.status == 400 and answer.json["error"]["param"] == "tools"
+            assert "`odd` must be of the type object, not" in answer.told["error"] and not server.engine.asked
+    flat = [{"type": "function"} | tools[1]["function"]]
+    assert "`odd`" in server.post("/v1/responses", {"input": "Hi", "tools": flat}).told["error"]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "llama4"])
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": ["object", "null"]}, {"type": ["integer", "object"]}, {"anyOf": [{"type": "object"}, {"const": 5}]}],
+)
+def test_arguments_that_may_be_an_object_are_one(make_server, name, schema):
+    server = make_server(template=HERMES, tool_call_format=name)
+    server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
+    assert server.post(PATH, CHAT | {"tools": tools, "tool_choice": "required"}).status == 200
+    grammar = server.engine.asked[0].request.sampling.grammar
+    given, wrong = {
+        "hermes": (CALL.replace('{"city": "Rome"}', "{}"), CALL.replace('{"city": "Rome"}', "5")),
+        "qwen3-coder": ("<tool_call>\n<function=weather>\n</function>\n</tool_call>", "<tool_call>\n5"),
+        "llama4": ("[weather()]", "[weather(5)]"),
+    }[name]
+    assert is_allowed(grammar, given) and not is_allowed(grammar, wrong)
+    if name == "hermes":
+        assert not is_allowed(grammar, CALL.replace('{"city": "Rome"}', "null"))
 
 
 def test_a_limit_of_reasoning_needs_reasoning_with_an_end_of_one_token(make_server):

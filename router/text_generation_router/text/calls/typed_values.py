@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from text_generation_router.text.schema_references import resolved
+from text_generation_router.text.schema_references import resolved, target
 
 STRING_ONLY = frozenset({"string"})
 _LITERALS = {
@@ -37,7 +37,7 @@ def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str
     if isinstance(schema.get("allOf"), list):
         said = (types_of(part, root, depth + 1) for part in schema["allOf"])
         return next((types for types in said if types), frozenset())
-    return frozenset()
+    return types_of(target(root, schema.get("$ref")), root, depth + 1)
 
 
 def _union(kinds: Iterable[frozenset[str]]) -> frozenset[str]:

@@ -39,6 +39,12 @@ CALL_NUMBER = DefinedRule("/(0|[1-9][0-9]{0,3})/")
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
+def _of_object(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object also where it allows other types beside it."""
+    schema = {"type": "object"} | dict(NO_ARGUMENTS if given is None else given)
+    return schema | {"type": "object"} if isinstance(schema["type"], list) else schema
+
+
 @dataclass(frozen=True, slots=True)
 class ReasoningForm:
     """Reasoning, which no grammar changes, before the answer."""
@@ -108,7 +114,7 @@ class ChatForm:
         schema that is refused without them counts as any arguments."""
         given, tags = form.schemas[part.tool], form.written.syntax.xml
         style = ArgumentStyle(tags, part.is_loose)
-        schema = {"type": "object"} | dict(NO_ARGUMENTS if given is None else given)
+        schema = _of_object(given)
         asked, is_followed = asked_arguments(style, schema, is_loose=part.tool not in form.strict), True
         try:
             if followed := (await check(asked)).followed:
@@ -124,8 +130,7 @@ class ChatForm:
     async def _schema(self, form: CallsForm, name: str, check: Check) -> Schema:
         """The schema of a tool's arguments. Unless the tool is strict, keywords that no grammar can follow are left
         out, and a schema that is refused without them counts as any object."""
-        given = form.schemas[name]
-        schema = {"type": "object"} | dict(NO_ARGUMENTS if given is None else given)
+        schema = _of_object(form.schemas[name])
         text = orjson.dumps(schema).decode()
         asked = AskedGrammar("tools", GrammarKind.JSON_SCHEMA, text, is_loose=name not in form.strict)
         try:
