@@ -39,7 +39,7 @@ C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install run test test-models test-schema test-grammars check format prose proto lock sbom audit fuzz demo-model test-demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest mutate test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
+	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest test-routes mutate test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 install: .venv/installed
 
@@ -65,14 +65,12 @@ install: .venv/installed
 run: install
 	$(BIN)/text-generation-launcher $(ARGS)
 
-# All tests: first those of single packages, one process for each core; then those of the launcher, which mostly wait for
-# children that do nothing; then those that start whole servers, whose time limits need the cores. With ARGS pytest gets
-# these, and runs in one process.
+# All tests, in parts (integration-tests/all_tests.py): packages, launcher, whole servers in two processes, and then alone
+# those whose limits in seconds need the cores. Prints the seconds of each part and the 20 slowest tests. With ARGS pytest
+# gets these, and runs in one process.
 test: install
 ifeq ($(ARGS),)
-	$(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(PACKAGES)
-	$(BIN)/pytest --numprocesses 4 --dist loadfile launcher
-	$(BIN)/pytest integration-tests
+	$(BIN)/python integration-tests/all_tests.py $(PACKAGES)
 else
 	$(BIN)/pytest $(ARGS)
 endif
@@ -227,6 +225,12 @@ test-ray: install
 # ../older/.venv/bin/text-generation-launcher .venv/bin/text-generation-launcher --write FOLDER", then diff -r.
 digest: install
 	$(BIN)/python integration-tests/make_digest.py $(ARGS)
+
+# Sends 2,000 requests of all routes, with fields drawn from the OpenAPI document, and compares their answers: whole, as
+# streams, alone, and in a crowd on a small server whose shards and engine are killed. About 30 minutes. Prints its seed,
+# which ARGS="--seed 5" repeats; a part of it: ARGS="--cases 500 --kills 8 --least-preemptions 50".
+test-routes: install
+	$(BIN)/python integration-tests/make_routes.py $(ARGS)
 
 # Measures a tenant while another tenant attacks the server: each assault for 24 s, and the table in
 # integration-tests/README.md. About 40 minutes. With an older version in turns: ARGS="--before

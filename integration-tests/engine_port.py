@@ -14,9 +14,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from scale import SHORT
-from server_process import LAUNCHER, START_LIMIT_S
+from server_process import LAUNCHER, START_LIMIT_S, free_port
 
-from text_generation_benchmark.process import ChildServer, ServerCommand, free_port
+from text_generation_benchmark.process import ChildServer, ServerCommand
 from text_generation_common.cluster.identity import Identity, Role
 from text_generation_common.cluster.issuing import Authority, Issued
 

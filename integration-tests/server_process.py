@@ -1,17 +1,29 @@
 """Starts a whole server as its users do: `text-generation-launcher` in a process of its own."""
 
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from text_generation_benchmark import process
 from text_generation_benchmark.ours import LAUNCHER
-from text_generation_benchmark.process import ChildServer, ServerCommand, free_port
+from text_generation_benchmark.process import ChildServer, ServerCommand
 
 START_LIMIT_S = 120
+# Number and count of the processes in which pytest-xdist runs tests.
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 __all__ = ["LAUNCHER", "ServerProcess", "free_port", "wait_until"]
+
+
+def free_port() -> int:
+    """A port that no test of another process gets before the server listens on it. The kernel prefers odd numbers."""
+    while (port := process.free_port()) // 2 % NUM_WORKERS != WORKER:
+        pass
+    return port
 
 
 def wait_until(condition: Callable[[], object], limit_s: float, what: str) -> float:

@@ -9,6 +9,7 @@ from assaults import ASSAULTS
 from make_attacks import Outcome
 from server_process import LAUNCHER, ServerProcess
 
+pytestmark = pytest.mark.alone
 SECONDS, NUM_VICTIMS = 4.0, 12
 ENDLESS_TEMPLATE = "template: loops without output"
 

@@ -31,6 +31,7 @@ def test_a_request_that_kills_its_shards_ends_by_name_and_no_neighbour_notices(o
     assert poison.poison(SHORT, one_shard, alone=0).failures() == []
 
 
+@pytest.mark.alone
 def test_a_stopped_shard_is_seen_and_no_stream_notices(two_shards: list[StreamAnswer]) -> None:
     assert scenarios.stop_shard(SHORT, 2, SEED, two_shards).failures() == []
 
@@ -47,13 +48,16 @@ def test_a_killed_router_is_started_again_and_leaves_nothing() -> None:
     assert departures.kill_router(SHORT, 1).failures() == []
 
 
+@pytest.mark.alone
 def test_a_killed_launcher_leaves_no_process_file_or_memory() -> None:
     assert departures.kill_launcher(SHORT, 2).failures() == []
 
 
+@pytest.mark.alone
 def test_clients_that_never_read_lose_their_slots_and_cost_no_memory() -> None:
     assert departures.never_read(SHORT).failures() == []
 
 
+@pytest.mark.alone
 def test_clients_that_leave_at_once_free_their_slots_at_once() -> None:
     assert departures.all_leave_at_once(SHORT).freed_s < 10  # a loose limit in seconds; `make chaos` measures the time

@@ -13,6 +13,8 @@ from machines import Network
 from scale import SHORT
 from streams import StreamAnswer, StreamClients, compare, run_streams
 
+# A machine is lost after seconds of silence.
+pytestmark = pytest.mark.alone
 ALWAYS = ("--dtype", "float32", "--json-output", "--num-shard", "1")
 
 

@@ -27,7 +27,7 @@ def chat(content: str, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], "temperature": 0, **fields}
 
 
-def wait_for(condition: Any, limit_s: float = 10) -> None:
+def wait_for(condition: Any, limit_s: float = 60) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -21,6 +21,8 @@ from streams import StreamAnswer, StreamClients, compare, run_streams
 from text_generation_common.cluster.identity import Identity, Role
 from text_generation_common.cluster.issuing import Issued
 
+# An engine that is silent for seconds is connected anew, and the tests count connections.
+pytestmark = pytest.mark.alone
 LOGGED_S = 30.0  # limit for a line to reach the log
 CALLS = 4  # number of calls of each client that is refused. A reason is logged once a minute.
 

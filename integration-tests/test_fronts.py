@@ -110,6 +110,7 @@ def test_a_killed_front_costs_its_own_connections_only(server, one_shard: list[S
     assert before[1] in processes.routers(server.pid)
 
 
+@pytest.mark.alone
 def test_requests_of_a_killed_front_leave_the_engine_at_once(server) -> None:
     [engine] = [path for path in reach.unix_sockets(processes.family(server.pid)) if path.endswith("engine")]
     asked, rows_after = asks(16, 400), []  # seconds since the kill, and requests that the engine computes

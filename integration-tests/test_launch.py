@@ -21,7 +21,7 @@ def run_to_its_end(server: ServerProcess) -> tuple[int, str]:
 def test_sigterm_stops_everything_in_order_with_status_0() -> None:
     server = ServerProcess()
     with server:
-        wait_until(lambda: "Serving demo" in server.log(), 10, "the last line of the start")
+        wait_until(lambda: "Serving demo" in server.log(), 60, "the last line of the start")
         lines = server.log().splitlines()
         assert len(lines) <= 25, "\n".join(lines)
         assert any("Connected" in line for line in lines)

@@ -73,6 +73,7 @@ def test_replicas_are_taken_away_and_added_under_load_and_no_stream_notices(serv
     assert processes.engines(server.pid)[0] == engines[0]
 
 
+@pytest.mark.alone
 def test_a_client_with_many_requests_at_all_replicas_does_not_crowd_out_another(server) -> None:
     """Each engine counts what the others have served to a client: also where the greedy client has few requests, the
     modest one goes first."""

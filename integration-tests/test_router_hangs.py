@@ -11,6 +11,8 @@ from scale import SHORT
 from server_process import ServerProcess
 from streams import StreamAnswer
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def spared() -> Iterator[ServerProcess]:

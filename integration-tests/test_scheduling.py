@@ -221,6 +221,7 @@ def beside_many(server: ServerProcess) -> Beside:
     return Beside(waits, step_ms, metric(server.url, "tgi_queue_size"))
 
 
+@pytest.mark.alone
 @BY_QUEUE
 def test_a_client_with_many_requests_does_not_crowd_out_another(narrow: ServerProcess) -> None:
     async def beside(_: httpx.AsyncClient) -> Beside:
@@ -243,6 +244,7 @@ def num_steps(server: ServerProcess) -> float:
     return sum(metrics(server.url, *(f'tgi_batch_inference_count{{method="{m}"}}' for m in ("prefill", "decode"))))
 
 
+@pytest.mark.alone
 @BY_QUEUE
 def test_at_its_deadline_a_text_ends_and_a_prompt_is_not_even_computed(narrow: ServerProcess) -> None:
     grown = growth_of(narrow, "tgi_prefilled_tokens", 'tgi_request_failure{err="deadline"}')
@@ -301,7 +303,7 @@ def test_idle_servers_have_only_free_and_cached_slots(
 ) -> None:
     servers: Sequence[ServerProcess] = (plain, caching, narrow, tight)
     for server in servers:
-        wait_until(lambda server=server: is_idle(server), 10, "idle again")
+        wait_until(lambda server=server: is_idle(server), 60, "idle again")
         names = ("tgi_slots_cached", "tgi_slots_free", "tgi_batch_max_total_tokens", "tgi_books_errors")
         cached, free, capacity, errors = metrics(server.url, *names)
         assert cached + free == capacity and errors == 0

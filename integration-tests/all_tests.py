@@ -1,0 +1,94 @@
+"""Runs all tests in parts, for `make test`, and prints the seconds of each part and the slowest tests of all parts.
+
+The first part has the packages named on the command line, one process for each core. The launcher's tests mostly wait
+for children that do nothing. Tests that start whole servers run in two processes, without those marked `alone`, whose
+limits in seconds need the cores: these run one after the other at the end. A part that fails is the last one.
+"""
+
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parent.parent
+NUM_SLOWEST = 20
+# What pytest says if no test is selected.
+NO_TESTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    arguments: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PartRun:
+    part: Part
+    seconds: float
+    tests: Sequence[tuple[float, str]]  # seconds with setup and teardown, and name
+
+
+def parts(packages: Sequence[str], default: str) -> list[Part]:
+    """`default`: which tests run unless a run says otherwise, as an expression of markers."""
+    by_file = ("--dist", "loadfile")
+    # Files keep their order, because the number of tests of a file says nothing about its seconds.
+    servers = ("--numprocesses", "2", *by_file, "--no-loadscope-reorder", "integration-tests")
+    return [
+        Part("packages", ("--numprocesses", "logical", "--maxprocesses", "4", *by_file, *packages)),
+        Part("launcher", ("--numprocesses", "4", *by_file, "launcher")),
+        Part("whole servers", (*servers, "-m", f"{default} and not alone")),
+        Part("whole servers, alone", ("integration-tests", "-m", f"{default} and alone")),
+    ]
+
+
+def default_markers() -> str:
+    """The expression of pyproject.toml, which `-m` on a command line replaces."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    words = shlex.split(options["addopts"])
+    return words[words.index("-m") + 1]
+
+
+def run(part: Part, folder: Path) -> tuple[int, PartRun]:
+    """Runs the part; its exit status, and what it took."""
+    report, started_s = folder / f"{part.name}.xml", time.monotonic()
+    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *part.arguments]
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    tests = list(times(report.read_text())) if report.exists() else []
+    return status, PartRun(part, time.monotonic() - started_s, tests)
+
+
+def times(report: str) -> Iterator[tuple[float, str]]:
+    """Seconds and name of each test in a report of pytest's --junitxml."""
+    for case in ElementTree.fromstring(report).iter("testcase"):
+        yield float(case.get("time", "0")), f"{case.get('classname')}::{case.get('name')}"
+
+
+def table(runs: Sequence[PartRun]) -> str:
+    lines = [f"{each.seconds:7.0f} s  {each.part.name}, {len(each.tests)} tests" for each in runs]
+    slowest = sorted((test for each in runs for test in each.tests), reverse=True)[:NUM_SLOWEST]
+    lines += [f"the {len(slowest)} slowest tests:", *(f"{seconds:7.1f} s  {name}" for seconds, name in slowest)]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    runs, status = [], 0
+    with tempfile.TemporaryDirectory(prefix="tgi-tests-") as folder:
+        for part in parts(sys.argv[1:], default_markers()):
+            print(f"== {part.name}", flush=True)
+            status, done = run(part, Path(folder))
+            runs.append(done)
+            if status not in (0, NO_TESTS):
+                break
+    print(table(runs))
+    return 0 if status == NO_TESTS else status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,21 @@
+"""The parts of `make test`, and what it prints of them."""
+
+from all_tests import PartRun, default_markers, parts, table, times
+
+REPORT = """<testsuites><testsuite><testcase classname="a.test_b" name="test_slow" time="3.5"/>
+<testcase classname="a.test_b" name="test_fast" time="0.25"><failure/></testcase></testsuite></testsuites>"""
+
+
+def test_each_test_of_whole_servers_is_in_one_part() -> None:
+    beside, alone = (part.arguments for part in parts(["router"], "not slow")[2:])
+    assert (beside[-1], alone[-1]) == ("not slow and not alone", "not slow and alone")
+    assert "--numprocesses" in beside and "--numprocesses" not in alone
+    assert "not slow" in default_markers() and "alone" not in default_markers()
+
+
+def test_the_table_has_each_parts_seconds_and_the_slowest_tests_of_all_parts() -> None:
+    first, second = parts(["router"], "not slow")[:2]
+    runs = [PartRun(first, 12.4, [*times(REPORT)]), PartRun(second, 2.0, [(i / 10, f"test_{i}") for i in range(30)])]
+    lines = table(runs).splitlines()
+    assert lines[0].split() == ["12", "s", "packages,", "2", "tests"] and "launcher, 30 tests" in lines[1]
+    assert [line.split()[0] for line in lines[3:]] == ["3.5", *(f"{i / 10}" for i in range(29, 10, -1))]
