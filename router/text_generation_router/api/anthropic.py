@@ -96,11 +96,11 @@ class MessagesRoutes:
         stream = MessageStream(f"msg_{request_id.get()}", self._services.served_name)
         encode = MessageEncoder(asked, generation, stream)
         generation.write_through(writer, encode)
+        writer.keep_alive = PING  # also before the first event, while the prompt is computed
         try:
             async for event in generation:
                 if events := encode(event):
                     yield events
-                    writer.keep_alive = PING
         except InferenceError as error:
             yield ANTHROPIC.event(error)
         finally:

@@ -11,7 +11,9 @@ from starlette.types import Receive, Scope, Send
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import send_unless_disconnected
 
-KEEP_ALIVE_S = 15.0
+# Seconds of silence after which a sign of life is sent. Clients that give up after 10 s of silence wait through a long
+# prompt, also if the event loop is late.
+KEEP_ALIVE_S = 8.0
 
 
 class EventStream(Response):
@@ -25,7 +27,7 @@ class EventStream(Response):
         headers: dict[str, str],
         close: Callable[[], None] = lambda: None,
         writer: DirectWriter | None = None,
-        keep_alive_s: float = KEEP_ALIVE_S,
+        keep_alive_s: float | None = None,
     ) -> None:
         """`writer`: the writer of events that `events` does not yield."""
         self.status_code = 200
@@ -34,7 +36,7 @@ class EventStream(Response):
         self.init_headers({"content-type": "text/event-stream", "cache-control": "no-cache", **headers})
         self._events = events
         self._close = close
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s = keep_alive_s or KEEP_ALIVE_S
         self._writer = writer or DirectWriter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,5 +1,7 @@
 """Events that go from the engine's call to the connection without waking a task."""
 
+import asyncio
+import json
 import time
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from text_generation_router.api.generate import EventEncoder, event_json
 from text_generation_router.api.schemas import GenerateRequest
 from text_generation_router.engine.protocol import Ended
+from text_generation_router.http import sse
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.encoding import to_event
 from text_generation_router.scheduling.request import EndReason
@@ -60,6 +63,19 @@ def test_a_stream_has_the_same_bytes_whether_or_not_it_is_written_directly(serve
         assert bool(written) == (server.writes_directly and asked != "prompts")
     assert chunks[0] == chunks[1] and len(chunks[0]) >= 3
     assert not set(written) & {chunks[1][0], chunks[1][-1]}, "the first and the last event come from the reader"
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("begins", [True, False], ids=["in its prompt", "in the queue"])
+def test_a_stream_without_a_token_yet_has_signs_of_life_and_ends_with_its_client(server, monkeypatch, asked, begins):
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.02)
+    server.engine.script.hang_after, server.engine.script.begins = 0, begins
+    path, body = ASKED[asked]
+    sign = b'event: ping\ndata: {"type":"ping"}\n\n' if path == "/v1/messages" else b":\n\n"
+    heads = path == "/v1/responses"  # these events need no token
+    answer = asyncio.run(server.call("POST", path, json.dumps(body).encode(), leave_after=3 + heads))
+    assert answer.status == 200 and answer.chunks[heads:] == [sign] * 3
+    assert all(request.cancelled for request in server.engine.asked)
 
 
 @pytest.mark.parametrize("text", ["", " a", '"\\\n\t\x00', "é\U0001f600\u2028", "</s>"])

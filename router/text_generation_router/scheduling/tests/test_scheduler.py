@@ -781,6 +781,8 @@ def test_a_request_cancelled_in_its_prompt_leaves_only_confirmed_tokens_in_the_c
     answer(scheduler, first)
     scheduler.cancel(gone.id)
     assert scheduler.memory.cache.num_tokens == 16
+    third = scheduler.next_step()
+    assert isinstance(third, FilterStep) and not third.keep, "the prompt's third chunk is not computed"
     answer(scheduler, second)
     assert scheduler.memory.cache.num_tokens == 32 and scheduler.memory.num_held == 0
 
