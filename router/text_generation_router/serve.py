@@ -34,6 +34,7 @@ from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
 from text_generation_router.http.room import MAX_BEYOND
 from text_generation_router.http.server import Server, StopOnSignal, uvicorn_config
+from text_generation_router.http.uvicorn_parts import check_uvicorn
 from text_generation_router.joint_metrics import joined_with_others
 from text_generation_router.metrics import Metrics
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
@@ -69,6 +70,7 @@ SWITCH_S = 0.0005
 
 def run(config: RouterConfig) -> None:
     """Serves until a graceful stop. Raises StartError if the router cannot start, ShardsError if it has no shards."""
+    check_uvicorn()
     sys.setswitchinterval(SWITCH_S)
     allow_descriptors(config.http.max_connections)
     # A signal during the start cancels `serve`: no request was accepted yet, so this is a clean stop.
