@@ -110,6 +110,11 @@ fuzz: install
 test-schema: install
 	$(BIN)/pytest router/text_generation_router/openapi/tests/test_cases.py --hypothesis-profile=schema $(ARGS)
 
+# Sends 20,000 valid bodies with random changes to a server, and checks every answer. Prints the seed; ARGS="--seed 7
+# --count 1000" sends others.
+fuzz-bodies: install
+	$(BIN)/python integration-tests/mutants.py $(ARGS)
+
 # Grammars: 300 JSON schemas followed at random and by the demo model at temperature 1, and the JSON-Schema-Test-Suite, which
 # is in the source package of jsonschema. Where schemas are treated otherwise than the suite says is in standard_suite.tsv;
 # ARGS=--write writes it anew.

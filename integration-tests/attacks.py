@@ -65,6 +65,9 @@ class Findings:
         if hostile.CANARY.encode() in content:
             self._found.append(f"{what}: the refusal quotes the body")
 
+    def wrong(self, what: str) -> None:
+        self._found.append(what)
+
     def broken(self, what: str, size: int, error: httpx.TransportError) -> None:
         if size > MUST_BE_ANSWERED and not isinstance(error, httpx.ConnectError | httpx.TimeoutException):
             self._cut_off += 1

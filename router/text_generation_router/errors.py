@@ -64,7 +64,7 @@ class InferenceError(Exception):
     label: str
     retry_after_s: int | None = None  # seconds until a retry may succeed; None: the error is not temporary
     headers: Mapping[str, str] = MappingProxyType({})  # additional headers of the answer
-    param: str | None = None  # path of the field that is wrong, where the text does not begin with it
+    param: str | None = None  # path of the field that is wrong
     code: str | None = None  # OpenAI's `code`
     is_counted: bool = False  # whether tgi_request_failure has counted this error
 
@@ -77,15 +77,16 @@ class InferenceError(Exception):
         """An error that was raised in another process: `text` is its complete text, prefix included."""
         error = cls.__new__(cls, text)
         error.text = text
-        error.param = param if param is not None else cls.param
+        error.param = param or cls.param
         return error
 
 
 class ValidationError(InferenceError):
     error_type, status, label = "validation", 422, "validation"
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, param: str | None) -> None:
         super().__init__(f"Input validation error: {reason}")
+        self.param = param
 
 
 class TooLongError(ValidationError):
@@ -98,8 +99,7 @@ class UnsupportedParameterError(ValidationError):
     code = "unsupported_parameter"
 
     def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"`{name}` {why}")
-        self.param = name
+        super().__init__(f"`{name}` {why}", name)
 
 
 class UnknownParameterError(ValidationError):
@@ -110,16 +110,14 @@ class UnknownParameterError(ValidationError):
     def __init__(self, name: str, close: str) -> None:
         """`close`: a known name that resembles it, or ""."""
         hint = f"did you mean `{close}`?" if close else "/docs lists the fields of each route"
-        super().__init__(f"`{name}` is not a field of this route: {hint}")
-        self.param = name
+        super().__init__(f"`{name}` is not a field of this route: {hint}", name)
 
 
 class GrammarError(ValidationError):
     """The grammar in `field` is refused. The native field has TGI's words."""
 
     def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"grammar is not valid: {reason}" if field == "grammar" else f"`{field}`: {reason}")
-        self.param = field
+        super().__init__(f"grammar is not valid: {reason}" if field == "grammar" else f"`{field}`: {reason}", field)
 
 
 class UnknownModelError(InferenceError):
@@ -135,16 +133,17 @@ class UnknownModelError(InferenceError):
 class TemplateError(InferenceError):
     error_type, status, label = "template_error", 422, "template"
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, param: str | None) -> None:
         super().__init__(f"Template error: {reason}")
+        self.param = param
 
 
 class ToolError(InferenceError):
     error_type, status, label = "tool_error", 422, "validation"
-    param = "tools"
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, param: str = "tools") -> None:
         super().__init__(f"Tool error: {reason}")
+        self.param = param
 
 
 class OverloadedError(InferenceError):

@@ -15,6 +15,7 @@ from text_generation_router.errors import (
 )
 from text_generation_router.http.encoding import json_response
 from text_generation_router.http.keys import authorization_of, is_allowed
+from text_generation_router.json_depth import TooDeepError, read_json
 
 # Most bytes of a body.
 BODY_BYTES = 4096
@@ -75,8 +76,8 @@ async def _body(request: Request) -> bytes:
 
 def _wanted(body: bytes) -> int:
     try:
-        fields: Any = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        fields: Any = read_json(body)
+    except (orjson.JSONDecodeError, TooDeepError) as error:
         raise InvalidJsonError(str(error)) from None
     if not isinstance(fields, dict) or fields.keys() != {"replicas"}:
         raise UnprocessableError("", 'give {"replicas": NUMBER} and nothing else')

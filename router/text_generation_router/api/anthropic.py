@@ -22,7 +22,7 @@ from text_generation_router.api.chat_prompt import chat_prompt, rendered
 from text_generation_router.api.generation import Generation, Result
 from text_generation_router.api.read_pieces import pieces_of_event, pieces_of_result
 from text_generation_router.api.services import Services
-from text_generation_router.errors import InferenceError, ValidationError
+from text_generation_router.errors import InferenceError
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.dialects import ANTHROPIC
 from text_generation_router.http.direct import DirectWriter
@@ -30,7 +30,7 @@ from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import json_response
 from text_generation_router.text.events import Finish, FinishReason, TokenEvent
 from text_generation_router.text.pieces import NewestCall
-from text_generation_router.text.validation import Prompt, renamed
+from text_generation_router.text.validation import Prompt, renaming
 
 
 class MessagesRoutes:
@@ -56,10 +56,8 @@ class MessagesRoutes:
         services.metrics.request_count.inc()
         with services.inference.counted_failures():
             share = services.callers.caller_of(request).share
-            try:
+            with renaming(NAMES):
                 text = await unless_disconnected(request.receive, rendered(services, counted_chat_of(asked), share))
-            except ValidationError as error:
-                raise renamed(error, NAMES) from None
             with services.inference.permit(share):
                 ids = await unless_disconnected(request.receive, services.tokenizer.encode(text, False, share))
         return json_response({"input_tokens": ids.count})
@@ -68,13 +66,11 @@ class MessagesRoutes:
         return 1
 
     async def prompts(self, asked: MessagesOptions, caller: Caller) -> Sequence[Prompt]:
-        try:
+        with renaming(NAMES):
             chat = chat_of(asked)
             if self._services.speech.reading.reasoning is None:  # a text without thinking keeps to any budget
                 chat = chat.model_copy(update={"max_thinking_tokens": None})
             return [await chat_prompt(self._services, chat, caller, NAMES)]
-        except ValidationError as error:
-            raise renamed(error, NAMES) from None
 
     async def answer(self, asked: MessagesOptions, results: Sequence[Result]) -> dict[str, Any]:
         [result] = results

@@ -96,7 +96,9 @@ def _assistants(turn: Turn) -> MessageBody:
 def _check(turn: Turn, kinds: tuple[type[Body], ...]) -> None:
     for block in turn.content:
         if not isinstance(block, kinds):
-            raise ValidationError(f"`{block.type}` in `messages` must not stand in a message of the role {turn.role}")
+            raise ValidationError(
+                f"`{block.type}` in `messages` must not stand in a message of the role {turn.role}", "messages"
+            )
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def _of_kinds(*kinds: str) -> BeforeValidator:
     def check_kind(block: Any) -> Any:
         kind = block.get("type") if isinstance(block, dict) else None
         if isinstance(kind, str) and kind in OTHER_BLOCKS:
-            raise ValidationError(f"`{kind}` in `messages` is not supported yet")
+            raise ValidationError(f"`{kind}` in `messages` is not supported yet", "messages")
         if kind not in kinds:
             raise ValueError(f"Input should be an object whose `type` is one of {', '.join(kinds)}")
         return block

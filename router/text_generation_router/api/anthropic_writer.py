@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from text_generation_router.http.encoding import to_named_event
+from text_generation_router.json_depth import TooDeepError, read_json
 from text_generation_router.text.pieces import CallArguments, CallStart, NewestCall, Piece, Reasoning, Text
 
 ID_BYTES = 12
@@ -89,8 +90,8 @@ def _block(piece: Text | Reasoning | CallStart, make_id: NewId) -> dict[str, Any
 def _object(arguments: str) -> dict[str, Any]:
     """The arguments of a call; empty if the text has ended within them."""
     try:
-        value = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        value = read_json(arguments)
+    except (orjson.JSONDecodeError, TooDeepError):
         return {}
     return value if isinstance(value, dict) else {}
 

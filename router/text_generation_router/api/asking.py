@@ -40,6 +40,7 @@ from text_generation_router.api.surveys import (
 )
 from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, CompletionRequest, RenderedChat
 from text_generation_router.errors import InvalidJsonError, TooManyPromptsError, UnprocessableError
+from text_generation_router.json_depth import TooDeepError, read_json
 
 B = TypeVar("B", bound=Body)
 A = TypeVar("A", bound=Body, covariant=True)
@@ -75,8 +76,8 @@ class Question(Generic[A]):
 
 def parse(content: bytes) -> dict[str, Any]:
     try:
-        value = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
+        value = read_json(content)
+    except (orjson.JSONDecodeError, TooDeepError) as error:
         raise InvalidJsonError(str(error)) from error
     if not isinstance(value, dict):
         raise UnprocessableError("", "Input should be an object")

@@ -25,7 +25,7 @@ async def chat_prompt(services: Services, asked: ChatOptions, caller: Caller, na
     """What to generate from. `names`: see `Prompt`. Raises InferenceError."""
     v1_request.check_request(asked, services)
     if asked.top_logprobs and not asked.logprobs and not services.style.is_tgis:
-        raise ValidationError("`top_logprobs` is allowed only if `logprobs` is true")
+        raise ValidationError("`top_logprobs` is allowed only if `logprobs` is true", "top_logprobs")
     parameters = v1_request.parameters_of(asked, services, requested_tokens(asked), asked.top_logprobs)
     calling = asked.calling()
     if calling is not None and parameters.grammar is not None and services.style.is_tgis:
@@ -139,7 +139,7 @@ async def rendered(services: Services, asked: ChatOptions, share: Share) -> str:
         return asked.prompt
     assert isinstance(asked, ChatRequest)
     if services.renderer is None:
-        raise TemplateError("template not found")
+        raise TemplateError("template not found", None)
     return await services.renderer.render(asked.conversation(services.speech.ways_in(services.style)), share)
 
 
@@ -152,5 +152,5 @@ async def rendered_without_tools(services: Services, asked: ChatOptions, share: 
 
 def requested_tokens(asked: ChatOptions) -> int | None:
     if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
-        raise ValidationError("`max_tokens` and `max_completion_tokens` mean the same, send one of them")
+        raise ValidationError("`max_tokens` and `max_completion_tokens` mean the same, send one of them", "max_tokens")
     return asked.max_tokens if asked.max_tokens is not None else asked.max_completion_tokens

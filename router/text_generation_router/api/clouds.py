@@ -60,15 +60,17 @@ class CloudRoutes:
     async def _prompt(self, instance: GenerateRequest | ChatOptions, caller: Caller) -> Prompt:
         if isinstance(instance, GenerateRequest):
             if (instance.parameters.best_of or 1) > 1:
-                raise ValidationError("`best_of` is not supported in `instances`: send the instance several times")
+                raise ValidationError(
+                    "`best_of` is not supported in `instances`: send the instance several times", "best_of"
+                )
             drawn = instance.parameters.model_copy(update={"do_sample": True})
             return native_prompt(instance.model_copy(update={"parameters": drawn}))
         if instance.stream:
-            raise ValidationError("`stream` is not supported in `instances`: the answer has all texts")
+            raise ValidationError("`stream` is not supported in `instances`: the answer has all texts", "stream")
         if instance.choices != 1:
-            raise ValidationError("`n` is not supported in `instances`: send the instance several times")
+            raise ValidationError("`n` is not supported in `instances`: send the instance several times", "n")
         if instance.calling() is not None:
-            raise ValidationError("`tools` is not supported in `instances`: the answer has texts only")
+            raise ValidationError("`tools` is not supported in `instances`: the answer has texts only", "tools")
         [prompt] = await self._chats.prompts(instance, caller)
         return prompt
 

@@ -13,17 +13,14 @@ from pydantic import AfterValidator, Field, ValidationInfo
 
 from text_generation_router.api.fields import Body
 from text_generation_router.errors import GrammarError, UnsupportedParameterError, ValidationError
-from text_generation_router.text.grammars.asked import MAX_BYTES, MAX_DEPTH, AskedGrammar, GrammarKind
+from text_generation_router.text.grammars.asked import MAX_BYTES, AskedGrammar, GrammarKind
 
 Reader = Callable[[str, Any], AskedGrammar | None]
 
 
 def _within_limits(value: Any, info: ValidationInfo) -> Any:
     field = str(info.field_name)
-    try:
-        size = 0 if value is None else len(orjson.dumps(value))
-    except orjson.JSONEncodeError:  # more than 254 levels
-        raise GrammarError(field, f"it has more than {MAX_DEPTH} levels of objects and lists") from None
+    size = 0 if value is None else len(orjson.dumps(value))
     if size > MAX_BYTES:
         raise GrammarError(field, f"it has {size} bytes, at most {MAX_BYTES} are supported")
     return value
@@ -50,7 +47,9 @@ def asked_grammar(body: Body) -> AskedGrammar | None:
         value = getattr(body, name, None)
         grammar = read(name, value) if value is not None else None
         if grammar is not None and asked is not None:
-            raise ValidationError(f"`{asked.field}` and `{grammar.field}` both set the form of the text: send one")
+            raise ValidationError(
+                f"`{asked.field}` and `{grammar.field}` both set the form of the text: send one", asked.field
+            )
         asked = grammar or asked
     return asked
 
@@ -96,7 +95,7 @@ def _tgis(field: str, value: Object) -> AskedGrammar:
     if isinstance(given, dict) and kind == "json_schema" and "schema" in given and "properties" not in given:
         given = given["schema"]
     if not isinstance(given, dict | str):
-        raise ValidationError("grammar is not supported")
+        raise ValidationError("grammar is not supported", field)
     asked = _json(field, given)
     return AskedGrammar(field, asked.kind, asked.text, needs_properties=True)
 

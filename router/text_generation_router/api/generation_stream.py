@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from text_generation_common.logs import request_id
+from text_generation_common.row_failures import NO_TOKEN
 from text_generation_router.engine.protocol import Ended, Engine, Tokens
 from text_generation_router.errors import (
     DeadlineError,
@@ -15,6 +17,7 @@ from text_generation_router.errors import (
     OverloadedError,
     Refusal,
     RefusedError,
+    TooLongError,
     ValidationError,
 )
 from text_generation_router.http.direct import DirectWriter
@@ -25,6 +28,8 @@ from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.events import FinishReason, TokenEvent
 from text_generation_router.text.output import TextOutput, TextRules
 from text_generation_router.text.prompt_rows import PromptRows
+from text_generation_router.text.token_choice import no_token
+from text_generation_router.text.validation import renamed
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +37,7 @@ logger = logging.getLogger(__name__)
 # them are read. The HTTP server's write deadline disconnects a client that does not read at all.
 CREDITS = 512
 PLAIN_TEXT = TextRules()
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 Encode = Callable[[TokenEvent], bytes]
 # The reasons why a request ended that follow from its token ids alone.
 FINISH_REASONS = {
@@ -55,10 +61,12 @@ class GenerationStream:
         request: GenerationRequest,
         wakes: LoopTurns,
         rules: TextRules = PLAIN_TEXT,
+        names: Mapping[str, str] = NO_NAMES,
     ) -> None:
-        """`submit` has to follow. `wakes` wakes the readers of all streams."""
+        """`submit` has to follow. `wakes` wakes the readers of all streams. `names`: see `Prompt`."""
         self.request = request
         self._engine = engine
+        self._names = names
         self._index = -1  # set by `submit`
         self._metrics = metrics
         self.prompt: PromptRows | None = None  # set before the first event, if the request asked for log-probabilities
@@ -201,12 +209,19 @@ class GenerationStream:
         if ended.reason is EndReason.CLOSED:
             self._fail(IncompleteGenerationError(), None)
         elif ended.reason is not EndReason.DEADLINE:
-            self._fail(GenerationError(ended.cause), GenerationError.label)
+            error = self._failure(ended.cause)
+            self._fail(error, error.label)
         elif self._output.num_tokens:
             self._events.append(self._output.end(FinishReason.DEADLINE, ended.inference_s))
             self._finish()
         else:
             self._fail(DeadlineError(), DeadlineError.label)
+
+    def _failure(self, cause: str) -> InferenceError:
+        """The request's own fields may be the cause."""
+        if cause != NO_TOKEN:
+            return GenerationError(cause)
+        return renamed(ValidationError(*no_token(self.request.sampling)), self._names)
 
     def _give_credit(self) -> None:
         read, self._read = self._read, 0
@@ -261,7 +276,9 @@ class GenerationStream:
         if refused.reason in (Refusal.CLOSED, Refusal.DRAINING):
             return IncompleteGenerationError()
         request, limits = self.request, self._engine.snapshot().limits
-        return ValidationError(
+        too_long = TooLongError(
             f"`inputs` tokens + `max_new_tokens` must be <= {limits.max_batch_total_tokens}. Given:"
-            f" {len(request.input_ids)} `inputs` tokens and {request.max_new_tokens} `max_new_tokens`"
+            f" {len(request.input_ids)} `inputs` tokens and {request.max_new_tokens} `max_new_tokens`",
+            "inputs",
         )
+        return renamed(too_long, self._names)

@@ -138,7 +138,9 @@ class Inference:
             self._metrics.request_max_new_tokens.observe(request.max_new_tokens)
         rules = prompt.parameters.text_rules(self.validator.limits.eos_token_ids)
         return Generation(
-            stream=GenerationStream(self._engine, self.vocabulary, self._metrics, request, self._wakes, rules),
+            stream=GenerationStream(
+                self._engine, self.vocabulary, self._metrics, request, self._wakes, rules, prompt.names
+            ),
             permit=permit,
             metrics=self._metrics,
             prompt_tokens=len(request.input_ids),

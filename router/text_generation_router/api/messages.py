@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import orjson
-from pydantic import ConfigDict, PlainValidator
+from pydantic import ConfigDict, Field, PlainValidator, ValidationInfo
 
 from text_generation_router.api.fields import Body
 from text_generation_router.errors import ValidationError
+from text_generation_router.json_depth import TOO_DEEP, TooDeepError, read_json
 from text_generation_router.text.template_messages import Message
 
 
@@ -23,8 +24,10 @@ def flattened(field: str) -> Callable[[Any], Any]:
     return flatten
 
 
-def read_content(content: Any) -> str | list[dict[str, str]] | None:
+def read_content(content: Any, info: ValidationInfo) -> str | list[dict[str, str]] | None:
     """The text, or the list of its parts, each {"type": "text", "text": …}."""
+    if content is None and info.data.get("role") == "user":  # other messages may have calls, or say nothing
+        raise ValueError("Field required")
     if isinstance(content, list):
         return [{"type": "text", "text": _chunk_text(chunk, "messages")} for chunk in content]
     if content is not None and not isinstance(content, str):
@@ -35,7 +38,7 @@ def read_content(content: Any) -> str | list[dict[str, str]] | None:
 def _chunk_text(chunk: Any, field: str) -> str:
     kind = str(chunk.get("type")) if isinstance(chunk, dict) else ""
     if kind in ("image_url", "input_image", "input_audio", "file", "input_file", "audio_url", "video_url"):
-        raise ValidationError(f"`{kind}` in `{field}` is not supported yet")
+        raise ValidationError(f"`{kind}` in `{field}` is not supported yet", field)
     text = chunk.get(TEXTS_OF_CHUNKS.get(kind)) if isinstance(chunk, dict) else None
     if not isinstance(text, str):
         raise ValueError('Input should be a string or a list of {"type": "text", "text": string}')
@@ -56,6 +59,7 @@ class MessageBody(Body):
     content: Annotated[
         str | list[dict[str, str]] | None,
         PlainValidator(read_content, json_schema_input_type=str | list[dict[str, Any]] | None),
+        Field(validate_default=True),
     ] = None
     """The text, or a list of parts `{"type": "text", "text": …}`."""
 
@@ -84,6 +88,8 @@ def _with_object(call: Any) -> Any:
     if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
         return call
     try:
-        return call | {"function": function | {"arguments": orjson.loads(arguments)}}
+        return call | {"function": function | {"arguments": read_json(arguments)}}
+    except TooDeepError:
+        raise ValidationError(f"the `arguments` of a call have {TOO_DEEP}", "arguments") from None
     except orjson.JSONDecodeError:
         return call  # a text that is not JSON is the template's to show

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from text_generation_router.api.anthropic_chat import NAMES as MESSAGES_NAMES
 from text_generation_router.api.anthropic_chat import chat_of as chat_of_messages
 from text_generation_router.api.anthropic_chat import counted_chat_of
 from text_generation_router.api.asking import (
@@ -32,6 +33,7 @@ from text_generation_router.api.asking import (
     parse,
 )
 from text_generation_router.api.fields import Body, ListLimits
+from text_generation_router.api.responses_chat import NAMES as RESPONSES_NAMES
 from text_generation_router.api.responses_chat import chat_of as chat_of_response
 from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest
 from text_generation_router.errors import (
@@ -49,6 +51,7 @@ from text_generation_router.errors import (
 from text_generation_router.offload.child import Handler
 from text_generation_router.text.chat_template import ChatTemplate
 from text_generation_router.text.tool_grammar import CallWays
+from text_generation_router.text.validation import renaming
 
 ENTRY = f"{__name__}:make_handlers"
 ERRORS: Mapping[str, type[InferenceError]] = {
@@ -101,33 +104,39 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
     own_ways, chat_ways = (CallWays(**values) for values in all_ways)
 
     def rendering(
-        question: Question[B], chat_of: Callable[[B], ChatOptions], turns: set[str], ways: CallWays = own_ways
+        question: Question[B],
+        chat_of: Callable[[B], ChatOptions],
+        turns: set[str],
+        route_names: Mapping[str, str],
+        ways: CallWays = own_ways,
     ) -> Dump:
-        """`turns`: the fields that make the conversation, which are not sent back."""
+        """`turns`: the fields that make the conversation, which are not sent back. `route_names`: the
+        `names` of a `Prompt`."""
 
         def dump(value: dict[str, Any], limits: ListLimits) -> Dumped:
             read = question.read_value(value, limits)
             asked, names = read.asked, _names(read)
             if template is None:
-                raise TemplateError("template not found")
-            chat = chat_of(asked)
-            assert isinstance(chat, ChatRequest)
-            conversations = {"prompt": chat.conversation(ways)}
-            if chat.may_answer_without_tools(ways):
-                conversations["prompt_without_tools"] = chat.without_tools().conversation(ways)
-            values = asked.model_dump(exclude_unset=True, exclude=turns)
-            del asked, chat, read
-            prompts = {name: template.render(conversation) for name, conversation in conversations.items()}
+                raise TemplateError("template not found", None)
+            with renaming(route_names):
+                chat = chat_of(asked)
+                assert isinstance(chat, ChatRequest)
+                conversations = {"prompt": chat.conversation(ways)}
+                if chat.may_answer_without_tools(ways):
+                    conversations["prompt_without_tools"] = chat.without_tools().conversation(ways)
+                values = asked.model_dump(exclude_unset=True, exclude=turns)
+                del asked, chat, read
+                prompts = {name: template.render(conversation) for name, conversation in conversations.items()}
             return {"asked": values | prompts, **names}
 
         return dump
 
     questions = (GENERATE, COMPAT_GENERATE, TOKENIZE, DETOKENIZE, COMPLETION)
     dumps: dict[str, Dump] = {question.name: _dump_of(question) for question in questions}
-    dumps[CHAT.name] = rendering(CHAT, lambda asked: asked, {"messages", "documents"}, chat_ways)
-    dumps[MESSAGES.name] = rendering(MESSAGES, chat_of_messages, {"system", "messages"})
-    dumps[RESPONSES.name] = rendering(RESPONSES, chat_of_response, {"instructions", "input"})
-    dumps[COUNT_TOKENS.name] = rendering(COUNT_TOKENS, counted_chat_of, {"system", "messages"})
+    dumps[CHAT.name] = rendering(CHAT, lambda asked: asked, {"messages", "documents"}, {}, chat_ways)
+    dumps[MESSAGES.name] = rendering(MESSAGES, chat_of_messages, {"system", "messages"}, MESSAGES_NAMES)
+    dumps[RESPONSES.name] = rendering(RESPONSES, chat_of_response, {"instructions", "input"}, RESPONSES_NAMES)
+    dumps[COUNT_TOKENS.name] = rendering(COUNT_TOKENS, counted_chat_of, {"system", "messages"}, MESSAGES_NAMES)
 
     def invocation(value: dict[str, Any], limits: ListLimits) -> Dumped:
         kind = answered(value, INVOKED).name

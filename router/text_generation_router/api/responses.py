@@ -19,12 +19,12 @@ from text_generation_router.api.responses_writer import ResponseStream, output_o
 from text_generation_router.api.services import Services
 from text_generation_router.api.styles import OPENAI_STYLE
 from text_generation_router.api.text_rows import TextRows, rows_by_message
-from text_generation_router.errors import InferenceError, ValidationError
+from text_generation_router.errors import InferenceError
 from text_generation_router.http.caller import Caller
-from text_generation_router.http.dialects import OPENAI
+from text_generation_router.http.dialects import CODES, OPENAI
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.text.events import FinishReason, TokenEvent
-from text_generation_router.text.validation import Prompt, renamed
+from text_generation_router.text.validation import Prompt, renaming
 
 COMPLETED = {"status": "completed"}
 CUT_OFF = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
@@ -49,10 +49,8 @@ class ResponsesRoutes:
         return 1
 
     async def prompts(self, asked: ResponsesOptions, caller: Caller) -> Sequence[Prompt]:
-        try:
+        with renaming(NAMES):
             return [await chat_prompt(self._services, chat_of(asked), caller, NAMES)]
-        except ValidationError as error:
-            raise renamed(error, NAMES) from None
 
     async def answer(self, asked: ResponsesOptions, results: Sequence[Result]) -> dict[str, Any]:
         [result] = results
@@ -85,7 +83,8 @@ class ResponsesRoutes:
             assert generation.timing is not None
             yield encode.end(generation.timing)
         except InferenceError as error:
-            yield stream.fail("rate_limit_exceeded" if OPENAI.note(error) == 429 else "server_error", error.text)
+            status = OPENAI.note(error)
+            yield stream.fail(CODES.get(status, "invalid_prompt" if status < 500 else "server_error"), error.text)
         finally:
             generation.close()
 

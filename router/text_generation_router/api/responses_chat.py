@@ -20,7 +20,12 @@ from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, Rend
 from text_generation_router.errors import ValidationError
 
 # What the route calls the fields that the checks of chats call by other names.
-NAMES = {"inputs": "input", "max_new_tokens": "max_output_tokens", "max_tokens": "max_output_tokens"}
+NAMES = {
+    "inputs": "input",
+    "messages": "input",
+    "max_new_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+}
 NAMES |= {"top_n_tokens": "top_logprobs", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
 # Fields that have the same name and meaning in chats.
 SAME = (*SamplingFields.model_fields, "model", "stream", "top_logprobs", "priority", "timeout", "cache_salt")
@@ -32,13 +37,15 @@ def chat_of(asked: ResponsesOptions) -> ChatOptions:
     values |= {"max_tokens": asked.max_output_tokens, "logprobs": LOGPROBS in (asked.include or ())}
     values |= asked.chat_values()
     if asked.top_logprobs and not values["logprobs"]:
-        raise ValidationError(f"`top_logprobs` is allowed only if `include` has `{LOGPROBS}`")
+        raise ValidationError(f"`top_logprobs` is allowed only if `include` has `{LOGPROBS}`", "top_logprobs")
     if isinstance(asked, RenderedResponses):
         return RenderedChat(prompt=asked.prompt, prompt_without_tools=asked.prompt_without_tools, **values)
     assert isinstance(asked, ResponsesRequest)
     messages = messages_of(asked)
     if not messages:
-        raise ValidationError("`input` must have a message, a call or its result; all that it has is empty reasoning")
+        raise ValidationError(
+            "`input` must have a message, a call or its result; all that it has is empty reasoning", "input"
+        )
     return ChatRequest(messages=messages, **values)
 
 

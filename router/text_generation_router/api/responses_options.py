@@ -30,7 +30,7 @@ class TextConfig(Body):
             return {}
         kind = self.format.get("type")
         if kind not in FORMATS:
-            raise ValidationError(f"`text.format` must have a `type` of {', '.join(FORMATS)}")
+            raise ValidationError(f"`text.format` must have a `type` of {', '.join(FORMATS)}", "text.format")
         if kind != "json_schema":
             return {"response_format": {"type": kind}}
         schema = {name: value for name, value in self.format.items() if name != "type"}
@@ -71,7 +71,9 @@ def _are_functions(tools: Any) -> Any:
     for number, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "function":
-            raise ValidationError(f'`tools[{number}].type` must be "function": `{kind[:64]}` is not supported')
+            raise ValidationError(
+                f'`tools[{number}].type` must be "function": `{kind[:64]}` is not supported', f"tools[{number}].type"
+            )
     return tools
 
 

@@ -91,9 +91,9 @@ def _with_kind(item: Any) -> Any:
         return item | {"type": "message"}
     kind = item.get("type") if isinstance(item, dict) else None
     if kind == "item_reference":
-        raise ValidationError(f"`item_reference` in `input` {NOT_STORED}")
+        raise ValidationError(f"`item_reference` in `input` {NOT_STORED}", "input")
     if isinstance(kind, str) and kind in OTHER_ITEMS:
-        raise ValidationError(f"`{kind}` in `input` is not supported yet")
+        raise ValidationError(f"`{kind}` in `input` is not supported yet", "input")
     if kind not in ITEMS:
         raise ValueError(f"Input should be an object whose `type` is one of {', '.join(ITEMS)}")
     return item

@@ -1,5 +1,6 @@
 """Calls of tools in the form of TGI's chats: one call, with a description and a number as its id."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,10 @@ import orjson
 
 from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest
 from text_generation_router.errors import ToolError
+from text_generation_router.json_depth import TooDeepError, read_json
 from text_generation_router.text.pieces import CallArguments, CallStart, Piece
+
+NUMBER = re.compile("[0-9]{1,18}")  # this server gives no id of more digits
 
 
 def message_json(pieces: Sequence[Piece], text: str) -> dict[str, Any]:
@@ -15,8 +19,8 @@ def message_json(pieces: Sequence[Piece], text: str) -> dict[str, Any]:
     start = next((piece for piece in pieces if isinstance(piece, CallStart)), None)
     written = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
     try:
-        arguments = orjson.loads(written)
-    except orjson.JSONDecodeError as error:
+        arguments = read_json(written)
+    except (orjson.JSONDecodeError, TooDeepError) as error:
         raise ToolError(f"Failed to parse generated text: {error} {orjson.dumps(text).decode()}") from None
     assert start is not None
     function = {"description": None, "name": start.name, "arguments": orjson.dumps(arguments).decode()}
@@ -40,5 +44,5 @@ def stream_id(asked: ChatOptions) -> str:
     """The id of the call in a stream: one more than the largest in the conversation, or 0."""
     messages = asked.messages if isinstance(asked, ChatRequest) else ()
     ids = [call.get("id") for message in messages for call in message.tool_calls]
-    numbers = [int(value) for value in ids if isinstance(value, str) and value.isdecimal()]
+    numbers = [int(value) for value in ids if isinstance(value, str) and NUMBER.fullmatch(value)]
     return str(max(numbers) + 1) if numbers else "0"

@@ -77,8 +77,8 @@ def read_choice(value: str | dict[str, Any]) -> ToolChoice:
     raise ValueError('Input should be "none", "auto", "required" or {"type": "function", "function": {"name": string}}')
 
 
-def _function_name(value: dict[str, Any]) -> str:
-    function = value.get("function", value)
+def _function_name(value: Any) -> str:
+    function = value.get("function", value) if isinstance(value, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise ValueError('Input should have {"function": {"name": string}}')
@@ -90,7 +90,7 @@ def _allowed(value: dict[str, Any]) -> ToolChoice:
     mode, tools = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
     if mode not in ("auto", "required") or not isinstance(tools, list):
         raise ValueError('`allowed_tools` should have `mode`, "auto" or "required", and `tools`, a list')
-    names = frozenset(_function_name(tool) for tool in tools if isinstance(tool, dict))
+    names = frozenset(_function_name(tool) for tool in tools)
     return ToolChoice(Mode(mode), names)
 
 
@@ -98,11 +98,13 @@ def _functions(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if len(value) > MAX_TOOLS:
-        raise ValidationError(f"`tools` must have at most {MAX_TOOLS} tools. Given: {len(value)}")
+        raise ValidationError(f"`tools` must have at most {MAX_TOOLS} tools. Given: {len(value)}", "tools")
     for number, tool in enumerate(value):
         kind = tool.get("type", "function") if isinstance(tool, dict) else "function"
         if isinstance(kind, str) and kind != "function":
-            raise ValidationError(f'`tools[{number}].type` must be "function": `{kind[:32]}` is not supported')
+            raise ValidationError(
+                f'`tools[{number}].type` must be "function": `{kind[:32]}` is not supported', f"tools[{number}].type"
+            )
     return value
 
 
@@ -140,16 +142,20 @@ class Calling:
         given = tuple(tools)
         names = [tool.function.name for tool in given]
         if repeated := next((name for name in names if names.count(name) > 1), None):
-            raise ValidationError(f"`tools` has two functions named `{repeated}`")
+            raise ValidationError(f"`tools` has two functions named `{repeated}`", "tools")
         if not given and choice.mode in (Mode.REQUIRED, Mode.NAMED):
-            raise ValidationError("`tool_choice` is allowed only if `tools` has at least one tool")
+            raise ValidationError("`tool_choice` is allowed only if `tools` has at least one tool", "tool_choice")
         if not given or choice.mode is Mode.NONE:
             return None
         wanted = frozenset({choice.name}) if choice.mode is Mode.NAMED else choice.names
         if wanted is not None and (missing := sorted(wanted - set(names))):
-            raise ToolError(f"Tool with name {missing[0][:64]} not found")
+            raise ToolError(f"Tool with name {missing[0][:64]} not found", "tool_choice")
         for tool in given:
             _check_arguments(tool.function)
+        if wanted is not None and not wanted:  # OpenAI's `allowed_tools` with an empty list
+            if choice.mode is Mode.REQUIRED:
+                raise ValidationError("`tool_choice` must allow a tool if it requires a call", "tool_choice")
+            return None
         called = tuple(tool for tool in given if wanted is None or tool.function.name in wanted)
         is_required = choice.mode is not Mode.AUTO
         return cls(given, called, is_required, is_parallel and choice.mode is not Mode.NAMED)

@@ -290,13 +290,18 @@ class ChatRequest(ChatOptions):
     def _check_variables(self) -> Self:
         for name in OTHER_FIELDS:
             if name in (self.chat_template_kwargs or ()):
-                raise ValidationError(f"`chat_template_kwargs` must not have `{name}`, which is a field of the request")
+                raise ValidationError(
+                    f"`chat_template_kwargs` must not have `{name}`, which is a field of the request",
+                    "chat_template_kwargs",
+                )
         return self
 
     @model_validator(mode="after")
     def _check_turn(self) -> Self:
         if self.add_generation_prompt and self.continue_final_message:
-            raise ValidationError("`continue_final_message` and `add_generation_prompt` must not both be true")
+            raise ValidationError(
+                "`continue_final_message` and `add_generation_prompt` must not both be true", "continue_final_message"
+            )
         return self
 
 

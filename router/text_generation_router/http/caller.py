@@ -56,12 +56,13 @@ class Callers:
         return "peer " + peer_of(request, self._trusted_proxies)
 
 
+# Errors of headers name no field of the body.
 def _tenant(request: Request) -> str:
     """`X-Tenant`, which divides the owner's share. If clients may not choose their tenant, the proxy in front of the
     server sets or removes the header."""
     name = _single(request, "X-Tenant")
     if TENANT.fullmatch(name) is None:
-        raise ValidationError("`X-Tenant` must be at most 128 visible ASCII characters")
+        raise ValidationError("`X-Tenant` must be at most 128 visible ASCII characters", None)
     return name
 
 
@@ -71,7 +72,9 @@ def _timeout_s(request: Request) -> float | None:
         return None
     seconds = float(text) if SECONDS.fullmatch(text) else 0.0
     if not seconds > 0:
-        raise ValidationError("`X-Request-Timeout` must be a number of seconds > 0 and < 1000000000, such as 30 or 0.5")
+        raise ValidationError(
+            "`X-Request-Timeout` must be a number of seconds > 0 and < 1000000000, such as 30 or 0.5", None
+        )
     return seconds
 
 
@@ -81,5 +84,5 @@ def _single(request: Request, name: str) -> str:
     """
     values = request.headers.getlist(name)
     if len(values) > 1:
-        raise ValidationError(f"`{name}` must be given at most once")
+        raise ValidationError(f"`{name}` must be given at most once", None)
     return values[0].strip(" \t") if values else ""

@@ -2,7 +2,6 @@
 which, and `--tgi-dialect`.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +33,6 @@ PROMPT_TOO_LONG = "the prompt is too long"
 ANTHROPIC_PATH = "/v1/messages"
 # OpenAI's routes that TGI does not have.
 NEW_PATHS = ("/v1/responses",)
-QUOTED = re.compile(r"`([A-Za-z_][\w.\[\]]*)`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def _openai(error: InferenceError) -> dict[str, Any]:
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     code = error.code or CODES.get(status)
     text = f"{error.text}. {TOO_LONG}" if code == TooLongError.code else error.text
-    told = {"message": text, "type": kind, "param": _param(error) if status == 400 else None, "code": code}
+    told = {"message": text, "type": kind, "param": error.param if status == 400 else None, "code": code}
     return {"error": told, "error_type": error.error_type}
 
 
@@ -126,12 +124,6 @@ def _anthropic(error: InferenceError) -> dict[str, Any]:
 
 def _openai_headers(error: InferenceError) -> dict[str, str]:
     return NO_RETRY if error.status == 424 else {}
-
-
-def _param(error: InferenceError) -> str | None:
-    """The field that is wrong: the error's own, or the first name that its text quotes."""
-    quoted = QUOTED.search(error.text)
-    return error.param or (quoted[1] if quoted else None)
 
 
 NATIVE = ErrorDialect(_status, _native, lambda error: to_event(_native(error)), _no_headers)

@@ -114,7 +114,7 @@ class ResponseUsageJson(AnswerJson):
 class ResponseErrorJson(AnswerJson):
     """Why an answer failed."""
 
-    code: Literal["server_error", "rate_limit_exceeded"]
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     """The kind of error."""
     message: str
     """What is wrong, why, and what to do."""

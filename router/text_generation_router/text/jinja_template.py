@@ -44,17 +44,21 @@ class JinjaTemplate:
         except TemplateError:
             raise
         except RaisedError as error:
-            raise TemplateError(f"the model's chat template refuses the conversation: {error}") from error
+            raise TemplateError(f"the model's chat template refuses the conversation: {error}", "messages") from error
         except Exception as error:  # a template is a program that may raise anything; the client gets the error
             reason = f"{type(error).__name__}: {error}"
-            raise TemplateError(f"invalid operation: {reason} (in <string>:{_line(error.__traceback__)})") from error
+            raise TemplateError(
+                f"invalid operation: {reason} (in <string>:{_line(error.__traceback__)})", None
+            ) from error
 
     def _render(self, variables: Mapping[str, Any]) -> str:
         deadline, size, pieces = time.monotonic() + MAX_RENDER_S, 0, []
         for piece in self._template.generate(variables):
             size += len(piece)
             if size > MAX_RENDERED_CHARS or time.monotonic() > deadline:
-                raise TemplateError(f"the prompt exceeds {MAX_RENDERED_CHARS} characters or {MAX_RENDER_S:.0f} s")
+                raise TemplateError(
+                    f"the prompt exceeds {MAX_RENDERED_CHARS} characters or {MAX_RENDER_S:.0f} s", "messages"
+                )
             pieces.append(piece)
         return "".join(pieces)
 

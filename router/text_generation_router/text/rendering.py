@@ -70,9 +70,10 @@ class Renderer:
         except BusyError as error:  # no child could be started
             raise OverloadedError from error
         except JobError as error:
-            raise TemplateError(f"the prompt was not rendered: {_reason(error)}") from error
+            raise TemplateError(f"the prompt was not rendered: {_reason(error)}", "messages") from error
         if answer[0] == Kind.ERROR:
-            raise TemplateError.restored(answer[1:])
+            param, _, text = answer[1:].partition("\n")
+            raise TemplateError.restored(text, param)
         return answer[1:]
 
     def _started(self, content: bytes, share: Share) -> asyncio.Task[bytes]:

@@ -1,6 +1,7 @@
 """The program of a child process that renders a chat to a prompt.
 
-A job is a Conversation as JSON. An answer is one byte (see Kind), then the prompt or the text of the error.
+A job is a Conversation as JSON. An answer is one byte (see Kind), then the prompt or the error: the field that is
+wrong, a line feed and the text.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
         try:
             text = template.render(_conversation(orjson.loads(content)))
         except TemplateError as error:
-            return (Kind.ERROR + error.text).encode(errors="replace")
+            return (f"{Kind.ERROR}{error.param or ''}\n{error.text}").encode(errors="replace")
         return (Kind.PROMPT + text).encode()
 
     def check(_: bytes) -> bytes:

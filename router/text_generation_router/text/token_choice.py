@@ -7,7 +7,7 @@ from text_generation_router.errors import ValidationError
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.tokenization import TextTokenizer
 
-Check = tuple[bool, str]  # (whether the check fails, its error text)
+Check = tuple[bool, str, str | None]  # (whether the check fails, its error text, the field that is wrong)
 MAX_LISTED = 1024  # most items of a list, and most token ids of all bad words together, as in the shards
 MAX_WORD_CHARS = 16_384  # most characters of all bad words together: as much as one thread tokenizes in a turn
 
@@ -22,12 +22,16 @@ def list_checks(
     if asked.logit_bias:
         yield from _id_checks("logit_bias", (token_id for token_id, _ in asked.logit_bias), vocab_size)
         outside = any(not -100.0 <= value <= 100.0 for _, value in asked.logit_bias)
-        yield outside, "`logit_bias` must have values >= -100.0 and <= 100.0"
+        yield outside, "`logit_bias` must have values >= -100.0 and <= 100.0", "logit_bias"
     yield from _id_checks("stop_token_ids", stop_token_ids, vocab_size)
     yield from _id_checks("allowed_token_ids", asked.allowed_token_ids, vocab_size)
-    yield "" in bad_words, "`bad_words` must not contain an empty word"
+    yield "" in bad_words, "`bad_words` must not contain an empty word", "bad_words"
     chars = sum(map(len, bad_words))
-    yield chars > MAX_WORD_CHARS, f"`bad_words` must have at most {MAX_WORD_CHARS} characters in all. Given: {chars}"
+    yield (
+        chars > MAX_WORD_CHARS,
+        f"`bad_words` must have at most {MAX_WORD_CHARS} characters in all. Given: {chars}",
+        "bad_words",
+    )
 
 
 def _id_checks(name: str, ids: Iterable[int], vocab_size: int) -> Iterator[Check]:
@@ -35,18 +39,32 @@ def _id_checks(name: str, ids: Iterable[int], vocab_size: int) -> Iterator[Check
     yield (
         strange is not None,
         f"`{name}` must have token ids of the model's vocabulary, 0 to {vocab_size - 1}. Given: {strange}",
+        name,
     )
 
 
 def choice_checks(chosen: Sampling, max_new_tokens: int, vocab_size: int) -> Iterator[Check]:
     """Checks of parameters whose words and ends of text are token ids."""
     least = chosen.min_new_tokens
-    yield least > max_new_tokens, f"`min_new_tokens` must be <= `max_new_tokens`. Given: {least} and {max_new_tokens}"
+    yield (
+        least > max_new_tokens,
+        f"`min_new_tokens` must be <= `max_new_tokens`. Given: {least} and {max_new_tokens}",
+        "min_new_tokens",
+    )
     if chosen.allowed_token_ids or chosen.bad_words_ids or chosen.end_token_ids:
-        yield (
-            not leaves_a_token(chosen, vocab_size),
-            "`allowed_token_ids`, `bad_words` and `min_new_tokens` leave no token that can be chosen",
-        )
+        yield not leaves_a_token(chosen, vocab_size), *no_token(chosen)
+
+
+def no_token(chosen: Sampling) -> tuple[str, str | None]:
+    """The text of the error that no token can be chosen, by the fields that the request has, and one of these."""
+    given = {
+        "allowed_token_ids": chosen.allowed_token_ids,
+        "bad_words": chosen.bad_words_ids,
+        "min_new_tokens": chosen.min_new_tokens and chosen.end_token_ids,
+    }
+    names = [name for name, value in given.items() if value]
+    told = [*(["the grammar"] if chosen.grammar else []), *(f"`{name}`" for name in names)]
+    return f"no token that could come next is left by {' and '.join(told)}", next(iter(names), None)
 
 
 async def ids_of_bad_words(
@@ -60,12 +78,13 @@ async def ids_of_bad_words(
     sequences = await tokenizer.encode_words([*plain, *(f" {word}" for word in plain)], share)
     for word, ids in zip(plain, sequences, strict=False):
         if not ids:
-            raise ValidationError(f"`bad_words` has a word without tokens: {word[:32]!r}")
+            raise ValidationError(f"`bad_words` has a word without tokens: {word[:32]!r}", "bad_words")
     found = tuple(ids for ids in dict.fromkeys(sequences) if max(ids, default=vocab_size) < vocab_size)
     if (count := sum(map(len, found))) > MAX_LISTED:
         raise ValidationError(
             f"`bad_words` must have at most {MAX_LISTED} tokens in all, counted with and without a space before each"
-            f" word. Given: {count}"
+            f" word. Given: {count}",
+            "bad_words",
         )
     return found
 

@@ -247,7 +247,8 @@ def _refuse_large_parts(parts: Sequence[TextPart], most: int) -> None:
     if largest > most:
         raise ValidationError(
             f"`inputs` has {largest} characters without a place where they can be cut before they are tokenized "
-            f"(a space between two letters, for most tokenizers), at most {most} are supported here"
+            f"(a space between two letters, for most tokenizers), at most {most} are supported here",
+            "inputs",
         )
 
 
@@ -255,7 +256,7 @@ def _first(encode_batch: EncodeBatch, text: str, add_special_tokens: bool) -> En
     try:
         return encode_batch([text], add_special_tokens=add_special_tokens)[0]
     except Exception as error:  # tokenizers raises bare Exception
-        raise ValidationError(f"tokenizer error {error}") from error
+        raise ValidationError(f"tokenizer error {error}", "inputs") from error
 
 
 def _special(token_id: int) -> Span:

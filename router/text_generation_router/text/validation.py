@@ -3,12 +3,20 @@
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NAMES, WARPERS, Sampling
-from text_generation_router.errors import GrammarError, TooLongError, ValidationError
+from text_generation_router.errors import (
+    GrammarError,
+    InferenceError,
+    TemplateError,
+    ToolError,
+    TooLongError,
+    ValidationError,
+)
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.grammars.asked import AskedGrammar
@@ -121,8 +129,8 @@ class Validator:
         given = best_of or 1
         _raise_first(
             [
-                (given > 1 and most == 1, "`best_of` != 1 is not allowed for this endpoint"),
-                (given > most, f"`best_of` must be > 0 and <= {most}. Given: {given}"),
+                (given > 1 and most == 1, "`best_of` != 1 is not allowed for this endpoint", "best_of"),
+                (given > most, f"`best_of` must be > 0 and <= {most}. Given: {given}", "best_of"),
             ]
         )
 
@@ -133,10 +141,8 @@ class Validator:
         ValidationError for the first check that fails, and OverloadedError if
         too many texts of the tenant wait to be tokenized.
         """
-        try:
+        with renaming(prompt.names):
             return await self._validate(prompt, share, note)
-        except ValidationError as error:
-            raise renamed(error, prompt.names) if prompt.names else error from None
 
     async def _validate(self, prompt: Prompt, share: Share, note: Callable[[str], None]) -> GenerationRequest:
         limits, parameters = self.limits, prompt.parameters
@@ -179,7 +185,9 @@ class Validator:
         if parameters.grammar is None and parameters.form is None:
             return ""
         if limits.asked.disable_grammar_support:
-            raise ValidationError("grammar is not supported")
+            raise ValidationError(
+                "grammar is not supported", parameters.grammar.field if parameters.grammar else "tools"
+            )
         if limits.grammar_refusal:
             raise GrammarError(parameters.grammar.field if parameters.grammar else "tools", limits.grammar_refusal)
 
@@ -225,30 +233,50 @@ class Validator:
 
 def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[Check]:
     best_of, given, values = asked.best_of or 1, asked.sampling.given, asked.sampling.values
-    yield best_of > 1 and not asked.sampling.asks_for_sampling, "you must use sampling when `best_of` is > 1"
-    yield not values.temperature > 0, "`temperature` must be strictly positive"
-    yield not values.repetition_penalty > 0, "`repetition_penalty` must be strictly positive"
-    yield not -2.0 <= values.frequency_penalty <= 2.0, "`frequency_penalty` must be >= -2.0 and <= 2.0"
-    yield not -2.0 <= values.presence_penalty <= 2.0, "`presence_penalty` must be >= -2.0 and <= 2.0"
-    yield "top_p" in given and not 0.0 < values.top_p < 1.0, "`top_p` must be > 0.0 and < 1.0"
-    yield "typical_p" in given and not 0.0 < values.typical_p < 1.0, "`typical_p` must be > 0.0 and < 1.0"
-    yield not 0.0 <= values.min_p <= 1.0, "`min_p` must be >= 0.0 and <= 1.0"
-    yield "top_k" in given and not values.top_k > 0, "`top_k` must be strictly positive"
+    yield best_of > 1 and not asked.sampling.asks_for_sampling, "you must use sampling when `best_of` is > 1", "best_of"
+    yield not values.temperature > 0, "`temperature` must be strictly positive", "temperature"
+    yield not values.repetition_penalty > 0, "`repetition_penalty` must be strictly positive", "repetition_penalty"
+    yield (
+        not -2.0 <= values.frequency_penalty <= 2.0,
+        "`frequency_penalty` must be >= -2.0 and <= 2.0",
+        "frequency_penalty",
+    )
+    yield (
+        not -2.0 <= values.presence_penalty <= 2.0,
+        "`presence_penalty` must be >= -2.0 and <= 2.0",
+        "presence_penalty",
+    )
+    yield "top_p" in given and not 0.0 < values.top_p < 1.0, "`top_p` must be > 0.0 and < 1.0", "top_p"
+    yield "typical_p" in given and not 0.0 < values.typical_p < 1.0, "`typical_p` must be > 0.0 and < 1.0", "typical_p"
+    yield not 0.0 <= values.min_p <= 1.0, "`min_p` must be >= 0.0 and <= 1.0", "min_p"
+    yield "top_k" in given and not values.top_k > 0, "`top_k` must be strictly positive", "top_k"
     is_none_taken = asked.max_new_tokens == 0 and asked.takes_no_tokens
-    yield _not_positive(asked.max_new_tokens) and not is_none_taken, "`max_new_tokens` must be strictly positive"
+    yield (
+        _not_positive(asked.max_new_tokens) and not is_none_taken,
+        "`max_new_tokens` must be strictly positive",
+        "max_new_tokens",
+    )
     most, stops = limits.asked.max_stop_sequences, len(asked.stop)
-    yield stops > most, too_many_stops(most, stops)
+    yield stops > most, too_many_stops(most, stops), "stop"
     # TGI lacks this check: there, an empty stop string ends every text at once.
-    yield "" in asked.stop, "`stop` must not contain an empty string"
-    yield best_of > 1 and "seed" in given, "`seed` must not be set when `best_of` > 1"
+    yield "" in asked.stop, "`stop` must not contain an empty string", "stop"
+    yield best_of > 1 and "seed" in given, "`seed` must not be set when `best_of` > 1", "seed"
     most = limits.asked.max_top_n_tokens if asked.max_top_n_tokens is None else asked.max_top_n_tokens
-    yield values.top_n_tokens > most, f"`top_n_tokens` must be >= 0 and <= {most}. Given: {values.top_n_tokens}"
+    yield (
+        values.top_n_tokens > most,
+        f"`top_n_tokens` must be >= 0 and <= {most}. Given: {values.top_n_tokens}",
+        "top_n_tokens",
+    )
     given_tops = asked.prompt_logprobs or 0  # TGI lists no most likely tokens with those of a prompt
-    yield not 0 <= given_tops <= most, f"`prompt_logprobs` must be >= 0 and <= {most}. Given: {given_tops}"
-    yield _not_positive(asked.timeout), "`timeout` must be strictly positive"  # TGI has no timeout
+    yield (
+        not 0 <= given_tops <= most,
+        f"`prompt_logprobs` must be >= 0 and <= {most}. Given: {given_tops}",
+        "prompt_logprobs",
+    )
+    yield _not_positive(asked.timeout), "`timeout` must be strictly positive", "timeout"  # TGI has none
     yield from list_checks(asked.sampling.values, asked.stop_token_ids, asked.bad_words, limits.vocab_size)
     nothing = "allowed_token_ids" in given and not values.allowed_token_ids
-    yield nothing, "`allowed_token_ids` must not be empty"
+    yield nothing, "`allowed_token_ids` must not be empty", "allowed_token_ids"
 
 
 def too_many_stops(most: int, given: int) -> str:
@@ -256,13 +284,13 @@ def too_many_stops(most: int, given: int) -> str:
 
 
 def input_checks(prompt: Prompt, limits: RequestLimits) -> Iterator[Check]:
-    yield not (prompt.inputs if prompt.ids is None else prompt.ids), "`inputs` cannot be empty"
+    yield not (prompt.inputs if prompt.ids is None else prompt.ids), "`inputs` cannot be empty", "inputs"
     size = limits.vocab_size
     outside = next((i for i in prompt.ids or () if i >= size), None) if size else None
-    yield outside is not None, f"`inputs` must have token ids < {size}. Given: {outside}"
+    yield outside is not None, f"`inputs` must have token ids < {size}. Given: {outside}", "inputs"
     truncate, most = prompt.parameters.truncate, limits.max_input_tokens
     out_of_range = truncate is not None and not 0 < truncate <= most
-    yield out_of_range, f"`truncate` must be strictly positive and less than {most}. Given: {truncate}"
+    yield out_of_range, f"`truncate` must be strictly positive and less than {most}. Given: {truncate}", "truncate"
 
 
 def length_checks(ids: Ids, max_new_tokens: int | None, limits: RequestLimits) -> Iterator[Check]:
@@ -274,10 +302,11 @@ def length_checks(ids: Ids, max_new_tokens: int | None, limits: RequestLimits) -
             ids.count + wanted > total,
             f"`inputs` tokens + `max_new_tokens` must be <= {total}. "
             f"Given: {given} `inputs` tokens and {wanted} `max_new_tokens`",
+            "inputs",
         )
-    yield ids.count > most, f"`inputs` must have less than {most} tokens. Given: {given}"
+    yield ids.count > most, f"`inputs` must have less than {most} tokens. Given: {given}", "inputs"
     # TGI lacks this check. It fails only with tokenizers that delete text, for the prompt "\n" for example.
-    yield ids.count == 0, "`inputs` has no tokens"
+    yield ids.count == 0, "`inputs` has no tokens", "inputs"
 
 
 def sampling(asked: AskedSampling) -> Sampling:
@@ -291,9 +320,9 @@ def sampling(asked: AskedSampling) -> Sampling:
 
 
 def _raise_first(checks: "Iterator[Check] | list[Check]", kind: type[ValidationError] = ValidationError) -> None:
-    for fails, text in checks:
+    for fails, text, param in checks:
         if fails:
-            raise kind(text)
+            raise kind(text, param)
 
 
 def _truncated(ids: tuple[int, ...], asked: AskedParameters) -> tuple[int, ...]:
@@ -305,10 +334,19 @@ def _truncated(ids: tuple[int, ...], asked: AskedParameters) -> tuple[int, ...]:
 QUOTED = re.compile(r"`(\w+)`")
 
 
-def renamed(error: ValidationError, names: Mapping[str, str]) -> ValidationError:
+def renamed(error: InferenceError, names: Mapping[str, str]) -> InferenceError:
     """The error with the names that the caller's route has for the fields."""
     text = QUOTED.sub(lambda name: f"`{names.get(name[1], name[1])}`", error.text)
-    return type(error).restored(text)
+    return type(error).restored(text, names.get(error.param or "", error.param))
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Raises errors of the content with the names that the caller's route has for the fields."""
+    try:
+        yield
+    except (TemplateError, ToolError, ValidationError) as error:
+        raise renamed(error, names) if names else error from None
 
 
 def copies_of(prompt: Prompt, request: GenerationRequest) -> Iterator[GenerationRequest]:

@@ -28,7 +28,7 @@ class Loud:
 
     async def prompts(self, asked: CompletionRequest, share: Share) -> Sequence[Prompt]:
         if self.is_broken:
-            raise TemplateError("too quiet")
+            raise TemplateError("too quiet", None)
         try:
             while self.hangs:
                 await asyncio.sleep(0.01)

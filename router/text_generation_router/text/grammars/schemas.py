@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from text_generation_router.json_depth import is_deeper
 from text_generation_router.text.grammars.asked import MAX_DEPTH, RefusedGrammarError
+from text_generation_router.text.grammars.keyword_types import check_types
 from text_generation_router.text.grammars.keywords import CALENDAR, LIST, MAP, ONE
 from text_generation_router.text.grammars.unions import have_discriminator
 from text_generation_router.text.grammars.unsupported import drop_neutral, may_be, take_nullable, unsupported
@@ -47,8 +49,11 @@ def prepare(schema: Schema) -> None:
 
 def parts_of(schema: Schema) -> list[Schema]:
     """The schema and all schemas in it, none of them with `nullable`. Raises RefusedGrammarError."""
-    check_depth(schema)
+    if is_deeper(schema, MAX_DEPTH):
+        raise RefusedGrammarError(f"the schema has more than {MAX_DEPTH} levels of objects and lists")
     found = _found(schema)
+    for part in found:
+        check_types(part)
     if any("nullable" in part for part in found):
         for part in found:
             take_nullable(part)
@@ -61,21 +66,8 @@ def _found(schema: Schema) -> list[Schema]:
     return list({id(part): part for part in (*all_parts(schema), *Closing(schema).parts)}.values())
 
 
-def check_depth(value: Any) -> None:
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _items(outer)]
-        if not level:
-            return
-    raise RefusedGrammarError(f"the schema has more than {MAX_DEPTH} levels of objects and lists")
-
-
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _items(value: Any) -> Iterator[Any]:
-    yield from value.values() if isinstance(value, dict) else value
 
 
 def all_parts(schema: Schema) -> Iterator[Schema]:

@@ -96,7 +96,7 @@ def validate(inputs, tokenizer=None, greedy=False, **parameters):
         ),
         (
             {"allowed_token_ids": (2, 97), "bad_words": ("a",), "min_new_tokens": 1},
-            "`allowed_token_ids`, `bad_words` and `min_new_tokens` leave no token that can be chosen",
+            "no token that could come next is left by `allowed_token_ids` and `bad_words` and `min_new_tokens`",
         ),
         ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
         ({"typical_p": 0.0}, "`typical_p` must be > 0.0 and < 1.0"),

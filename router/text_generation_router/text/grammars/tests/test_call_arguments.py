@@ -4,12 +4,15 @@ import json
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from text_generation_router.text.calls.formats import CALL_FORMATS
 from text_generation_router.text.calls.tests.walks import Calls, Schema, tokenizer_of
+from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.call_arguments import ArgumentStyle, asked_arguments
 from text_generation_router.text.grammars.checking import check
-from text_generation_router.text.grammars.keywords import FORMATS
+from text_generation_router.text.grammars.keywords import FORMATS, REFUSED, SUPPORTED
 from text_generation_router.text.grammars.rules import MAX_CHARS
 from text_generation_router.text.grammars.tests.matching import problems_of
 
@@ -32,6 +35,15 @@ ODD = (
 )
 
 
+odd_values = st.sampled_from(
+    (
+        *(None, True, False, 0, -1, 2, 0.5, "", "x", "string", "object", "#", [], {}, [1], ["a"], [{}], [["a"]]),
+        *({"a": 2}, ["string", "null"], {"a": {}}, [{"type": "string"}], {"a": {"type": False, "const": "x"}}),
+    )
+)
+odd_schemas = st.dictionaries(st.sampled_from(sorted({*SUPPORTED, *REFUSED})), odd_values, min_size=1, max_size=4)
+
+
 def refusal_of(style: ArgumentStyle, schema: Schema) -> str:
     return check(asked_arguments(style, {"type": "object"} | schema)).refusal
 
@@ -41,6 +53,14 @@ def test_odd_schemas_are_refused(style: ArgumentStyle) -> None:
     assert [part for part in ODD if not refusal_of(style, {"properties": part, "required": ["a"]})] == []
     assert refusal_of(style, {"properties": {"a": {}}, "required": [5, {}]})
     assert refusal_of(style, {"properties": [], "required": 5})
+
+
+@given(part=odd_schemas)
+def test_a_schema_whose_keywords_have_any_types_is_followed_or_refused(part: Schema) -> None:
+    schema = {"properties": {"a": part}, "required": ["a"]}
+    checked = [check(asked_arguments(style, {"type": "object"} | schema)) for style in STYLES]
+    checked.append(check(AskedGrammar("guided_json", GrammarKind.JSON_SCHEMA, json.dumps(schema))))
+    assert all(bool(one.grammar) != bool(one.refusal) for one in checked)
 
 
 @pytest.mark.parametrize("style", STYLES, ids=["tags", "Python"])

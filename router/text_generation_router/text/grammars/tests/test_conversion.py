@@ -179,7 +179,9 @@ def test_strings_have_a_format_that_is_supported(name):
         ),
         ([], "the schema must be a JSON object"),
         ("a", "the schema must be a JSON object"),
-        ({"type": "foo"}, "Invalid type: foo"),
+        ({"type": "foo"}, "the schema's keyword `type` must be a type's name or a list of them"),
+        ({"multipleOf": True}, "the schema's keyword `multipleOf` must be a number > 0"),
+        ({"properties": {"a": 2}}, "the schema's keyword `properties` must be an object of schemas"),
     ],
 )
 def test_a_schema_that_cannot_be_followed_is_refused_with_the_reason(schema, reason):

@@ -1,0 +1,205 @@
+"""Valid bodies of every route with random changes: `make fuzz-bodies` sends 20,000 to a server, and checks each answer.
+
+No answer is a server error (5xx), no refusal lacks the form of its route's dialect, and no refusal blames a field that
+neither the body nor the route has. The seed, which is printed, makes the same bodies again.
+"""
+
+import argparse
+import asyncio
+import copy
+import json
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+from attacks import CONCURRENCY, Attacked, Findings
+from calls import client_of
+from scale import SHORT
+from server_process import ServerProcess
+
+CALL = {"id": "0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string", "enum": ["x"]},
+        "b": {"type": "array", "items": {"type": "integer", "multipleOf": 2}, "maxItems": 2},
+        "c": {"anyOf": [{"$ref": "#/$defs/d"}, {"type": ["number", "null"], "minimum": 0}]},
+    },
+    "required": ["a"],
+    "$defs": {"d": {"type": "object", "properties": {"e": {"const": "y"}}}},
+}
+FUNCTION = {"name": "f", "description": "a tool", "parameters": SCHEMA, "strict": True}
+USER = {"role": "user", "content": "Hi"}
+CHAT = {
+    "messages": [
+        USER,
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "0", "content": "x"},
+    ],
+    "tools": [{"type": "function", "function": FUNCTION}],
+    "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"name": "f"}]}},
+    "chat_template_kwargs": {"a": {"b": [1]}},
+    "max_tokens": 2,
+}
+CHOSEN = {"bad_words": ["a"], "allowed_token_ids": [5, 6], "logit_bias": {"5": 1.0}, "stop": ["x"], "seed": 1}
+# Bodies beside the document's own examples, with fields that these do not have.
+BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {"messages": [USER], "max_tokens": 2, "guided_json": SCHEMA, **CHOSEN}),
+    ("/chat_tokenize", CHAT),
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "guided_json": SCHEMA, "stream": True, "bad_words": ["{"]}),
+    ("/v1/completions", {"prompt": ["Hi", [5]], "max_tokens": 2, "logprobs": 1, "echo": True, **CHOSEN}),
+    ("/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": 2, "grammar": {"type": "json", "value": SCHEMA}}}),
+    ("/generate_stream", {"inputs": "Hi", "parameters": {"max_new_tokens": 2, "truncate": 3, **CHOSEN}}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 2, "tools": [{"type": "function", **FUNCTION}]}),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+                {"type": "function_call", "call_id": "0", "name": "f", "arguments": '{"a": 1}'},
+                {"type": "function_call_output", "call_id": "0", "output": "x"},
+            ],
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}},
+            "max_output_tokens": 2,
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": [
+                USER,
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "0", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "0", "content": "x"}]},
+            ],
+            "tools": [{"name": "f", "input_schema": SCHEMA, "strict": True}],
+            "tool_choice": {"type": "any"},
+            "max_tokens": 2,
+        },
+    ),
+)
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1.5, 2**31, 2**63, 2**64, -(2**63) - 1, 1e308, "", "a", "\0", "\u202e", "#", "any"),
+    *("none", "9" * 4301, '{"a":' * 300 + "1" + "}" * 300),
+    *([], {}, [[]], [{}], [None], {"a": 1}, {"type": False}, [1] * 300, ["a", 5]),
+)  # fmt: skip
+KEYS = (
+    "type",
+    "name",
+    "const",
+    "enum",
+    "allOf",
+    "content",
+    "role",
+    "tools",
+    "tool_choice",
+    "stream",
+    "max_tokens",
+    "n",
+)
+LEVELS = (60, 127, 130, 253, 300)
+Place = tuple[Any, Any]  # an object or a list, and a key or an index in it
+
+
+def mutants(document: Any, seed: int, count: int) -> Iterator[tuple[str, bytes]]:
+    """Routes, each with the body of a request."""
+    rng, valid = random.Random(seed), [*_examples(document), *BODIES]
+    for _ in range(count):
+        route, body = rng.choice(valid)
+        body = copy.deepcopy(body)
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            _change(rng, body, rng.choice(valid)[1])
+        yield route, json.dumps(body).encode()
+
+
+def _examples(document: Any) -> Iterator[tuple[str, Any]]:
+    for route, methods in document["paths"].items():
+        content = methods.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
+        for example in content.get("examples", {}).values():
+            yield route, example["value"]
+
+
+def _change(rng: random.Random, body: Any, other: Any) -> None:
+    places = [*_places(body)]
+    if not places:
+        return
+    holder, key = rng.choice(places)
+    match rng.randrange(6):
+        case 0 | 1:
+            holder[key] = copy.deepcopy(rng.choice(ODD))
+        case 2:
+            del holder[key]
+        case 3:
+            for _ in range(rng.choice(LEVELS)):
+                holder[key] = {"a": holder[key]} if rng.random() < 0.5 else [holder[key]]
+        case 4:
+            there, name = rng.choice([*_places(other)])
+            holder[key] = copy.deepcopy(there[name])
+        case 5 if isinstance(holder, dict):
+            holder[rng.choice(KEYS)] = copy.deepcopy(rng.choice(ODD))
+
+
+def _places(value: Any) -> Iterator[Place]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield value, key
+        yield from _places(inner)
+
+
+def wrong_form(route: str, status: int, content: bytes) -> str:
+    """What is wrong with a refusal; "": nothing. Answers and streams pass."""
+    if status < 400:
+        return ""
+    told = json.loads(content)
+    if route.startswith("/v1/messages"):
+        right = told["type"] == "error" and {"type", "message"} <= told["error"].keys()
+    elif route.startswith("/v1/"):
+        right = told["error"].keys() == {"message", "type", "param", "code"}
+    else:
+        right = told.keys() == {"error", "error_type"} and isinstance(told["error"], str)
+    return "" if right else f"a refusal in another dialect: {content[:200]!r}"
+
+
+def throw_mutants(server: ServerProcess, seed: int, count: int) -> Attacked:
+    document = httpx.get(f"{server.url}/api-doc/openapi.json", timeout=30).raise_for_status().json()
+    findings, shots = Findings(server), mutants(document, seed, count)
+
+    async def throw(client: httpx.AsyncClient) -> None:
+        for route, body in shots:
+            what = f"{route}, {body[:300]!r}"
+            try:
+                response = await client.post(route, content=body, headers={"content-type": "application/json"})
+                findings.answer(what, response.status_code, response.content)
+                if wrong := wrong_form(route, response.status_code, response.content):
+                    findings.wrong(f"{what}: {wrong}")
+                if b'"type":"server_error"' in response.content or b'"api_error"' in response.content:
+                    findings.wrong(f"{what}: a server error in a stream, {response.content[-300:]!r}")
+            except httpx.TransportError as error:
+                findings.broken(what, len(body), error)
+
+    async def run() -> None:
+        async with client_of(server.url) as client:
+            await asyncio.gather(*(throw(client) for _ in range(CONCURRENCY)))
+
+    asyncio.run(run())
+    return findings.result()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--count", type=int, default=20_000)
+    arguments, flags = parser.parse_known_args()
+    print(f"seed {arguments.seed}, {arguments.count} bodies")
+    with SHORT.server(1, "--max-total-tokens", "256", *flags) as server:
+        attacked = throw_mutants(server, arguments.seed, arguments.count)
+        tracebacks = server.log().count("Traceback (most recent call last)")
+    print(f"{attacked.sent} sent, statuses {attacked.statuses}, {tracebacks} tracebacks in the log")
+    print("\n".join(attacked.findings[:20]))
+    return 1 if attacked.failures() or tracebacks else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
