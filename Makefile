@@ -39,7 +39,7 @@ C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install run test test-models test-schema test-grammars check format prose proto lock sbom audit fuzz demo-model test-demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest test-routes mutate test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
+	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 install: .venv/installed
 
