@@ -13,3 +13,6 @@ GRAMMAR_LIMITS: Mapping[str, Any] = MappingProxyType(
         "step_max_items": 12_000,
     }
 )
+# Bytes of stack of every thread of a shard: llguidance follows chains of rules by recursion when it compiles. A child
+# process of the router has compiled the same text with half of it. 8 MiB suffice for a chain of 2,600 rules.
+COMPILER_STACK_BYTES = 16 * 2**20

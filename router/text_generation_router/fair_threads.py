@@ -3,8 +3,6 @@ an owner's tenants.
 """
 
 import asyncio
-import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,12 +15,9 @@ T = TypeVar("T")
 
 
 class FairThreads:
-    def __init__(
-        self, threads: int, max_waiting: int, name: str, max_held: int | None = None, niceness: int = 0
-    ) -> None:
-        """`max_held`: as in FairSlots. `niceness`: how far the threads stand back for all others, 0 to 19."""
-        self._executor = ThreadPoolExecutor(threads, name, initializer=_stand_back, initargs=(niceness,))
-        self._slots = FairSlots(threads, max_waiting, max_held)
+    def __init__(self, threads: int, max_waiting: int, name: str) -> None:
+        self._executor = ThreadPoolExecutor(threads, name)
+        self._slots = FairSlots(threads, max_waiting)
 
     async def run(self, share: Share, cost: float, work: Callable[[], T]) -> T:
         """Runs `work` in a thread and returns its result. Raises OverloadedError if too many calls of the tenant wait,
@@ -46,9 +41,3 @@ class FairThreads:
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _stand_back(niceness: int) -> None:
-    thread = threading.get_native_id()
-    if niceness > os.getpriority(os.PRIO_PROCESS, thread):  # only root may lower it
-        os.setpriority(os.PRIO_PROCESS, thread, niceness)

@@ -40,7 +40,7 @@ from text_generation_router.metrics import Metrics
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
 from text_generation_router.sockets import inherited_socket
 from text_generation_router.text.detokenization import Vocabulary
-from text_generation_router.text.grammars.checking import GrammarChecker
+from text_generation_router.text.grammars.checking import GrammarChecker, children_of
 from text_generation_router.text.model_files import find_model_files
 from text_generation_router.text.rendering import rendering
 from text_generation_router.text.template_files import load_chat_template
@@ -129,7 +129,6 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         # little.
         max_part_chars=config.requests.payload_limit // 2,
     )
-    grammars = GrammarChecker(config.requests.max_concurrent_requests)
     chat_template = load_chat_template(files.folder, config.files.tokenizer_config_path)
     metrics, gate = Metrics(config.http.tgi_buckets), Gate()
     hits = LimitHits(metrics)
@@ -153,6 +152,11 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
         metrics.describe(lambda: facts_of(config, engine.snapshot()))
         await stack.enter_async_context(joined_with_others(metrics, config.metrics_file))
+        model = engine.snapshot().model
+        num_tokens = max(model.vocab_size, tokenizer.tokenizer.get_vocab_size())
+        grammar_children = children_of(files.folder, num_tokens, model.eos_token_ids)
+        stack.push_async_callback(grammar_children.close)
+        grammars = GrammarChecker(grammar_children, config.requests.max_concurrent_requests)
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
         validator = Validator(tokenizer, grammars, lambda: request_limits(config, engine.snapshot()))
         permits = Permits(served.permits, lambda: engine.load().retry_after_s, served.permits_elsewhere)
@@ -207,7 +211,6 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     finally:
         await served.close()
         tokenizer.close()
-        grammars.close()
         await pool.close()
         await stack.aclose()
 

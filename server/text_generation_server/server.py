@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,6 +18,7 @@ import grpc
 import torch
 
 from text_generation_common.errors import ShardError
+from text_generation_common.grammar_limits import COMPILER_STACK_BYTES
 from text_generation_common.places import socket_path, steps_path
 from text_generation_common.tasks import cancelled
 from text_generation_proto import generate_pb2 as pb
@@ -189,6 +191,7 @@ async def early_refusal(early: EarlyGrammar) -> str:
 
 def serve(config: ShardConfig) -> None:
     """Serves a model on unix://<uds-path>-<rank> until SIGINT or SIGTERM. ShardError if the model cannot be served."""
+    threading.stack_size(COMPILER_STACK_BYTES)  # size for all threads that start from now on
     asyncio.run(_serve(config))
 
 

@@ -13,9 +13,8 @@ from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, Rend
 from text_generation_router.errors import GrammarError, TemplateError, ToolError, ValidationError
 from text_generation_router.http.caller import Caller
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.calls.written import written_calls
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
-from text_generation_router.text.grammars.chat_forms import CallsForm, ChatForm, ReasoningForm
+from text_generation_router.text.grammars.forms import CallsForm, ChatForm, ReasoningForm
 from text_generation_router.text.pieces import FirstCall, PieceReader, WithoutReasoning
 from text_generation_router.text.tool_grammar import NO_TOOL, GrammarCallReader, calls_schema, chosen_name, name_pattern
 from text_generation_router.text.validation import AskedParameters, Prompt
@@ -69,8 +68,13 @@ def form_of(services: Services, asked: ChatOptions, calling: Calling | None, pro
     calls = None
     if calling is not None and (calling.is_required or calling.strict or prompt.parameters.grammar is not None):
         assert speech.reading.calls is not None
-        written = written_calls(speech.reading.calls, tuple(calling.schemas))
-        calls = CallsForm(written, calling.schemas, calling.strict, calling.is_required, calling.is_parallel)
+        calls = CallsForm(
+            speech.reading.calls.name,
+            calling.schemas,
+            sorted(calling.strict),
+            calling.is_required,
+            calling.is_parallel,
+        )
     format_ = None if services.style.is_tgis else speech.reading.reasoning
     reasoning = None
     if format_ is not None and format_.begins and format_.ends:
@@ -80,7 +84,7 @@ def form_of(services: Services, asked: ChatOptions, calling: Calling | None, pro
             reasoning = ReasoningForm(format_.begins[0], format_.ends[0], is_open, limit)
     elif asked.max_thinking_tokens is not None:
         raise GrammarError("max_thinking_tokens", "the chat template shows no reasoning that could be limited")
-    return ChatForm(tokenizer, reasoning, calls) if reasoning is not None or calls is not None else None
+    return ChatForm.of(tokenizer, reasoning, calls) if reasoning is not None or calls is not None else None
 
 
 class CallsByGrammar:

@@ -1,7 +1,7 @@
 """A child process of the pool: reads jobs from stdin, answers on stdout (the same socket), and ends with its parent.
 
-Started as `python -m text_generation_router.offload.child PARENT_PID MEMORY_BYTES MODULE:FUNCTION`. The function gets
-the pool's setup bytes and returns the handlers by name; a handler takes bytes and returns bytes.
+Started as `python -m text_generation_router.offload.child PARENT_PID MEMORY_BYTES CPU_SECONDS MODULE:FUNCTION`. The
+function gets the pool's setup bytes and returns the handlers by name; a handler takes bytes and returns bytes.
 """
 
 import ctypes
@@ -24,12 +24,10 @@ PR_SET_PDEATHSIG = 1
 PAGE_BYTES = resource.getpagesize()
 # Bytes of resident memory that finished jobs may leave behind in a child.
 KEPT_BYTES = 16 * 2**20
-# CPU seconds that one job may take. The pool's deadline is shorter; this limit ends a child whose parent is suspended.
-CPU_S = 30
 
 
 def main() -> None:
-    parent, memory_bytes, entry = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    parent, memory_bytes, cpu_s, entry = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     _end_with(parent)
     # These signals reach the whole process group. The child ignores them, because the router first finishes its
     # requests and needs its children.
@@ -46,7 +44,8 @@ def main() -> None:
     while True:
         name = _read_frame(jobs).decode()
         content = _read_frame(jobs)
-        _limit_cpu()
+        # The kernel ends the process with SIGPROF when the timer expires, also in native code.
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
         outcome, answer = _run(handlers, name, content)
         del content
         ends_now = _has_grown(resident + len(answer))
@@ -128,13 +127,6 @@ def _limit_memory(more_bytes: int) -> None:
     if sys.platform == "linux":
         data_pages = int(_statm()[5])
         resource.setrlimit(resource.RLIMIT_DATA, (data_pages * PAGE_BYTES + more_bytes,) * 2)
-
-
-def _limit_cpu() -> None:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = int(usage.ru_utime + usage.ru_stime) + CPU_S
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
 def _resident_bytes() -> int:

@@ -7,7 +7,7 @@ and for work that may never end, because a thread cannot be stopped.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from text_generation_common.tasks import cancelled
@@ -27,11 +27,14 @@ class PoolLimits:
     waiting: int  # most jobs that may wait for a child
     wait_s: float = 10.0  # seconds that a job may wait for a child
     memory_bytes: int = 256 * 2**20  # bytes that a child may allocate in addition to its memory when it is ready
+    # Seconds of processor time that one job may take. The jobs' timeouts are shorter, except where a job may wait for a
+    # processor: this limit ends a child whose parent is suspended.
+    cpu_s: float = 30.0
     max_answer_bytes: int = 64 * 2**20
 
 
 class ProcessPool:
-    """The pool. `start` must be called before the first `run`, and `close` at the end."""
+    """The pool. Its children start with `start` or the first `run`. `close` must be called at the end."""
 
     def __init__(self, entry: str, setup: bytes, limits: PoolLimits) -> None:
         """`entry`: MODULE:FUNCTION. Each child calls the function with `setup` to get its handlers by name."""
@@ -41,6 +44,7 @@ class ProcessPool:
         self._waiting = Waiting(limits.waiting)
         self._changed = asyncio.Condition()
         self._keepers: list[asyncio.Task[None]] = []
+        self._num_ready = 0
         self._is_closed = False
 
     def start(self) -> None:
@@ -54,6 +58,8 @@ class ProcessPool:
         """
         if self._is_closed:
             raise BusyError
+        if not self._keepers:
+            self.start()
         loop = asyncio.get_running_loop()
         job = Job(name, content, tenant, timeout_s, loop.create_future())
         job.refusal_timer = loop.call_later(self._limits.wait_s, _fail, job, BusyError())
@@ -66,6 +72,12 @@ class ProcessPool:
         finally:
             job.refusal_timer.cancel()
             self._waiting.remove(job)
+
+    async def all_ready(self) -> None:
+        """Waits until a child is ready in the place of each that has died, but at most `wait_s` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.wait_s), self._changed:
+                await self._changed.wait_for(lambda: self._num_ready == self._limits.children)
 
     async def close(self) -> None:
         """Kills the children. Waiting and running jobs end with JobLostError. May be called more than once."""
@@ -98,16 +110,31 @@ class ProcessPool:
         """
         while True:
             try:
-                child = await ChildProcess.start(self._entry, self._limits.memory_bytes, self._limits.max_answer_bytes)
+                limits = self._limits
+                child = await ChildProcess.start(
+                    self._entry, limits.memory_bytes, limits.cpu_s, limits.max_answer_bytes
+                )
                 try:
                     await child.set_up(self._setup)
-                    yield child
+                    async with self._counted():
+                        yield child
                     return
                 finally:
                     await child.end()
             except (OSError, JobError, TimeoutError) as error:
                 logger.error("a child process did not start (%s): trying again", type(error).__name__)
                 await asyncio.sleep(START_AGAIN_S)
+
+    @asynccontextmanager
+    async def _counted(self) -> AsyncGenerator[None, None]:
+        """Counts a child as ready."""
+        self._num_ready += 1
+        try:
+            async with self._changed:
+                self._changed.notify_all()
+            yield
+        finally:
+            self._num_ready -= 1
 
     async def _next(self) -> Job:
         async with self._changed:
@@ -130,7 +157,7 @@ class ProcessPool:
         except JobError as error:
             if isinstance(error, JobLostError):
                 about = {"request_id": job.id_in_logs}
-                logger.warning("a child died while it worked on a job (%s)", job.name, extra=about)
+                logger.warning("a child died while it worked on a job (%s): %s", job.name, error, extra=about)
             _fail(job, error)
         else:
             if not job.answer.done():

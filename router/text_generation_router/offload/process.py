@@ -37,7 +37,7 @@ class ChildProcess:
         self._is_lost = False
 
     @classmethod
-    async def start(cls, entry: str, memory_bytes: int, max_answer_bytes: int) -> "ChildProcess":
+    async def start(cls, entry: str, memory_bytes: int, cpu_s: float, max_answer_bytes: int) -> "ChildProcess":
         """Starts a child. Raises OSError if no process can be made."""
         ours, theirs = socket.socketpair()
         process = None
@@ -47,7 +47,7 @@ class ChildProcess:
                 # Not by the event loop: uvloop forks, which blocks for 100 ms if this process has 200 MiB.
                 # -P: the child must not import from the working directory.
                 process = subprocess.Popen(
-                    (sys.executable, "-P", "-m", CHILD, str(os.getpid()), str(memory_bytes), entry),
+                    (sys.executable, "-P", "-m", CHILD, str(os.getpid()), str(memory_bytes), str(cpu_s), entry),
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                 )
@@ -92,7 +92,8 @@ class ChildProcess:
                 raise JobLostError
             answer = await self._answers.readexactly(length)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise JobLostError from error
+            await self._wait_for_end()
+            raise JobLostError(self._process.returncode) from error
         self._is_lost = bool(ends_now)
         if outcome == JobOutcome.FAILED:
             raise JobFailedError(answer.decode())
@@ -102,12 +103,15 @@ class ChildProcess:
         """Kills the child, if it has not ended yet."""
         self._process.kill()
         self._jobs.close()
-        clock = asyncio.get_running_loop().time
-        until = clock() + GONE_S
         try:
-            while self._process.poll() is None and clock() < until:
-                await asyncio.sleep(POLL_S)
+            await self._wait_for_end()
         except asyncio.CancelledError:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(CANCELLED_S)  # waits here, because no later call waits for this child
             raise
+
+    async def _wait_for_end(self) -> None:
+        clock = asyncio.get_running_loop().time
+        until = clock() + GONE_S
+        while self._process.poll() is None and clock() < until:
+            await asyncio.sleep(POLL_S)

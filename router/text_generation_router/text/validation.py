@@ -20,8 +20,8 @@ from text_generation_router.errors import (
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.grammars.asked import AskedGrammar
-from text_generation_router.text.grammars.chat_forms import ChatForm
-from text_generation_router.text.grammars.checking import Checked, GrammarChecker
+from text_generation_router.text.grammars.checking import GrammarChecker
+from text_generation_router.text.grammars.forms import ChatForm, WantedGrammar
 from text_generation_router.text.output import TextRules
 from text_generation_router.text.pieces import PieceReader
 from text_generation_router.text.token_choice import Check, choice_checks, ids_of_bad_words, list_checks
@@ -191,20 +191,12 @@ class Validator:
         if limits.grammar_refusal:
             raise GrammarError(parameters.grammar.field if parameters.grammar else "tools", limits.grammar_refusal)
 
-        async def check(asked: AskedGrammar) -> Checked:
-            field = prompt.names.get(asked.field, asked.field)
-            try:
-                found = await self._grammars.grammar(asked, share)
-            except GrammarError:
-                if asked.is_loose:  # any arguments are taken, or the request is refused
-                    note(f"{field}.parameters")
-                raise
-            for name in found.left_out:
-                note(f"{field}.{name}")
-            return found
-
-        answer = None if parameters.grammar is None else (await check(parameters.grammar)).grammar
-        return answer or "" if parameters.form is None else await parameters.form.grammar(answer, check)
+        wanted = WantedGrammar(parameters.grammar, parameters.form)
+        made = await self._grammars.grammar(wanted, share)
+        for place, name in made.left_out:
+            place = place or wanted.field
+            note(f"{prompt.names.get(place, place)}.{name}")
+        return made.grammar
 
     async def _ids(self, prompt: Prompt, limits: RequestLimits, share: Share) -> Ids:
         """The prompt's tokens; of a prompt that is too long perhaps their number only."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from text_generation_common.grammar_limits import GRAMMAR_LIMITS
+from text_generation_common.grammar_tokens import read_grammar_tokens
 from text_generation_server.errors import MatcherError
 
 if TYPE_CHECKING:
@@ -165,12 +166,8 @@ def reason_of(matcher: "LLMatcher") -> str:
 def _read_tokenizer(tokens: ModelTokens | None) -> "LLTokenizer":
     if tokens is None:
         raise MatcherError(NO_TOKENIZER)
-    from llguidance import LLTokenizer
-
     try:
-        ends = list(tokens.end_ids) or None
-        # llguidance takes a text that does not begin with a brace for the path of a file.
-        return LLTokenizer("{" + tokens.tokenizer_json.lstrip()[1:], n_vocab=tokens.count, eos_token=ends)
+        return read_grammar_tokens(tokens.tokenizer_json, tokens.count, tokens.end_ids)
     except BaseException as error:  # a panic of Rust code is not an Exception
         reason = _first_line(str(error))
         raise MatcherError(f"grammars are not supported for this model's tokenizer.json: {reason}") from None

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -44,14 +44,16 @@ from text_generation_router.http.direct import EXTENSION
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import LimitHits
 from text_generation_router.metrics import Metrics
-from text_generation_router.offload.child import Handler
+from text_generation_router.offload.tests.in_process import InProcess
 from text_generation_router.resolve import resolve
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.serve import request_limits
 from text_generation_router.text import rendering_child
 from text_generation_router.text.chat_template import ChatTemplate
+from text_generation_router.text.grammars import checking_child
 from text_generation_router.text.grammars.checking import GrammarChecker
+from text_generation_router.text.grammars.verification import byte_tokenizer
 from text_generation_router.text.rendering import Renderer
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import Validator
@@ -334,22 +336,6 @@ ROUTES = (
 )
 
 
-class InProcess:
-    """Runs the children's handlers in this process. Raises `failures` first, one per job."""
-
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
-        self.handlers = handlers
-        self.done: list[str] = []
-        self.failures: list[Exception] = []
-
-    async def run(self, name: str, content: bytes, timeout_s: float, tenant: str = "") -> bytes:
-        self.done.append(name)
-        await asyncio.sleep(0)
-        if self.failures:
-            raise self.failures.pop(0)
-        return self.handlers[name](content)
-
-
 class OpenResponse:
     """A response whose events may be written directly: each chunk goes to `take`."""
 
@@ -393,7 +379,7 @@ class Server:
         self.permits = Permits(lambda: most, lambda: self.engine.load().retry_after_s)
         self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=16)
         self.tokenizer.max_chars_per_token = None
-        grammars = GrammarChecker(max_waiting=16)
+        grammars = GrammarChecker(InProcess(checking_child.handlers_of(byte_tokenizer())), max_waiting=16)
         validator = Validator(self.tokenizer, grammars, lambda: request_limits(self.config, self.engine.snapshot()))
         inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics, tracer)
         chats = ChatTemplate(template, {})

@@ -1,6 +1,7 @@
 """Handlers that the tests' child processes run."""
 
 import os
+import signal
 import time
 from collections.abc import Mapping
 
@@ -25,10 +26,17 @@ def make(setup: bytes) -> Mapping[str, Handler]:
         "fill": lambda content: bytes(int(content))[:0],
         "grow": lambda content: b"x" * int(content),
         "keep": keep,
+        "abort": lambda _: _raise(signal.SIGABRT),
+        "kill": lambda _: _raise(signal.SIGKILL),
         "die": lambda _: os._exit(3),
         "fail": _fail,
         "print": _print,
     }
+
+
+def _raise(number: signal.Signals) -> bytes:
+    os.kill(os.getpid(), number)
+    return b""
 
 
 def _sleep(content: bytes) -> bytes:

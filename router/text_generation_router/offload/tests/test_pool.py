@@ -135,6 +135,39 @@ def test_a_child_that_dies_loses_its_job_and_no_other(caplog: pytest.LogCaptureF
     run(test)
 
 
+@pytest.mark.parametrize(("job", "is_own_fault"), [("abort", True), ("kill", False)])
+def test_a_lost_job_says_whose_fault_it_was_and_another_child_comes(job: str, is_own_fault: bool):
+    async def test(pool: ProcessPool) -> None:
+        with pytest.raises(JobLostError) as caught:
+            await pool.run(job, b"", LONG_S)
+        assert caught.value.is_own_fault == is_own_fault
+        await pool.all_ready()
+        assert await asyncio.gather(*(pool.run("reverse", b"ab", LONG_S) for _ in range(2))) == [b"ba"] * 2
+
+    run(test, children=2)
+
+
+def test_a_job_ends_at_its_limit_of_processor_time_and_not_of_waiting():
+    async def test(pool: ProcessPool) -> None:
+        assert await pool.run("sleep", b"0.5", LONG_S) == b""
+        with pytest.raises(JobLostError) as caught:
+            await pool.run("hang", b"", LONG_S)
+        assert caught.value.status == -signal.SIGPROF
+
+    run(test, cpu_s=0.2)
+
+
+def test_children_start_with_the_first_job():
+    async def test() -> None:
+        pool = ProcessPool(HANDLERS, b"the setup", PoolLimits(1, 8, wait_s=LONG_S))
+        try:
+            assert await pool.run("setup", b"", LONG_S) == b"the setup"
+        finally:
+            await pool.close()
+
+    asyncio.run(test())
+
+
 def test_a_child_killed_while_it_rests_costs_no_job():
     async def test(pool: ProcessPool) -> None:
         pid = await pid_of(pool)

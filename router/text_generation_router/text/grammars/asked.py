@@ -1,5 +1,6 @@
 """What a request asks the form of its text to be, before it is turned into a grammar of llguidance."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,3 +29,23 @@ class AskedGrammar:
 
 class RefusedGrammarError(Exception):
     """The grammar is refused. The text says why, in one line that can follow the name of the request's field."""
+
+    def __init__(self, reason: str, field: str = "") -> None:
+        """`field`: the request's field, where it is not the field of the AskedGrammar."""
+        super().__init__(reason)
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class MadeGrammar:
+    """The result for what a request wants."""
+
+    grammar: str  # llguidance's JSON text, which shards compile; "" if it is refused
+    refusal: str = ""  # why it is refused
+    field: str = ""  # as in RefusedGrammarError
+    # Names of what the grammar does not follow, each behind its field, which may be "", as in RefusedGrammarError.
+    left_out: Sequence[tuple[str, str]] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.grammar) + len(self.refusal) + sum(len(name) for _, name in self.left_out)

@@ -1,15 +1,12 @@
-"""The form of a chat's whole text: reasoning first, then calls of tools or the answer."""
+"""The grammar of a chat's whole text: reasoning first, then calls of tools or the answer."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
-from tokenizers import Tokenizer
 
-from text_generation_router.errors import GrammarError
 from text_generation_router.text.calls.formats import BodyKind
-from text_generation_router.text.calls.written import Arguments, CallNumber, WrittenCalls
+from text_generation_router.text.calls.written import Arguments, CallNumber
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind, RefusedGrammarError
 from text_generation_router.text.grammars.call_arguments import (
     ArgumentStyle,
@@ -17,7 +14,6 @@ from text_generation_router.text.grammars.call_arguments import (
     arguments_rule,
     asked_arguments,
 )
-from text_generation_router.text.grammars.checking import Checked
 from text_generation_router.text.grammars.combined import (
     TEXT,
     CallForm,
@@ -26,13 +22,14 @@ from text_generation_router.text.grammars.combined import (
     Schema,
     after_reasoning,
     either,
-    marker_of,
     tool_calls_grammar,
 )
 from text_generation_router.text.grammars.conversion import lark_grammar
+from text_generation_router.text.grammars.forms import CallsForm, ChatForm
 
-# Checks what a request asks for. Raises GrammarError.
-Check = Callable[[AskedGrammar], Awaitable[Checked]]
+# Checks what a request asks for, and returns the text of what can be followed, without what is left out; "": all of it.
+# Raises RefusedGrammarError.
+Check = Callable[[AskedGrammar], str]
 ANY_TEXT = lark_grammar(f"start: TEXT\n{TEXT}")
 ANY_OBJECT: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
 CALL_NUMBER = DefinedRule("/(0|[1-9][0-9]{0,3})/")
@@ -45,49 +42,29 @@ def _of_object(given: Mapping[str, Any] | None) -> dict[str, Any]:
     return schema | {"type": "object"} if isinstance(schema["type"], list) else schema
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningForm:
-    """Reasoning, which no grammar changes, before the answer."""
+class ChatGrammar:
+    """Makes the grammar of a chat's whole text."""
 
-    begin: str
-    end: str
-    is_open: bool  # the prompt has its beginning
-    max_tokens: int | None = None
+    def __init__(self, form: ChatForm, check: Check) -> None:
+        self._form = form
+        self._check = check
 
-
-@dataclass(frozen=True, slots=True)
-class CallsForm:
-    """Calls that a grammar demands, or whose arguments it guides."""
-
-    written: WrittenCalls
-    schemas: Mapping[str, Mapping[str, Any] | None]  # a schema of the arguments for each tool's name
-    strict: frozenset[str]  # the tools whose schemas must be followed
-    is_required: bool
-    several: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ChatForm:
-    tokenizer: Tokenizer
-    reasoning: ReasoningForm | None = None
-    calls: CallsForm | None = None
-
-    async def grammar(self, answer: str | None, check: Check) -> str:
-        """`answer`: the checked grammar of an answer in words; None: any text. Raises GrammarError."""
-        if self.calls is not None:
-            answer = await self._with_calls(self.calls, answer, check)
-        if self.reasoning is None:
+    def of(self, answer: str | None) -> str:
+        """`answer`: the checked grammar of an answer in words; None: any text. Raises RefusedGrammarError."""
+        if self._form.calls is not None:
+            answer = self._with_calls(self._form.calls, answer)
+        form = self._form.reasoning
+        if form is None:
             return answer or ANY_TEXT
-        form = self.reasoning
+        begin, end = self._marker(form.begin), self._marker(form.end)
         try:
-            begin, end = self._marker(form.begin), self._marker(form.end)
             return after_reasoning(answer or ANY_TEXT, end, form.is_open, begin, form.max_tokens)
         except RefusedGrammarError as refusal:
-            raise GrammarError("max_thinking_tokens", str(refusal)) from None
+            raise RefusedGrammarError(str(refusal), "max_thinking_tokens") from None
 
-    async def _with_calls(self, form: CallsForm, answer: str | None, check: Check) -> str:
-        parts = [[await self._part(part, form, i, check) for part in call] for i, call in enumerate(form.written.calls)]
+    def _with_calls(self, form: CallsForm, answer: str | None) -> str:
         written = form.written
+        parts = [[self._part(part, form, i) for part in call] for i, call in enumerate(written.calls)]
         opening, separator, closing = map(self._texts, (written.opening, written.separator, written.closing))
         starts = [text for text in self._texts(written.syntax.starts) if isinstance(text, str)]
         first = (written.opening or written.calls[0])[0]
@@ -99,44 +76,44 @@ class ChatForm:
             return either(tool_calls_grammar(calls, several=several), answer)
         return tool_calls_grammar(calls, at_least_one=False, several=several, free_text=True)
 
-    async def _part(self, part: str | Arguments | CallNumber, form: CallsForm, place: int, check: Check) -> Part:
+    def _part(self, part: str | Arguments | CallNumber, form: CallsForm, place: int) -> Part:
         """`place`: the tool's, among all tools."""
         if isinstance(part, CallNumber):
             return CALL_NUMBER
         if not isinstance(part, Arguments):
             return self._texts((part,))[0]
-        if form.written.syntax.body in (BodyKind.XML, BodyKind.PYTHONIC, BodyKind.PYTHONIC_LINES):
-            return await self._rule(part, form, place, check)
-        return await self._schema(form, part.tool, check)
+        if form.syntax.body in (BodyKind.XML, BodyKind.PYTHONIC, BodyKind.PYTHONIC_LINES):
+            return self._rule(part, form, place)
+        return self._schema(form, part.tool)
 
-    async def _rule(self, part: Arguments, form: CallsForm, place: int, check: Check) -> DefinedRule:
+    def _rule(self, part: Arguments, form: CallsForm, place: int) -> DefinedRule:
         """The arguments of a tool. Unless the tool is strict, keywords that no grammar can follow are left out, and a
         schema that is refused without them counts as any arguments."""
-        given, tags = form.schemas[part.tool], form.written.syntax.xml
+        given, tags = form.schemas[part.tool], form.syntax.xml
         style = ArgumentStyle(tags, part.is_loose)
         schema = _of_object(given)
         asked, is_followed = asked_arguments(style, schema, is_loose=part.tool not in form.strict), True
         try:
-            if followed := (await check(asked)).followed:
+            if followed := self._check(asked):
                 schema = orjson.loads(followed)[1]
-        except GrammarError:
+        except RefusedGrammarError:
             if not asked.is_loose:
                 raise
             is_followed = False
-        markers = map(self._marker, form.written.syntax.texts)
+        markers = map(self._marker, form.syntax.texts)
         ids = {marker.text: marker.token_id for marker in markers if marker.token_id is not None}
         return arguments_rule(style, schema if is_followed else None, f"a{place}", ids)
 
-    async def _schema(self, form: CallsForm, name: str, check: Check) -> Schema:
+    def _schema(self, form: CallsForm, name: str) -> Schema:
         """The schema of a tool's arguments. Unless the tool is strict, keywords that no grammar can follow are left
         out, and a schema that is refused without them counts as any object."""
         schema = _of_object(form.schemas[name])
         text = orjson.dumps(schema).decode()
         asked = AskedGrammar("tools", GrammarKind.JSON_SCHEMA, text, is_loose=name not in form.strict)
         try:
-            if followed := (await check(asked)).followed:
+            if followed := self._check(asked):
                 schema = orjson.loads(followed)
-        except GrammarError:
+        except RefusedGrammarError:
             if not asked.is_loose:
                 raise
             schema = dict(ANY_OBJECT)
@@ -147,4 +124,4 @@ class ChatForm:
         return [marker.text if marker.token_id is None else marker for marker in markers]
 
     def _marker(self, text: str) -> Marker:
-        return marker_of(text, self.tokenizer)
+        return Marker(text, self._form.token_ids.get(text))

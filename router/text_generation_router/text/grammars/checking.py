@@ -1,130 +1,146 @@
-"""Checks grammars before their requests are queued: in threads that owners share fairly, each with a deadline."""
+"""Has grammars made and checked in child processes before their requests are queued. Owners share the children."""
 
 import asyncio
+import logging
+import signal
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
 
 import orjson
 
-from text_generation_router.errors import GrammarError
-from text_generation_router.fair_threads import FairThreads
+from text_generation_router.errors import GrammarError, OverloadedError
+from text_generation_router.fair_slots import FairSlots
+from text_generation_router.offload.errors import BusyError, JobError, JobFailedError, JobLostError, JobTimeoutError
+from text_generation_router.offload.pool import PoolLimits, ProcessPool
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.grammars.asked import AskedGrammar, RefusedGrammarError
-from text_generation_router.text.grammars.conversion import converted
-from text_generation_router.text.grammars.loosening import loosened
-from text_generation_router.text.grammars.verification import verify
+from text_generation_router.text.grammars.asked import MadeGrammar, RefusedGrammarError
+from text_generation_router.text.grammars.deaths import DeadlyTexts
+from text_generation_router.text.grammars.forms import WantedGrammar
 
-# Threads that check, of which an owner has one at most, and how far they stand back for tokens; seconds of work after
-# which a check counts as failed.
-THREADS, NICENESS, CHECK_S = 2, 10, 1.0
+logger = logging.getLogger(__name__)
+
+# The module is named and not imported: this process must not load llguidance.
+ENTRY = "text_generation_router.text.grammars.checking_child:make_handlers"
+# Child processes, of which an owner has one at most; seconds of processor time and bytes of memory for one grammar.
+CHILDREN, CHECK_S, MEMORY_BYTES = 2, 1.0, 128 * 2**20
+# Seconds that a job may last on a busy machine, and seconds that it may wait for a child to start.
+JOB_S, START_S = 20.0, 60.0
 # Grammars that are kept, and the most bytes of their texts.
 MAX_KEPT, MAX_KEPT_BYTES = 256, 4 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    grammar: str  # llguidance's JSON text; "" if it is refused
-    refusal: str = ""  # why it is refused
-    left_out: tuple[str, ...] = ()  # names of the schema's keywords that the grammar does not follow
-    followed: str = ""  # the text of what was asked without these; "": the whole text
+class Children(Protocol):
+    async def run(self, name: str, content: bytes, timeout_s: float) -> bytes:
+        """Runs a job in a child process. Raises JobError."""
 
-    @property
-    def size(self) -> int:
-        return len(self.grammar) + len(self.refusal) + len(self.followed)
+    async def all_ready(self) -> None:
+        """Waits until there is a child for each that has died."""
 
 
-def check(asked: AskedGrammar) -> Checked:
-    if not asked.is_loose:
-        return _checked(asked)
-    try:
-        loose, left_out = loosened(asked, lambda one: not _checked(one).refusal)
-    except (RefusedGrammarError, orjson.JSONDecodeError):
-        return _checked(asked)
-    return replace(_checked(loose), left_out=left_out, followed=loose.text if left_out else "")
-
-
-def _checked(asked: AskedGrammar) -> Checked:
-    try:
-        grammar = converted(asked)
-        verify(grammar)
-    except RefusedGrammarError as error:
-        return Checked("", str(error))
-    return Checked(grammar)
+def children_of(folder: Path, num_tokens: int, end_ids: tuple[int, ...]) -> ProcessPool:
+    """The children, which start with the first grammar. `folder`: with the model's tokenizer. `num_tokens`: number of
+    the model's logits or, if that is larger, of the tokenizer's tokens. `end_ids`: the ids that end a text."""
+    limits = PoolLimits(CHILDREN, CHILDREN, START_S, MEMORY_BYTES, cpu_s=CHECK_S)
+    return ProcessPool(ENTRY, orjson.dumps([str(folder.absolute()), num_tokens, end_ids]), limits)
 
 
 class GrammarChecker:
-    """Used in one event loop. Requests for the same grammar share one check, also while it is under way."""
+    """Used in one event loop. Requests that want the same share one check, also while it is under way."""
 
-    def __init__(self, max_waiting: int, check: Callable[[AskedGrammar], Checked] = check) -> None:
+    def __init__(self, children: Children, max_waiting: int) -> None:
         """`max_waiting`: most checks of one tenant that may wait."""
-        self._threads = FairThreads(THREADS, max_waiting, "grammar", max_held=1, niceness=NICENESS)
-        self._check = check
+        self._children = children
+        self._slots = FairSlots(CHILDREN, max_waiting, max_held=1)
         self._kept = KeptGrammars()
-        self._running: dict[bytes, asyncio.Task[Checked]] = {}
+        self._deadly = DeadlyTexts()
+        self._running: dict[bytes, asyncio.Task[MadeGrammar]] = {}
 
-    async def grammar(self, asked: AskedGrammar, share: Share) -> Checked:
-        """The grammar. Raises GrammarError if it is refused, and OverloadedError if too many checks of the tenant
-        wait."""
-        key = sha256(f"{asked.kind}\0{asked.needs_properties}\0{asked.is_loose}\0{asked.text}".encode()).digest()
+    async def grammar(self, wanted: WantedGrammar, share: Share) -> MadeGrammar:
+        """The grammar. Raises GrammarError if it is refused, and
+        OverloadedError if too many checks of the tenant wait."""
+        try:
+            job = wanted.to_json()
+        except RefusedGrammarError as refusal:
+            raise GrammarError(wanted.field, str(refusal)) from None
+        key = sha256(job).digest()
         found = self._kept.get(key)
         if found is None:
             task = self._running.get(key)
             if task is None:
-                task = asyncio.create_task(self._checked(key, asked, share))
+                task = asyncio.create_task(self._checked(key, job, share))
                 self._running[key] = task
             found = await asyncio.shield(task)
         if found.refusal:
-            raise GrammarError(asked.field, found.refusal)
+            raise GrammarError(found.field or wanted.field, found.refusal)
         return found
 
-    async def _checked(self, key: bytes, asked: AskedGrammar, share: Share) -> Checked:
+    async def _checked(self, key: bytes, job: bytes, share: Share) -> MadeGrammar:
         try:
-            found = await self._in_time(asked, share)
-        except TimeoutError:  # the result is not kept, because the machine may have been busy
-            return Checked("", f"the {asked.kind} takes more than {CHECK_S:g} s to check: send a smaller one")
+            if self._deadly.is_refused(key):
+                return _refused("it has ended two processes that compiled it")
+            await self._slots.acquire(share, len(job))
+            try:
+                found = await self._in_child(job)
+            except JobLostError:
+                # The owner keeps its slot meanwhile, so that the other child stays free for others.
+                await self._children.all_ready()
+                raise
+            finally:
+                self._slots.release(share)
+        except JobLostError as error:
+            if error.is_own_fault:
+                self._deadly.note(key)
+            return _refused(_reason(error))
+        except JobFailedError as error:
+            logger.error("a grammar was refused, because its check raised %s", error.reason)
+            return _refused(_reason(error))
+        except (BusyError, JobTimeoutError) as error:  # no child has started, or the machine is too busy for it
+            raise OverloadedError from error
         else:
             self._kept.keep(key, found)
             return found
         finally:
             del self._running[key]
 
-    async def _in_time(self, asked: AskedGrammar, share: Share) -> Checked:
-        """Raises TimeoutError CHECK_S after the check has begun. Its thread goes on until llguidance has finished."""
-        loop, has_begun = asyncio.get_running_loop(), asyncio.Event()
-
-        def work() -> Checked:
-            loop.call_soon_threadsafe(has_begun.set)
-            return self._check(asked)
-
-        job = asyncio.ensure_future(self._threads.run(share, len(asked.text), work))
-        begin = asyncio.ensure_future(has_begun.wait())
+    async def _in_child(self, job: bytes) -> MadeGrammar:
+        """Raises JobError. A child that was killed from outside, such as for the machine's memory, is not the fault of
+        the job, which another child then does; but only once, because the memory may be the job's."""
         try:
-            await asyncio.wait((job, begin), return_when=asyncio.FIRST_COMPLETED)
-            async with asyncio.timeout(CHECK_S):
-                return await job
-        finally:
-            begin.cancel()
-            job.cancel()
+            answer = await self._children.run("check", job, JOB_S)
+        except JobLostError as error:
+            if error.is_own_fault:
+                raise
+            answer = await self._children.run("check", job, JOB_S)
+        return MadeGrammar(**orjson.loads(answer))
 
-    def close(self) -> None:
-        self._threads.close()
+
+def _refused(why: str) -> MadeGrammar:
+    return MadeGrammar("", f"the grammar cannot be compiled: {why}")
+
+
+def _reason(error: JobError) -> str:
+    if isinstance(error, JobLostError) and error.status == -signal.SIGPROF:
+        return f"it takes more than {CHECK_S:g} s: send a smaller one"
+    if isinstance(error, JobFailedError) and error.reason == MemoryError.__name__:
+        return f"it takes more than {MEMORY_BYTES >> 20} MiB: send a smaller one"
+    return "the process that compiles it fails"
 
 
 class KeptGrammars:
     """The results for the grammars that were asked for last, by the digests of what was asked."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[bytes, Checked] = OrderedDict()
+        self._found: OrderedDict[bytes, MadeGrammar] = OrderedDict()
         self._bytes = 0
 
-    def get(self, key: bytes) -> Checked | None:
+    def get(self, key: bytes) -> MadeGrammar | None:
         if (found := self._found.get(key)) is not None:
             self._found.move_to_end(key)
         return found
 
-    def keep(self, key: bytes, found: Checked) -> None:
+    def keep(self, key: bytes, found: MadeGrammar) -> None:
         self._found[key] = found
         self._bytes += found.size
         while len(self._found) > MAX_KEPT or self._bytes > MAX_KEPT_BYTES:

@@ -1,14 +1,13 @@
 """Grammars for what surrounds an answer: reasoning before it, and calls of tools in the form that a model knows.
 
-What they are made of has been checked before, and special tokens have no meaning to a checker without the model's
-vocabulary. So these grammars are not checked a second time.
+What they are made of is checked over a vocabulary of single bytes. Special tokens have a meaning only over the model's
+own vocabulary, with which the whole is compiled.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
-from tokenizers import Tokenizer
 
 from text_generation_router.text.grammars.asked import RefusedGrammarError
 from text_generation_router.text.grammars.call_arguments import DefinedRule
@@ -31,15 +30,6 @@ class Marker:
     def rule(self) -> str:
         """How rules of Lark call it."""
         return literal(self.text) if self.token_id is None else f"<[{self.token_id}]>"
-
-
-def marker_of(text: str, tokenizer: Tokenizer) -> Marker:
-    """The marker for a tokenizer. As for llguidance, tokens that were added in the form `<…>` are special tokens,
-    whatever the tokenizer says: ordinary text does not spell them."""
-    token_id = tokenizer.token_to_id(text)
-    added = tokenizer.get_added_tokens_decoder().get(token_id) if token_id is not None else None
-    is_special = added is not None and (added.special or (text.startswith("<") and text.endswith(">")))
-    return Marker(text, token_id if is_special else None)
 
 
 def after_reasoning(

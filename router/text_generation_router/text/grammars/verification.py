@@ -1,4 +1,4 @@
-"""Asks llguidance whether it can follow a grammar: without the model's tokens, over a vocabulary of single bytes."""
+"""Asks llguidance whether it can follow a grammar: over the model's tokens, or over a vocabulary of single bytes."""
 
 import re
 from functools import cache
@@ -33,9 +33,6 @@ MESSAGES = (
 )  # fmt: skip
 
 
-MASK_WORDS = -(-257 // 32)  # words of 32 bits in a mask of the tokens below
-
-
 class Bytes:
     """A tokenizer with a token for each byte, and one for the end of the text."""
 
@@ -53,31 +50,36 @@ def byte_tokenizer() -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(Bytes()), slices=[])
 
 
-def verify(grammar: str) -> None:
+def verify(grammar: str, tokenizer: LLTokenizer | None = None) -> None:
     """Raises RefusedGrammarError if llguidance cannot follow the grammar, or would pass over a part of it. Its work is
-    bounded by LIMITS."""
+    bounded by LIMITS. Special tokens are refused, also with a `tokenizer` that has them."""
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
     if is_error or messages:
         raise RefusedGrammarError(explained(messages[0]))
-    matcher = LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
+    compile_grammar(grammar, tokenizer or byte_tokenizer())
+
+
+def compile_grammar(grammar: str, tokenizer: LLTokenizer) -> None:
+    """Compiles the grammar as a shard does. Raises RefusedGrammarError."""
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     # The first mask is computed as well: it fails if the grammar has no text, or is too large to be followed. Some that
-    # are too large fail at the first byte only.
+    # are too large fail at the first token only.
     allowed = int.from_bytes(matcher.compute_bitmask(), "little") if not matcher.is_error() else 0
-    byte = (allowed & -allowed).bit_length() - 1  # the lowest allowed
-    if 0 <= byte < Bytes.eos_token_id:
-        _try_byte(matcher, byte)
+    ordinary = allowed & ~sum(1 << end for end in tokenizer.eos_tokens)
+    if ordinary:
+        _try_token(matcher, (ordinary & -ordinary).bit_length() - 1, tokenizer.vocab_size)  # the lowest allowed
     if matcher.is_error():
         raise RefusedGrammarError(explained(matcher.get_error()))
     if not allowed:
         raise RefusedGrammarError(NOTHING)
 
 
-def _try_byte(matcher: LLMatcher, byte: int) -> None:
-    """Lets the matcher read a byte and compute the mask after it; then it is as before, or has failed. Unlike
-    `consume_token`, this does not hold the interpreter lock, for up to 80 ms."""
-    masks = np.empty(2 * MASK_WORDS, np.uint32)
+def _try_token(matcher: LLMatcher, token_id: int, num_tokens: int) -> None:
+    """Lets the matcher read a token and compute the mask after it; then it is as before, or has failed."""
+    words = -(-num_tokens // 32)
+    masks = np.empty(2 * words, np.uint32)
     # llguidance's type stubs lack this method.
-    matcher.unsafe_compute_mask_ptr_with_draft_token(masks.ctypes.data, 4 * MASK_WORDS, [byte])  # type: ignore[attr-defined]
+    matcher.unsafe_compute_mask_ptr_with_draft_token(masks.ctypes.data, 4 * words, [token_id])  # type: ignore[attr-defined]
 
 
 def explained(message: str) -> str:

@@ -10,9 +10,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NAMES, Sampling
 from text_generation_router.errors import GrammarError, TooLongError, ValidationError
+from text_generation_router.offload.tests.in_process import InProcess
 from text_generation_router.scheduling.share import Share
+from text_generation_router.text.grammars import verification
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.checking import GrammarChecker
+from text_generation_router.text.grammars.checking_child import handlers_of
 from text_generation_router.text.length_bound import byte_symbols
 from text_generation_router.text.token_choice import leaves_a_token
 from text_generation_router.text.tokenization import Ids, TextTokenizer
@@ -53,8 +56,12 @@ class Letters:
         return [tuple(map(ord, word)) for word in words]
 
 
+def checker():
+    return GrammarChecker(InProcess(handlers_of(verification.byte_tokenizer())), max_waiting=4)
+
+
 def validate(inputs, tokenizer=None, greedy=False, **parameters):
-    validator = Validator(tokenizer or Letters(), GrammarChecker(max_waiting=4), lambda: LIMITS)
+    validator = Validator(tokenizer or Letters(), checker(), lambda: LIMITS)
     others = {name: value for name, value in parameters.items() if name not in NAMES}
     asked = AskedParameters(AskedSampling.of(parameters, greedy), **others)
     return asyncio.run(validator.validate(Prompt(inputs, asked), Share()))
@@ -293,7 +300,7 @@ def test_a_grammar_that_the_shards_cannot_follow_is_refused_before_the_queue():
     asked = AskedParameters(grammar=AskedGrammar("guided_regex", GrammarKind.REGEX, "a+"))
 
     def grammar(parameters, limits):
-        validator = Validator(Letters(), GrammarChecker(max_waiting=4), lambda: limits)
+        validator = Validator(Letters(), checker(), lambda: limits)
         return asyncio.run(validator.validate(Prompt("a", parameters), Share())).sampling.grammar
 
     assert grammar(asked, LIMITS) and not grammar(AskedParameters(), limits)

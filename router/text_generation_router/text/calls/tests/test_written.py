@@ -6,10 +6,10 @@ import re
 import jsonschema
 import pytest
 
-from text_generation_router.errors import GrammarError
 from text_generation_router.text.calls.formats import CALL_FORMATS
 from text_generation_router.text.calls.tests.walks import Calls, Schema, spelled, tokenizer_of, tool
 from text_generation_router.text.calls.written import WRITTEN_FORMS
+from text_generation_router.text.grammars.asked import RefusedGrammarError
 
 TAGGED = ("qwen3-coder", "seed-oss", "minimax-m2", "glm45")
 PYTHONIC = ("llama4", "lfm2", "olmo3")
@@ -130,7 +130,7 @@ def test_no_value_contains_the_tag_that_ends_it(name: str, kind: str) -> None:
                     break
             matcher = calls.matcher(grammar)
             assert matcher.validate_tokens(wrong) < len(wrong)
-    with pytest.raises(GrammarError, match="the argument `a`: the keyword `patternProperties`"):
+    with pytest.raises(RefusedGrammarError, match="the argument `a`: the keyword `patternProperties`"):
         calls.grammar({"f": {"type": "object", "properties": {"a": open_object}}})
 
 
@@ -179,7 +179,7 @@ def test_what_a_form_cannot_follow_is_refused_by_name_or_counts_as_any_arguments
     for schema, for_tags, for_python in REFUSED:
         words, tools = for_tags if name in TAGGED else for_python, {"f": {"type": "object"} | schema}
         if words:
-            with pytest.raises(GrammarError, match=re.escape(words)):
+            with pytest.raises(RefusedGrammarError, match=re.escape(words)):
                 calls.grammar(tools)
         grammar = calls.grammar(tools, strict=not words)
         rng = random.Random(1)

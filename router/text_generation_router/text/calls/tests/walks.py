@@ -1,6 +1,5 @@
 """Calls that a grammar lets a model write: texts at random, and tools with random schemas. For tests."""
 
-import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -9,13 +8,12 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from text_generation_router.errors import GrammarError
 from text_generation_router.text.calls.formats import CALL_FORMATS, BodyKind, CallFormat
 from text_generation_router.text.calls.reading import Reading
 from text_generation_router.text.calls.written import Arguments, CallNumber, written_calls
-from text_generation_router.text.grammars.asked import AskedGrammar
-from text_generation_router.text.grammars.chat_forms import CallsForm, ChatForm
-from text_generation_router.text.grammars.checking import Checked, check
+from text_generation_router.text.grammars import checking_child
+from text_generation_router.text.grammars.asked import RefusedGrammarError
+from text_generation_router.text.grammars.forms import CallsForm, ChatForm, WantedGrammar
 from text_generation_router.text.grammars.verification import LIMITS
 from text_generation_router.text.pieces import CallArguments, CallStart, merged
 
@@ -64,15 +62,11 @@ class Calls:
     def grammar(
         self, tools: dict[str, Schema], strict: bool = True, several: bool = True, is_required: bool = True
     ) -> str:
-        async def checked(asked: AskedGrammar) -> Checked:
-            found = check(asked)
-            if found.refusal:
-                raise GrammarError(asked.field, found.refusal)
-            return found
-
-        written = written_calls(self.syntax, tuple(tools))
-        form = CallsForm(written, tools, frozenset(tools if strict else ()), is_required, several)
-        return asyncio.run(ChatForm(self._tokenizer, calls=form).grammar(None, checked))
+        form = CallsForm(self.syntax.name, tools, list(tools if strict else ()), is_required, several)
+        made = checking_child.Making(self._matching).made(WantedGrammar(None, ChatForm.of(self._tokenizer, calls=form)))
+        if made.refusal:
+            raise RefusedGrammarError(made.refusal)
+        return made.grammar
 
     def matcher(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._matching, grammar, limits=LIMITS, log_level=0)

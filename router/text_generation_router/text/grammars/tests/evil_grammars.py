@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
-from text_generation_router.text.grammars.checking import check
+from text_generation_router.text.grammars.tests.matching import check
 from text_generation_router.text.grammars.verification import byte_tokenizer
 
 REGEXES = (
@@ -72,6 +72,30 @@ SCHEMAS: tuple[Any, ...] = (
     objects_with(500, {}) | {"required": [f"p{number}" for number in range(500)]},
     {"anyOf": [objects_with(500, {"type": "integer"})] + [objects_with(400, {"type": "null"})] * 2},
 )  # fmt: skip
+
+
+def rule_chain(count: int, link: str, last: str) -> str:
+    """Rules of which each refers to the next one. In `link`, `{0}` is a rule's number and `{1}` the next one's."""
+    lines = ["start: " + link.format(0, 0).partition(":")[0]]
+    return "\n".join([*lines, *(link.format(n, n + 1) for n in range(count)), last.format(count)])
+
+
+# Grammars that end a process which compiles them: llguidance fails at ranges of integers below -2^63, and its chains of
+# rules take the stack of the thread.
+DEADLY_NUMBERS: tuple[Any, ...] = (
+    {"const": -(2**63)}, {"enum": ["x", -(2**63)]}, {"type": "integer", "const": -1e308},
+    {"properties": {"a": {"type": "integer", "minimum": -1e19, "maximum": -1e19}}},
+    {"type": "array", "items": {"anyOf": [{"const": -(2**63)}, {"type": "string"}]}},
+)  # fmt: skip
+DEADLY_RULES = (
+    rule_chain(4500, "a{0}: a{1}", 'a{0}: "x"'), rule_chain(3000, 'a{0}: "y" a{1}?', 'a{0}: "x"'),
+    'start: "a" %json {"const": -9223372036854775808}',
+)  # fmt: skip
+
+
+def deadly() -> Iterator[AskedGrammar]:
+    yield from (AskedGrammar("f", GrammarKind.RULES, text) for text in DEADLY_RULES)
+    yield from (AskedGrammar("f", GrammarKind.JSON_SCHEMA, json.dumps(schema)) for schema in DEADLY_NUMBERS)
 
 
 def grammars() -> Iterator[AskedGrammar]:

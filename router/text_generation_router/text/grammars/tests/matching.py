@@ -8,7 +8,7 @@ import jsonschema
 from llguidance import LLMatcher
 
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
-from text_generation_router.text.grammars.checking import check
+from text_generation_router.text.grammars.checking_child import check
 from text_generation_router.text.grammars.verification import LIMITS, byte_tokenizer
 
 

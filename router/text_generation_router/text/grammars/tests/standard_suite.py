@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
-from text_generation_router.text.grammars.checking import check
-from text_generation_router.text.grammars.tests.matching import matches
+from text_generation_router.text.grammars.tests.matching import check, matches
 
 DRAFT = "draft2020-12"
 

@@ -11,10 +11,9 @@ from text_generation_router.text.calls.formats import CALL_FORMATS
 from text_generation_router.text.calls.tests.walks import Calls, Schema, tokenizer_of
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.call_arguments import ArgumentStyle, asked_arguments
-from text_generation_router.text.grammars.checking import check
 from text_generation_router.text.grammars.keywords import FORMATS, REFUSED, SUPPORTED
 from text_generation_router.text.grammars.rules import MAX_CHARS
-from text_generation_router.text.grammars.tests.matching import problems_of
+from text_generation_router.text.grammars.tests.matching import check, problems_of
 
 STYLES = (ArgumentStyle(CALL_FORMATS["qwen3-coder"].xml), ArgumentStyle())
 ODD = (

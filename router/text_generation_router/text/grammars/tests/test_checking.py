@@ -1,144 +1,254 @@
 import asyncio
 import os
-import threading
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 
+from text_generation_common.grammar_limits import COMPILER_STACK_BYTES
 from text_generation_router.errors import GrammarError, OverloadedError
+from text_generation_router.offload.errors import JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.grammars import checking
-from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
-from text_generation_router.text.grammars.checking import NICENESS, Checked, GrammarChecker, KeptGrammars
+from text_generation_router.text.grammars import checking, deaths
+from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind, MadeGrammar
+from text_generation_router.text.grammars.checking import GrammarChecker, KeptGrammars, children_of
+from text_generation_router.text.grammars.checking_child import NICENESS
+from text_generation_router.text.grammars.deaths import DeadlyTexts
+from text_generation_router.text.grammars.forms import CallsForm, ChatForm, WantedGrammar
+from text_generation_router.text.grammars.tests.evil_grammars import deadly, rule_chain
 
 ASKED = AskedGrammar("regex", GrammarKind.REGEX, "a+")
+DEMO = Path(__file__).parents[5] / "server/text_generation_server/demo_model"
+CANNOT = "`regex`: the grammar cannot be compiled: "
+KILLED, CRASHED, SPENT = (JobLostError(-number) for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGPROF))
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="limits of children are Linux's")
 
 
-class Checks:
-    """Counts the checks, and lets them wait."""
+class Fakes:
+    """Children that are not there. They count the jobs, may let them wait, and raise `failures` first."""
 
-    def __init__(self, waits: bool = False) -> None:
-        self.done: list[str] = []
-        self.may_end = threading.Event()
+    def __init__(self, *failures: Exception, waits: bool = False) -> None:
+        self.begun: list[str] = []
+        self.failures = list(failures)
+        self.may_end, self.are_ready = asyncio.Event(), asyncio.Event()
+        self.are_ready.set()
         if not waits:
             self.may_end.set()
 
-    def __call__(self, asked: AskedGrammar) -> Checked:
-        self.may_end.wait(20)
-        self.done.append(asked.text)
-        return Checked("", "bad") if asked.text == "bad" else Checked(f"checked {asked.text}")
+    async def run(self, name: str, content: bytes, timeout_s: float) -> bytes:
+        wanted = WantedGrammar.of_json(content)
+        text = wanted.asked.text if wanted.asked is not None else "calls"
+        self.begun.append(text)
+        await self.may_end.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        return orjson.dumps(MadeGrammar("", "bad") if text == "bad" else MadeGrammar(f"checked {text}"))
+
+    async def all_ready(self) -> None:
+        await self.are_ready.wait()
+
+
+def checking_with(fakes: Fakes) -> Callable[..., Awaitable[str]]:
+    checker = GrammarChecker(fakes, max_waiting=3)
+
+    async def grammar(owner: str = "", **changed: Any) -> str:
+        return (await checker.grammar(WantedGrammar(replace(ASKED, **changed)), Share(owner=owner))).grammar
+
+    return grammar
+
+
+async def refusal(grammar: Callable[..., Awaitable[str]], **changed: Any) -> str:
+    with pytest.raises(GrammarError) as refused:
+        await grammar(**changed)
+    assert refused.value.param == changed.get("field", ASKED.field)
+    return refused.value.text.removeprefix("Input validation error: ")
 
 
 def test_equal_grammars_are_checked_once_also_at_the_same_time():
-    checks = Checks()
+    async def run() -> None:
+        fakes = Fakes()
+        grammar = checking_with(fakes)
+        first = await asyncio.gather(*(grammar(f"{n}") for n in range(9)))
+        assert {*first, await grammar(field="guided_regex")} == {"checked a+"}
+        assert fakes.begun == ["a+"]
 
-    async def run():
-        checker = GrammarChecker(4, checks)
-        first = await asyncio.gather(*(checker.grammar(ASKED, Share(owner=f"{n}")) for n in range(9)))
-        return {*first, await checker.grammar(replace(ASKED, field="guided_regex"), Share())}
-
-    assert asyncio.run(run()) == {Checked("checked a+")}
-    assert checks.done == ["a+"]
+    asyncio.run(run())
 
 
 def test_a_refusal_names_the_field_of_each_request():
-    checks = Checks()
+    async def run() -> None:
+        fakes = Fakes()
+        grammar = checking_with(fakes)
+        fields = ("regex", "structured_outputs.regex", "grammar")
+        assert [await refusal(grammar, field=field, text="bad") for field in fields] == [
+            "`regex`: bad",
+            "`structured_outputs.regex`: bad",
+            "grammar is not valid: bad",
+        ]
+        assert fakes.begun == ["bad"]
 
-    async def refusal(checker, field):
-        with pytest.raises(GrammarError) as refused:
-            await checker.grammar(replace(ASKED, field=field, text="bad"), Share())
-        return refused.value.text, refused.value.param
-
-    async def run():
-        checker = GrammarChecker(4, checks)
-        return [await refusal(checker, field) for field in ("regex", "structured_outputs.regex", "grammar")]
-
-    assert asyncio.run(run()) == [
-        ("Input validation error: `regex`: bad", "regex"),
-        ("Input validation error: `structured_outputs.regex`: bad", "structured_outputs.regex"),
-        ("Input validation error: grammar is not valid: bad", "grammar"),
-    ]
-    assert checks.done == ["bad"]
+    asyncio.run(run())
 
 
 def test_what_differs_is_checked_apart():
-    checks = Checks()
+    calls = CallsForm("hermes", {"f": None}, [], is_required=True, several=True)
     others = [ASKED, replace(ASKED, text="b"), replace(ASKED, kind=GrammarKind.RULES)]
-    others.append(replace(ASKED, needs_properties=True))
+    wanted = [
+        WantedGrammar(asked)
+        for asked in (*others, replace(ASKED, needs_properties=True), replace(ASKED, is_loose=True))
+    ]
+    wanted += [WantedGrammar(None, ChatForm(None, calls, ids)) for ids in ({}, {"<tool_call>": 7})]
 
-    async def run():
-        checker = GrammarChecker(4, checks)
-        for asked in others:
-            await checker.grammar(asked, Share())
+    async def run() -> None:
+        fakes = Fakes()
+        checker = GrammarChecker(fakes, 4)
+        for each in wanted * 2:
+            await checker.grammar(each, Share())
+        assert len(fakes.begun) == len(wanted)
 
     asyncio.run(run())
-    assert len(checks.done) == len(others)
+
+
+def test_what_is_wanted_reaches_a_child_as_it_is():
+    schemas = {"b": {"type": "object"}, "a": None}
+    calls = CallsForm("qwen3-coder", schemas, ["b"], is_required=False, several=True)
+    wanted = WantedGrammar(replace(ASKED, field="", is_loose=True), ChatForm(None, calls, {"</tool_call>": 5}))
+    assert WantedGrammar.of_json(wanted.to_json()) == wanted
+
+
+def test_a_text_that_is_not_unicode_or_too_deep_is_refused():
+    deep: Any = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    calls = CallsForm("hermes", {"f": deep}, [], is_required=True, several=True)
+
+    async def run() -> None:
+        checker = GrammarChecker(Fakes(), 4)
+        for wanted in (WantedGrammar(replace(ASKED, text="\ud800")), WantedGrammar(None, ChatForm(None, calls, {}))):
+            with pytest.raises(GrammarError, match=f"`{wanted.field}`: it is not valid Unicode, or has more than 64"):
+                await checker.grammar(wanted, Share())
+
+    asyncio.run(run())
 
 
 def test_a_caller_that_leaves_does_not_end_the_check_of_another():
-    checks = Checks(waits=True)
-
-    async def run():
-        checker = GrammarChecker(4, checks)
-        first, second = (asyncio.ensure_future(checker.grammar(ASKED, Share())) for _ in range(2))
+    async def run() -> str:
+        fakes = Fakes(waits=True)
+        grammar = checking_with(fakes)
+        first, second = (asyncio.ensure_future(grammar()) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
         await asyncio.sleep(0)
-        checks.may_end.set()
+        fakes.may_end.set()
         return await second
 
-    assert asyncio.run(run()) == Checked("checked a+")
+    assert asyncio.run(run()) == "checked a+"
 
 
-def test_a_check_that_takes_too_long_is_refused_and_tried_anew_later(monkeypatch):
-    monkeypatch.setattr(checking, "CHECK_S", 0.01)
-    checks = Checks(waits=True)
-
-    async def run():
-        checker = GrammarChecker(4, checks)
-        with pytest.raises(GrammarError, match=r"`regex`: the regular expression takes more than 0\.01 s to check"):
-            await checker.grammar(ASKED, Share())
-        checks.may_end.set()
-        monkeypatch.setattr(checking, "CHECK_S", 20.0)
-        return await checker.grammar(ASKED, Share())
-
-    assert asyncio.run(run()) == Checked("checked a+")
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():
-            await asyncio.sleep(0.001)
-
-
-def test_an_owner_has_one_thread_and_a_tenant_few_places():
-    began, may_end = [], threading.Event()
-
-    def check(asked: AskedGrammar) -> Checked:
-        began.append((asked.text, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
-        may_end.wait(20)
-        return Checked("x")
-
-    async def run():
-        checker = GrammarChecker(3, check)
-
-        def ask(text, owner):
-            return asyncio.ensure_future(checker.grammar(replace(ASKED, text=text), Share(owner=owner)))
-
-        busy = [ask(f"crowd {n}", "crowd") for n in range(4)]
-        await until(lambda: began)
+def test_an_owner_has_one_child_and_a_tenant_few_places():
+    async def run() -> None:
+        fakes = Fakes(waits=True)
+        grammar = checking_with(fakes)
+        busy = [asyncio.ensure_future(grammar("crowd", text=f"crowd {n}")) for n in range(4)]
+        await asyncio.sleep(0.01)
         with pytest.raises(OverloadedError):
-            await ask("one too many", "crowd")
-        other = ask("other", "other")
-        await until(lambda: len(began) > 1)
-        may_end.set()
+            await grammar("crowd", text="one too many")
+        other = asyncio.ensure_future(grammar("other", text="other"))
+        await asyncio.sleep(0.01)
+        assert fakes.begun == ["crowd 0", "other"]
+        fakes.may_end.set()
         await asyncio.gather(*busy, other)
 
     asyncio.run(run())
-    assert [text for text, _ in began[:2]] == ["crowd 0", "other"] and len(began) == 5
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
-    assert {niceness for _, niceness in began} == {max(usual, NICENESS)}
+
+
+def test_an_owner_whose_text_killed_a_child_has_no_other_one_before_there_is_a_new_one():
+    async def run() -> None:
+        fakes = Fakes(CRASHED)
+        fakes.are_ready.clear()
+        grammar = checking_with(fakes)
+        deadly, next_one = (asyncio.ensure_future(grammar("a", text=text)) for text in ("deadly", "next"))
+        await asyncio.sleep(0.01)
+        assert await grammar("b", text="other") == "checked other"
+        assert fakes.begun == ["deadly", "other"]
+        fakes.are_ready.set()
+        with pytest.raises(GrammarError):
+            await deadly
+        assert await next_one == "checked next"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (CRASHED, "the process that compiles it fails"),
+        (SPENT, "it takes more than 1 s: send a smaller one"),
+    ],
+    ids=["crashed", "spent"],
+)
+def test_a_text_at_which_two_children_died_is_refused_at_once(failure, words):
+    async def run() -> None:
+        fakes = Fakes(failure, failure)
+        grammar = checking_with(fakes)
+        for _ in range(2):
+            assert await refusal(grammar) == CANNOT + words
+        refused = CANNOT + "it has ended two processes that compiled it"
+        assert await refusal(grammar) == refused
+        assert fakes.begun == ["a+"] * 2
+        assert await grammar(text="b") == "checked b"
+
+    asyncio.run(run())
+
+
+def test_a_child_that_was_killed_is_not_the_texts_fault_but_the_text_is_tried_once_more_only():
+    async def run() -> None:
+        fakes = Fakes(KILLED, KILLED, KILLED, KILLED, KILLED)
+        grammar = checking_with(fakes)
+        for _ in range(2):
+            assert await refusal(grammar) == CANNOT + "the process that compiles it fails"
+        assert await grammar() == "checked a+"
+        assert fakes.begun == ["a+"] * 6
+
+    asyncio.run(run())
+
+
+def test_other_failures_have_their_own_words_and_are_tried_anew():
+    async def run() -> None:
+        fakes = Fakes(JobFailedError("MemoryError"), JobFailedError("TypeError"), JobTimeoutError())
+        grammar = checking_with(fakes)
+        assert await refusal(grammar) == CANNOT + "it takes more than 128 MiB: send a smaller one"
+        assert await refusal(grammar) == CANNOT + "the process that compiles it fails"
+        with pytest.raises(OverloadedError):
+            await grammar()
+        assert await grammar() == "checked a+"
+
+    asyncio.run(run())
+
+
+def test_deaths_are_forgotten_after_a_while_and_bounded_in_number(monkeypatch):
+    monkeypatch.setattr(deaths, "MAX_TEXTS", 3)
+    now = [0.0]
+    texts = DeadlyTexts(lambda: now[0])
+    for digest in (b"a", b"a", b"b"):
+        texts.note(digest)
+    assert texts.is_refused(b"a") and not texts.is_refused(b"b")
+    now[0] = 599.0
+    assert texts.is_refused(b"a")
+    texts.note(b"b")
+    now[0] = 601.0
+    assert texts.is_refused(b"b") and not texts.is_refused(b"a")
+    texts.note(b"a")
+    assert not texts.is_refused(b"a")  # the earlier deaths are forgotten
+    for digest in (b"c", b"d"):
+        texts.note(digest)
+    assert len(texts) == 3 and not texts.is_refused(b"b")
 
 
 def test_kept_grammars_are_bounded_in_number_and_bytes(monkeypatch):
@@ -146,11 +256,83 @@ def test_kept_grammars_are_bounded_in_number_and_bytes(monkeypatch):
     monkeypatch.setattr(checking, "MAX_KEPT_BYTES", 10)
     kept = KeptGrammars()
     for name in "abc":
-        kept.keep(name.encode(), Checked("xx"))
+        kept.keep(name.encode(), MadeGrammar("xx"))
     assert kept.get(b"a")  # which is now the last that was used
-    kept.keep(b"d", Checked("xx"))
+    kept.keep(b"d", MadeGrammar("xx"))
     assert [bool(kept.get(name)) for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
-    kept.keep(b"e", Checked("x" * 9))
+    kept.keep(b"e", MadeGrammar("x" * 9))
     assert [bool(kept.get(name)) for name in (b"a", b"c", b"d", b"e")] == [False, False, False, True]
-    kept.keep(b"f", Checked("x" * 11))
+    kept.keep(b"f", MadeGrammar("x" * 11))
     assert kept.get(b"f") is None and kept.get(b"e") is None
+
+
+def with_children(test: Callable[[GrammarChecker], Awaitable[None]]) -> None:
+    async def run() -> None:
+        children = children_of(DEMO, 2048, (0,))
+        try:
+            await test(GrammarChecker(children, 64))
+        finally:
+            await children.close()
+
+    asyncio.run(run())
+
+
+@linux_only
+def test_a_grammar_that_kills_its_child_is_refused_and_costs_no_other_owner_anything():
+    gbnf = "root ::= a0\n" + rule_chain(4500, "a{0} ::= a{1}", 'a{0} ::= "x"').partition("\n")[2]
+    every = [*deadly(), AskedGrammar("f", GrammarKind.RULES, gbnf)]
+
+    async def test(checker: GrammarChecker) -> None:
+        async def others() -> list[str]:
+            return [
+                await checker.grammar(WantedGrammar(replace(ASKED, text=f"{n}")), Share("other")) for n in range(40)
+            ]
+
+        waiting = asyncio.create_task(others())
+        for asked in every:
+            with pytest.raises(GrammarError, match=r"cannot be compiled: (the process|it takes more than 1 s)"):
+                await checker.grammar(WantedGrammar(asked), Share("attacker"))
+        assert len(await waiting) == 40
+
+    with_children(test)
+
+
+@linux_only
+def test_a_child_stands_back_for_tokens_and_has_half_a_shards_stack():
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    expected = (f"Max stack size {COMPILER_STACK_BYTES // 2}", min(19, usual + NICENESS))
+
+    def facts(pid: int) -> tuple[str, int]:
+        limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        stack = next(line.split() for line in limits if line.startswith("Max stack size"))
+        return " ".join(stack[:4]), os.getpriority(os.PRIO_PROCESS, pid)
+
+    async def test(checker: GrammarChecker) -> None:
+        await checker.grammar(WantedGrammar(ASKED), Share())
+        children = map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+        ours = [pid for pid in children if b"checking_child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        async with asyncio.timeout(20):
+            while not ours or {*map(facts, ours)} != {expected}:  # a child that still starts has them soon
+                await asyncio.sleep(0.01)
+
+    with_children(test)
+
+
+IN_A_SHARDS_THREAD = """
+import sys, threading
+from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
+from text_generation_router.text.grammars.checking_child import check
+threading.stack_size(int(sys.argv[1]))
+thread = threading.Thread(target=check, args=(AskedGrammar("f", GrammarKind.RULES, sys.stdin.read()),))
+thread.start()
+thread.join()
+"""
+
+
+@linux_only
+def test_a_shards_thread_has_stack_to_spare_for_every_chain_that_a_child_takes():
+    """The grammar that one child refuses, because its stack is too small, compiles in the shard."""
+    rules = rule_chain(4500, "a{0}: a{1}", 'a{0}: "x"')
+    assert rules in [asked.text for asked in deadly()]
+    program = (sys.executable, "-c", IN_A_SHARDS_THREAD, str(COMPILER_STACK_BYTES))
+    subprocess.run(program, input=rules, text=True, check=True)

@@ -14,15 +14,19 @@ from text_generation_router.text.grammars.combined import (
     Marker,
     Schema,
     after_reasoning,
-    marker_of,
     tool_calls_grammar,
 )
+from text_generation_router.text.grammars.forms import special_id
 from text_generation_router.text.grammars.tests.matching import grammar_of
 from text_generation_router.text.grammars.verification import LIMITS
 
 DEMO = Path(__file__).parents[5] / "server/text_generation_server/demo_model/tokenizer.json"
 SPECIAL = ("<think>", "</think>", "[CALL]")
 EOS = 0
+
+
+def marker_of(text: str, tokenizer: Tokenizer) -> Marker:
+    return Marker(text, special_id(text, tokenizer))
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from text_generation_router.text.grammars.asked import MAX_BYTES, AskedGrammar, GrammarKind
-from text_generation_router.text.grammars.checking import check
 from text_generation_router.text.grammars.tests import evil_grammars
 from text_generation_router.text.grammars.tests.evil_grammars import grammars
+from text_generation_router.text.grammars.tests.matching import check
 
 # Seconds of work that fail the test: several times what the slowest grammar took where it was measured, 0.25 s.
 MOST_S, MOST_MIB = 2.0, 64

@@ -7,7 +7,7 @@ import pytest
 from text_generation_router.text.calls.formats import CALL_FORMATS
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.call_arguments import ArgumentStyle, asked_arguments
-from text_generation_router.text.grammars.checking import check
+from text_generation_router.text.grammars.checking_child import check
 from text_generation_router.text.grammars.keywords import OTHER_FORMATS, REFUSED
 from text_generation_router.text.grammars.tests.make_schemas import UNSUPPORTED
 from text_generation_router.text.grammars.tests.matching import matches

@@ -1,0 +1,106 @@
+"""The program of a child process that makes and checks grammars. llguidance, which is native code, reads there what a
+client has sent, and may end the process: only what the child has compiled reaches a shard.
+
+A job is a WantedGrammar as JSON. An answer is a MadeGrammar as JSON.
+"""
+
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+import orjson
+from llguidance import LLTokenizer
+
+from text_generation_common.grammar_limits import COMPILER_STACK_BYTES
+from text_generation_common.grammar_tokens import read_grammar_tokens
+from text_generation_common.model_files import read_model_file
+from text_generation_router.offload.child import Handler
+from text_generation_router.text.grammars.asked import AskedGrammar, MadeGrammar, RefusedGrammarError
+from text_generation_router.text.grammars.chat_forms import ChatGrammar
+from text_generation_router.text.grammars.conversion import converted
+from text_generation_router.text.grammars.forms import WantedGrammar
+from text_generation_router.text.grammars.loosening import loosened
+from text_generation_router.text.grammars.verification import compile_grammar, verify
+
+# How far the process stands back for tokens: 0 to 19.
+NICENESS = 10
+# A shard's thread has twice this stack for the same grammar.
+STACK_BYTES = COMPILER_STACK_BYTES // 2
+
+
+def make_handlers(setup: bytes) -> Mapping[str, Handler]:
+    os.nice(NICENESS)
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, hard))
+    folder, count, end_ids = orjson.loads(setup)
+    text = read_model_file(Path(folder) / "tokenizer.json").decode()
+    return handlers_of(read_grammar_tokens(text, count, end_ids))
+
+
+def handlers_of(tokenizer: LLTokenizer) -> Mapping[str, Handler]:
+    return {"check": lambda content: orjson.dumps(Making(tokenizer).made(WantedGrammar.of_json(content)))}
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    grammar: str  # llguidance's JSON text; "" if it is refused
+    refusal: str = ""  # why it is refused
+    left_out: tuple[str, ...] = ()  # names of the schema's keywords that the grammar does not follow
+    followed: str = ""  # the text of what was asked without these; "": the whole text
+
+
+class Making:
+    """Makes the grammar of one request."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._left_out: list[tuple[str, str]] = []
+
+    def made(self, wanted: WantedGrammar) -> MadeGrammar:
+        try:
+            return MadeGrammar(self._grammar(wanted), left_out=self._left_out)
+        except RefusedGrammarError as refusal:
+            return MadeGrammar("", str(refusal), refusal.field)
+
+    def _grammar(self, wanted: WantedGrammar) -> str:
+        if wanted.form is None:
+            assert wanted.asked is not None
+            return self._checked(wanted.asked, self._tokenizer).grammar
+        answer = None if wanted.asked is None else self._checked(wanted.asked).grammar
+        grammar = ChatGrammar(wanted.form, lambda asked: self._checked(asked).followed).of(answer)
+        compile_grammar(grammar, self._tokenizer)
+        return grammar
+
+    def _checked(self, asked: AskedGrammar, tokenizer: LLTokenizer | None = None) -> Checked:
+        """Raises RefusedGrammarError."""
+        found = check(asked, tokenizer)
+        if found.refusal:
+            if asked.is_loose:  # any arguments are taken, or the request is refused
+                self._left_out.append((asked.field, "parameters"))
+            raise RefusedGrammarError(found.refusal, asked.field)
+        self._left_out += ((asked.field, name) for name in found.left_out)
+        return found
+
+
+def check(asked: AskedGrammar, tokenizer: LLTokenizer | None = None) -> Checked:
+    """What was asked, over the tokens of `tokenizer` or single bytes."""
+    attempt = cache(partial(_attempt, tokenizer=tokenizer))
+    if not asked.is_loose:
+        return attempt(asked)
+    try:
+        loose, left_out = loosened(asked, lambda one: not attempt(one).refusal)
+    except (RefusedGrammarError, orjson.JSONDecodeError):
+        return attempt(asked)
+    return replace(attempt(loose), left_out=left_out, followed=loose.text if left_out else "")
+
+
+def _attempt(asked: AskedGrammar, tokenizer: LLTokenizer | None) -> Checked:
+    try:
+        grammar = converted(asked)
+        verify(grammar, tokenizer)
+    except RefusedGrammarError as refusal:
+        return Checked("", str(refusal))
+    return Checked(grammar)
