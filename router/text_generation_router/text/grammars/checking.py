@@ -47,7 +47,8 @@ def children_of(folder: Path, num_tokens: int, end_ids: tuple[int, ...]) -> Proc
 
 
 class GrammarChecker:
-    """Used in one event loop. Requests that want the same share one check, also while it is under way."""
+    """Used in one event loop. Requests of one tenant that want the same share one check, also while it is under way.
+    Each tenant waits for a slot of its own and is charged for it, so that no limit of one tenant refuses another."""
 
     def __init__(self, children: Children, max_waiting: int) -> None:
         """`max_waiting`: most checks of one tenant that may wait."""
@@ -55,7 +56,7 @@ class GrammarChecker:
         self._slots = FairSlots(CHILDREN, max_waiting, max_held=1)
         self._kept = KeptGrammars()
         self._deadly = DeadlyTexts()
-        self._running: dict[bytes, asyncio.Task[MadeGrammar]] = {}
+        self._running: dict[tuple[bytes, Share], asyncio.Task[MadeGrammar]] = {}
 
     async def grammar(self, wanted: WantedGrammar, share: Share) -> MadeGrammar:
         """The grammar. Raises GrammarError if it is refused, and
@@ -67,10 +68,10 @@ class GrammarChecker:
         key = sha256(job).digest()
         found = self._kept.get(key)
         if found is None:
-            task = self._running.get(key)
+            task = self._running.get((key, share))
             if task is None:
                 task = asyncio.create_task(self._checked(key, job, share))
-                self._running[key] = task
+                self._running[key, share] = task
             found = await asyncio.shield(task)
         if found.refusal:
             raise GrammarError(found.field or wanted.field, found.refusal)
@@ -82,7 +83,7 @@ class GrammarChecker:
                 return _refused("it has ended two processes that compiled it")
             await self._slots.acquire(share, len(job))
             try:
-                found = await self._in_child(job)
+                found = self._kept.get(key) or await self._in_child(job)
             except JobLostError:
                 # The owner keeps its slot meanwhile, so that the other child stays free for others.
                 await self._children.all_ready()
@@ -102,7 +103,7 @@ class GrammarChecker:
             self._kept.keep(key, found)
             return found
         finally:
-            del self._running[key]
+            del self._running[key, share]
 
     async def _in_child(self, job: bytes) -> MadeGrammar:
         """Raises JobError. A child that was killed from outside, such as for the machine's memory, is not the fault of
@@ -141,6 +142,8 @@ class KeptGrammars:
         return found
 
     def keep(self, key: bytes, found: MadeGrammar) -> None:
+        if key in self._found:  # two tenants have wanted it at the same time
+            return
         self._found[key] = found
         self._bytes += found.size
         while len(self._found) > MAX_KEPT or self._bytes > MAX_KEPT_BYTES:

@@ -74,9 +74,26 @@ def test_equal_grammars_are_checked_once_also_at_the_same_time():
     async def run() -> None:
         fakes = Fakes()
         grammar = checking_with(fakes)
-        first = await asyncio.gather(*(grammar(f"{n}") for n in range(9)))
-        assert {*first, await grammar(field="guided_regex")} == {"checked a+"}
+        first = await asyncio.gather(*(grammar() for n in range(9)))
+        assert {*first, await grammar("other", field="guided_regex")} == {"checked a+"}
         assert fakes.begun == ["a+"]
+
+    asyncio.run(run())
+
+
+def test_a_tenant_does_not_wait_behind_anothers_for_the_same_grammar_and_is_charged_for_its_own():
+    async def run() -> None:
+        fakes = Fakes(waits=True)
+        grammar = checking_with(fakes)
+        crowd = [asyncio.ensure_future(grammar("crowd", text=f"crowd {n}")) for n in range(4)]
+        await asyncio.sleep(0.01)
+        other = asyncio.ensure_future(grammar("other", text="crowd 3"))
+        await asyncio.sleep(0.01)
+        assert fakes.begun == ["crowd 0", "crowd 3"]
+        fakes.may_end.set()
+        assert await other == "checked crowd 3"
+        await asyncio.gather(*crowd)
+        assert sorted(fakes.begun) == [f"crowd {n}" for n in range(4)]  # what is known then is not checked again
 
     asyncio.run(run())
 
