@@ -1,5 +1,6 @@
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from text_generation_router.text.grammars.checking_child import NICENESS
 from text_generation_router.text.grammars.deaths import DeadlyTexts
 from text_generation_router.text.grammars.forms import CallsForm, ChatForm, WantedGrammar
 from text_generation_router.text.grammars.tests.evil_grammars import deadly, rule_chain
+from text_generation_router.text.grammars.tests.random_grammars import draw
 
 ASKED = AskedGrammar("regex", GrammarKind.REGEX, "a+")
 DEMO = Path(__file__).parents[5] / "server/text_generation_server/demo_model"
@@ -312,6 +314,28 @@ def test_a_grammar_that_kills_its_child_is_refused_and_costs_no_other_owner_anyt
         assert len(await waiting) == 40
 
     with_children(test)
+
+
+@linux_only
+def test_random_grammars_are_taken_or_refused(caplog):
+    """`make fuzz-grammars` has more of them."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+
+    async def test(checker: GrammarChecker) -> None:
+        rng = random.Random(seed)
+        ends: list[bool] = []
+        for _ in range(300):
+            try:
+                await checker.grammar(draw(rng).wanted, Share())
+            except GrammarError:
+                ends.append(False)
+            else:
+                ends.append(True)
+        assert {*ends} == {True, False}
+
+    with_children(test)
+    assert [record.message for record in caplog.records if "check raised" in record.message] == []
 
 
 @linux_only
