@@ -26,7 +26,7 @@ ENTRY = "text_generation_router.text.grammars.checking_child:make_handlers"
 # Child processes, of which an owner has one at most; seconds of processor time and bytes of memory for one grammar.
 CHILDREN, CHECK_S, MEMORY_BYTES = 2, 1.0, 128 * 2**20
 # Seconds that a job may last on a busy machine, and seconds that it may wait for a child to start.
-JOB_S, START_S = 20.0, 60.0
+JOB_S, START_S = 60.0, 60.0
 # Grammars that are kept, and the most bytes of their texts.
 MAX_KEPT, MAX_KEPT_BYTES = 256, 4 * 2**20
 
