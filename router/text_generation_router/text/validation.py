@@ -25,7 +25,7 @@ from text_generation_router.text.grammars.forms import ChatForm, WantedGrammar
 from text_generation_router.text.output import TextRules
 from text_generation_router.text.pieces import PieceReader
 from text_generation_router.text.token_choice import Check, choice_checks, ids_of_bad_words, list_checks
-from text_generation_router.text.tokenization import Ids, TextTokenizer
+from text_generation_router.text.tokenization import COUNTED, Ids, TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class Validator:
         if prompt.ids is not None:
             return Ids.of(_truncated(prompt.ids, parameters))
         fewest = self._fewest_tokens(prompt)
-        if fewest > limits.max_input_tokens:
+        if fewest > COUNTED * limits.max_input_tokens:
             return Ids((), fewest, is_exact=False)
         keeps_first = parameters.truncate is not None and not parameters.keeps_last
         keep_last = None if keeps_first else parameters.truncate

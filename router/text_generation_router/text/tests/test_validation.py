@@ -276,11 +276,11 @@ def test_a_request_is_refused_if_and_only_if_some_history_leaves_no_token(words,
 def test_prompts_that_are_certainly_too_long_are_refused_before_tokenizing():
     tokenizer = Letters()
     tokenizer.max_chars_per_token = 3
-    with pytest.raises(ValidationError, match="Given: 11 or more"):
-        validate("x" * 31, tokenizer)
+    with pytest.raises(ValidationError, match="Given: 41 or more"):
+        validate("x" * 121, tokenizer)
     assert tokenizer.encoded == 0
     with pytest.raises(ValidationError):
-        validate("x" * 30, tokenizer)
+        validate("x" * 120, tokenizer)
     assert tokenizer.encoded == 1
     assert validate("x" * 999, tokenizer, truncate=3).input_ids == (ord("x"),) * 3
 

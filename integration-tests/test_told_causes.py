@@ -1,0 +1,277 @@
+"""Every cause of the router's tree of errors, made by real requests to a whole server: the names and numbers that a
+refusal tells are those of its request, in the dialect of its route."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import mutants
+import pytest
+from scale import SHORT
+from server_process import ServerProcess
+
+from text_generation_router import errors
+
+KEY = {"authorization": "Bearer a-key"}
+USER = {"role": "user", "content": "Hi"}
+BODIES: dict[str, dict[str, Any]] = {
+    "/generate": {"inputs": "Hi"},
+    "/generate_stream": {"inputs": "Hi"},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": [USER], "max_tokens": 1},
+}
+NATIVE, _, COMPLETION, CHAT, RESPONSES, MESSAGES = BODIES
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+SCHEMA = {"type": "foo"}
+FORMAT = {"type": "json_schema", "name": "a", "schema": SCHEMA}
+NOT_FOUND = "Tool with name any not found"
+WRONG_TYPE = "the schema's keyword `type` must be a type's name or a list of them"
+MAX_CONCURRENT = 1
+Fields = dict[str, Any]
+# By the name of its class: for each route, or for "" all of them, the fields that cause it, what it tells, and the
+# field that is wrong in OpenAI's words.
+CAUSES: dict[str, dict[str, tuple[Fields, str, str | None]]] = {
+    "ValidationError": {"": ({"temperature": -1.0}, "`temperature` must be strictly positive", "temperature")},
+    "UnsupportedParameterError": {
+        NATIVE: ({"use_beam_search": True}, "`use_beam_search` is not supported", None),
+        COMPLETION: ({"use_beam_search": True}, "`use_beam_search` is not supported", "use_beam_search"),
+        CHAT: ({"audio": {"voice": "a"}}, "`audio` is not supported", "audio"),
+        RESPONSES: ({"background": True}, "`background` is not supported", "background"),
+        MESSAGES: ({"mcp_servers": [{"a": 1}]}, "`mcp_servers` is not supported", None),
+    },
+    "UnknownParameterError": {
+        "": ({"temprature": 1}, "temprature` is not a field of this route: did you mean `", "temprature")
+    },
+    "GrammarError": {
+        NATIVE: ({"grammar": {"type": "json", "value": {"properties": {"a": SCHEMA}}}}, WRONG_TYPE, None),
+        COMPLETION: ({"guided_json": SCHEMA}, f"`guided_json`: {WRONG_TYPE}", "guided_json"),
+        CHAT: (
+            {"response_format": {"type": "json_schema", "json_schema": {"strict": True, **FORMAT}}},
+            f"`response_format`: {WRONG_TYPE}",
+            "response_format",
+        ),
+        RESPONSES: ({"text": {"format": FORMAT | {"strict": True}}}, f"`text.format`: {WRONG_TYPE}", "text.format"),
+        MESSAGES: ({"output_config": {"format": FORMAT}}, f"`output_config.format`: {WRONG_TYPE}", None),
+    },
+    "UnknownModelError": {
+        route: ({"model": "nope"}, "The model `nope` does not exist here", "model") for route in list(BODIES)[2:]
+    },
+    "TemplateError": {CHAT: ({"documents": [{"text": "a"}]}, "no place for `documents`", "documents")},
+    "ToolError": {
+        CHAT: ({"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "any"}, NOT_FOUND, "tool_choice"),
+        RESPONSES: ({"tools": [{"type": "function", **FUNCTION}], "tool_choice": "any"}, NOT_FOUND, "tool_choice"),
+        MESSAGES: (
+            {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "any"}},
+            NOT_FOUND,
+            None,
+        ),
+    },
+    "SuffixError": {COMPLETION: ({"suffix": "x"}, "Suffix is not supported", "suffix")},
+    "TooManyPromptsError": {COMPLETION: ({"prompt": ["a"] * 5}, "maximum allowed batch size of 4", "prompt")},
+    "UnprocessableError": {"": ({"seed": "x"}, "seed: Input should be a valid integer", "seed")},
+}
+# What causes no refusal of a body, by the headers or the path of a request, in `test_what_surrounds_a_body_is_refused`.
+AROUND = {"UnauthorizedError", "NoSuchRouteError", "MethodError", "UnsupportedMediaTypeError", "PayloadTooLargeError",
+          "InvalidJsonError", "HeadersTooLargeError", "DeadlineError", "OverloadedError", "TooLongError",
+          "EncodedBodyError"}  # fmt: skip
+# Causes that are not in a request, and where a test makes them.
+ELSEWHERE = {
+    "BodyError": "the parent of others",
+    "InternalError": "a mistake of ours: no request is known that causes it",
+    "GenerationError": "a request that kills shards: poison.py",
+    "IncompleteGenerationError": "the end of the server: router http/tests/test_graceful_stop.py",
+    "IncompleteStreamError": "the same in a stream",
+    "ShuttingDownError": "the end of the server: router http/tests/test_graceful_stop.py",
+    "UnhealthyError": "a dead shard: kills.py",
+    "TooManyConnectionsError": "thousands of connections: router http/tests",
+    "RequestTimeoutError": "a body that does not arrive: router http/tests",
+    "InvalidRequestError": "bytes that are not HTTP: router http/tests",
+    "CodingError": "chunks in a coding: router http/tests",
+    "PipelineError": "requests ahead of their answers: router http/tests",
+    "SmallChunksError": "chunks of a byte: router http/tests",
+    "TooExpensiveError": "a body that takes ten seconds: router api/tests/test_large_bodies.py",
+    "ScalingError": "an administrator's request: router api/tests/test_admin.py",
+}
+
+
+def classes(parent: type[errors.InferenceError]) -> Iterator[type[errors.InferenceError]]:
+    for child in parent.__subclasses__():
+        yield child
+        yield from classes(child)
+
+
+ERRORS = {kind.__name__: kind for kind in classes(errors.InferenceError) if kind.__module__ == errors.__name__}
+CASES = [(name, route, *case) for name, cases in CAUSES.items() for key, case in cases.items()
+         for route in ([key] if key else BODIES)]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[(), ("--tgi-dialect",)], ids=["dialects", "tgi-dialect"])
+def target(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    flags = (
+        "--strict-parameters",
+        "--api-key",
+        "a-key",
+        "--max-concurrent-requests",
+        str(MAX_CONCURRENT),
+        *request.param,
+    )
+    with SHORT.server(1, "--max-total-tokens", "64", "--max-client-batch-size", "4", *flags) as server:
+        server.is_tgis = bool(request.param)  # type: ignore[attr-defined]
+        yield server
+
+
+def ask(server: ServerProcess, route: str, fields: Fields, headers: dict[str, str] | None = None) -> httpx.Response:
+    body = dict(BODIES[route])
+    if route.startswith("/v1/"):
+        body |= fields
+    else:
+        body |= {"parameters": {name: value for name, value in fields.items() if name != "inputs"}}
+        body |= {name: value for name, value in fields.items() if name == "inputs"}
+    return httpx.post(server.url + route, json=body, headers=KEY | (headers or {}), timeout=60)
+
+
+def has_dialect(server: ServerProcess, route: str) -> bool:
+    """Whether the route tells errors as TGI does."""
+    return not route.startswith("/v1/") or (server.is_tgis and route in (COMPLETION, CHAT))  # type: ignore[attr-defined]
+
+
+def check(server: ServerProcess, route: str, response: httpx.Response, name: str, text: str, param: str | None) -> None:
+    kind, is_tgis = ERRORS[name], has_dialect(server, route)
+    content = response.content.removeprefix(b"data: ")
+    if not (route == "/generate_stream" and response.status_code == 200):  # TGI's streams tell refusals as events
+        assert response.status_code == (kind.status if is_tgis or kind.status != 422 else 400), response.text
+    told = json.loads(content)
+    assert told["error_type"] == kind.error_type
+    message = told["error"] if is_tgis else told["error"]["message"]
+    assert text in message
+    assert is_tgis or mutants.wrong_form(route, response.status_code, content) == ""
+    if not is_tgis and route != MESSAGES and response.status_code == 400:
+        assert told["error"]["param"] == param or param is None
+
+
+def test_every_cause_is_made_here_or_elsewhere() -> None:
+    assert CAUSES.keys() | AROUND | ELSEWHERE.keys() == ERRORS.keys()
+
+
+@pytest.mark.parametrize(("name", "route", "fields", "text", "param"), CASES, ids=lambda value: str(value)[:30])
+def test_a_refusal_tells_what_is_wrong_with_its_request(
+    target: ServerProcess, name: str, route: str, fields: Fields, text: str, param: str | None
+) -> None:
+    if name == "GrammarError" and has_dialect(target, route):
+        text = text.partition("`: ")[2] or text
+    check(target, route, ask(target, route, fields), name, text, param)
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_what_surrounds_a_body_is_refused_in_the_dialect(target: ServerProcess, route: str) -> None:
+    def post(content: bytes, **headers: str) -> httpx.Response:
+        always = KEY | {"content-type": "application/json"}
+        return httpx.post(target.url + route, content=content, headers=always | headers, timeout=60)
+
+    check(target, route, post(b"{}", authorization="Bearer other"), "UnauthorizedError", "needs an API key", None)
+    check(target, route, httpx.get(target.url + route, headers=KEY), "MethodError", "Allowed: POST", None)
+    missing = httpx.post(f"{target.url}{route}/nothing", json={}, headers=KEY)
+    check(target, route, missing, "NoSuchRouteError", "no such route", None)
+    wrong = post(b"{}", **{"content-type": "text/plain"})
+    check(target, route, wrong, "UnsupportedMediaTypeError", "`Content-Type: application/json`", None)
+    coded = post(b"{}", **{"content-encoding": "gzip"})
+    check(target, route, coded, "EncodedBodyError", "`Content-Encoding: gzip` is not supported", None)
+    check(target, route, post(b"{"), "InvalidJsonError", "line 1 column 2", None)
+    deep = b'{"a":' * 200 + b"1" + b"}" * 200
+    check(target, route, post(deep), "InvalidJsonError", "more than 128 levels", None)
+    check(target, route, post(b" " * 2_000_001), "PayloadTooLargeError", "at most 2000000 bytes", None)
+    late = ask(target, route, {}, {"x-request-timeout": "0.000001"})
+    check(target, route, late, "DeadlineError", "before its first token", None)
+
+
+NAMES = {
+    "/generate": ("inputs", "max_new_tokens"),
+    COMPLETION: ("prompt", "max_tokens"),
+    CHAT: ("messages", "max_tokens"),
+    RESPONSES: ("input", "max_output_tokens"),
+    MESSAGES: ("messages", "max_tokens"),
+}
+LIMIT, TOTAL = 63, 64
+
+
+@pytest.mark.parametrize("route", NAMES)
+@pytest.mark.parametrize("is_chat_of_many", [False, True])
+def test_a_prompt_that_is_too_long_is_told_its_number_of_tokens(
+    target: ServerProcess, route: str, is_chat_of_many: bool
+) -> None:
+    prompt, tokens = NAMES[route]
+    is_chat = route in (CHAT, RESPONSES, MESSAGES)
+    seen = set()
+    for words in range(1 if is_chat_of_many else 30, 3 * LIMIT, 5):
+        turns = [{"role": ("user", "assistant")[i % 2], "content": "fox"} for i in range(2 * (words // 4) + 1)]
+        messages = turns if is_chat_of_many else [{"role": "user", "content": "fox " * words}]
+        given = messages if is_chat else "fox " * words
+        count = _count(target, messages if is_chat else None, "fox " * words)
+        if count < LIMIT - 3 or (is_chat and len(messages) > LIMIT):
+            continue
+        for wanted in (None, 1, 9):
+            if wanted is None and route == MESSAGES:
+                continue
+            fields = {prompt: given} | ({} if wanted is None else {tokens: wanted})
+            response = ask(target, route, fields)
+            text = ""
+            if wanted is not None and count + wanted > TOTAL:
+                text = f"`{prompt}` tokens + `{tokens}` must be <= {TOTAL}."
+                text += f" Given: {count} `{prompt}` tokens and {wanted} `{tokens}`"
+            elif count > LIMIT:
+                text = f"`{prompt}` must have less than {LIMIT} tokens. Given: {count}"
+            seen.add(text.partition(" ")[2][:6])
+            if text:
+                check(target, route, response, "TooLongError", text, prompt)
+            else:
+                assert response.status_code == 200, response.text
+        if route in (COMPLETION, CHAT):
+            assert (
+                ask(target, route, {prompt: given, "truncate_prompt_tokens": LIMIT - 1, tokens: 1}).status_code == 200
+            )
+    assert {"tokens"} <= seen
+
+
+def _count(target: ServerProcess, messages: Any, text: str) -> int:
+    if messages is None:
+        return len(httpx.post(f"{target.url}/tokenize", json={"inputs": text}, headers=KEY).json())
+    response = httpx.post(f"{target.url}/chat_tokenize", json={"messages": messages}, headers=KEY)
+    return len(response.json()["tokenize_response"])
+
+
+def test_an_overloaded_server_tells_so_in_each_dialect(target: ServerProcess) -> None:
+    body = BODIES["/generate"] | {"parameters": {"max_new_tokens": 60, "ignore_eos_token": True}}
+    for route in BODIES:
+        with ExitStack() as stack:
+            for _ in range(MAX_CONCURRENT):
+                opened = httpx.stream("POST", f"{target.url}/generate_stream", json=body, headers=KEY, timeout=60)
+                stack.enter_context(opened)
+            check(target, route, ask(target, route, {}), "OverloadedError", "overloaded", None)
+
+
+def test_headers_that_are_too_large_are_refused_in_each_dialect(target: ServerProcess) -> None:
+    for route in BODIES:
+        large = httpx.post(target.url + route, json={}, headers=KEY | {"x-large": "a" * 100_000})
+        check(target, route, large, "HeadersTooLargeError", "headers are too large", None)
+
+
+@pytest.mark.parametrize("route", [NATIVE, "/generate_stream", COMPLETION])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_fields_that_leave_no_token_are_told_by_their_names(
+    target: ServerProcess, route: str, is_streamed: bool
+) -> None:
+    """Also in the middle of a text, which begins with the brace and the quotation mark."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    if route.startswith("/v1/"):
+        fields: Fields = {"guided_json": schema, "bad_words": [":", '":'], "max_tokens": 20, "stream": is_streamed}
+    else:
+        fields = {"grammar": {"type": "json", "value": schema}, "bad_words": [":", '":'], "max_new_tokens": 20}
+    response = ask(target, route, fields)
+    text = "no token that could come next is left by the grammar and `bad_words`"
+    assert text in response.text and '"server_error"' not in response.text and '"generation"' not in response.text
+    is_event = route == "/generate_stream" or (route == COMPLETION and is_streamed)
+    assert response.status_code == (200 if is_event else 422 if has_dialect(target, route) else 400)
