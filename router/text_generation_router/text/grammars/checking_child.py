@@ -6,6 +6,7 @@ A job is a WantedGrammar as JSON. An answer is a MadeGrammar as JSON.
 
 import os
 import resource
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -37,7 +38,9 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
     resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, hard))
     folder, count, end_ids = orjson.loads(setup)
     text = read_model_file(Path(folder) / "tokenizer.json").decode()
-    return handlers_of(read_grammar_tokens(text, count, end_ids))
+    tokenizer = read_grammar_tokens(text, count, end_ids)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # a panic's message may have a client's text
+    return handlers_of(tokenizer)
 
 
 def handlers_of(tokenizer: LLTokenizer) -> Mapping[str, Handler]:
@@ -64,6 +67,10 @@ class Making:
             return MadeGrammar(self._grammar(wanted), left_out=self._left_out)
         except RefusedGrammarError as refusal:
             return MadeGrammar("", str(refusal), refusal.field)
+        except BaseException as panic:  # a panic of Rust code is not an Exception
+            if isinstance(panic, Exception):
+                raise
+            return MadeGrammar("", "the grammar cannot be compiled: the compiler fails at it")
 
     def _grammar(self, wanted: WantedGrammar) -> str:
         if wanted.form is None:

@@ -16,7 +16,7 @@ from text_generation_common.grammar_limits import COMPILER_STACK_BYTES
 from text_generation_router.errors import GrammarError, OverloadedError
 from text_generation_router.offload.errors import JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.grammars import checking, deaths
+from text_generation_router.text.grammars import checking, checking_child, deaths, verification
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind, MadeGrammar
 from text_generation_router.text.grammars.checking import GrammarChecker, KeptGrammars, children_of
 from text_generation_router.text.grammars.checking_child import NICENESS
@@ -283,6 +283,18 @@ def test_kept_grammars_are_bounded_in_number_and_bytes(monkeypatch):
     assert [bool(kept.get(name)) for name in (b"a", b"c", b"d", b"e")] == [False, False, False, True]
     kept.keep(b"f", MadeGrammar("x" * 11))
     assert kept.get(b"f") is None and kept.get(b"e") is None
+
+
+def test_a_panic_of_the_compiler_is_a_refusal(monkeypatch):
+    class PanicError(BaseException):
+        """As pyo3's PanicException, which is not an Exception."""
+
+    def panic(*_: object) -> None:
+        raise PanicError
+
+    monkeypatch.setattr(checking_child, "verify", panic)
+    made = checking_child.Making(verification.byte_tokenizer()).made(WantedGrammar(ASKED))
+    assert made.refusal == "the grammar cannot be compiled: the compiler fails at it"
 
 
 def with_children(test: Callable[[GrammarChecker], Awaitable[None]]) -> None:
