@@ -8,13 +8,31 @@ EVERY_ADDRESS = "0.0.0.0"
 LOCALHOST = "localhost"
 
 
+def resolved(name: str) -> str:
+    """The IP address that `name`, an address or a name, stands for on this machine; an IPv4 address if it has one.
+    ValueError if there is none: a server that was to listen there must not listen elsewhere."""
+    try:
+        return str(ip_address(name))
+    except ValueError:
+        pass
+    try:
+        found = {family: address[0] for family, *_, address in socket.getaddrinfo(name or " ", None)}
+    except (OSError, UnicodeError):
+        raise ValueError(f"{name!r} is neither an IP address nor a name of this machine: give an IP address") from None
+    return str(found.get(socket.AF_INET) or found[socket.AF_INET6])
+
+
 def address_of(hostname: str, logger: logging.Logger) -> str:
-    """The IP address `hostname` in its usual form. Shells and containers export HOSTNAME as a name: it is replaced by
-    0.0.0.0, with a warning to `logger`."""
+    """The IP address `hostname` in its usual form. A name comes from the environment only, because the command line's
+    names are resolved: shells and containers export HOSTNAME. It is replaced by 0.0.0.0, with a warning to
+    `logger`."""
     try:
         return str(ip_address(hostname))
     except ValueError:
-        logger.warning("Invalid hostname, defaulting to %s", EVERY_ADDRESS)
+        logger.warning(
+            "HOSTNAME in the environment is not an IP address: listening on every address, %s; --hostname chooses one",
+            EVERY_ADDRESS,
+        )
         return EVERY_ADDRESS
 
 

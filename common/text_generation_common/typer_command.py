@@ -4,6 +4,7 @@ Besides the `cli.py` of each command, which imports this module, no module of th
 """
 
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from text_generation_common import report
+from text_generation_common.addresses import resolved
 from text_generation_common.flags.declaration import REQUIRED, Flag, single_type
 from text_generation_common.flags.programs import ProgramFlags
 
@@ -105,7 +107,26 @@ def _option(flag: Flag, default: Any) -> Any:
         hidden=flag.hidden,
         min=flag.min,
         max=flag.max,
+        callback=_check_of(flag) if flag.is_address or flag.not_empty else None,
     )
+
+
+def _check_of(flag: Flag) -> Callable[[typer.Context, Any], Any]:
+    def check(context: typer.Context, value: Any) -> Any:
+        source = context.get_parameter_source(flag.name)
+        is_given = source is not None and source.name == "COMMANDLINE"
+        # typer takes an empty variable for one that is not set.
+        if flag.not_empty and (not value or (not is_given and os.environ.get(flag.variable or "") == "")):
+            name = flag.flag_name if is_given else f"{flag.variable} in the environment"
+            raise typer.BadParameter(f"{name} is empty: give it a value, or leave it out")
+        if flag.is_address and is_given:
+            try:
+                return resolved(value)
+            except ValueError as error:
+                raise typer.BadParameter(f"{flag.flag_name} {error}") from None
+        return value
+
+    return check
 
 
 def _type(flag: Flag, checks_choices: bool) -> Any:

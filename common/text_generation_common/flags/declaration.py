@@ -29,6 +29,9 @@ class Flag:
     # Whether there is an environment variable with the usual name; or its name if it is another one.
     env: bool | str = True
     hidden: bool = False  # whether --help leaves the flag out
+    # Whether the value is an address to listen on: a name on the command line is resolved, or refused.
+    is_address: bool = False
+    not_empty: bool = False  # whether an empty value is refused; otherwise an empty variable counts as missing
     positional: bool = False  # whether the value is given without the flag's name
     off: bool = False  # whether a switch that is off by default can be given as --no-NAME as well
     min: int | None = None  # least value; a number outside of min … max is wrong usage, in every program

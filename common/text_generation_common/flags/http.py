@@ -7,7 +7,11 @@ from text_generation_common.flags.declaration import flag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpFlags:
-    hostname: str = flag("0.0.0.0", "IP address to listen on.")
+    hostname: str = flag(
+        "0.0.0.0",
+        "IP address to listen on, or a name of this machine. A name in the environment's HOSTNAME is every address.",
+        is_address=True,
+    )
     port: int = flag(3000, "Port to listen on.", short="-p", min=0, max=65535)
     cors_allow_origin: tuple[str, ...] = flag(
         (), "Origin whose web pages may call the server, may be repeated; any when not given."

@@ -13,7 +13,9 @@ DEMO_MODEL = "demo"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlags:
     model_id: str = flag(
-        DEMO_MODEL, "Hub id or local directory; `demo` is the small model that ships with the package."
+        DEMO_MODEL,
+        "Hub id or local directory; `demo` is the small model that ships with the package.",
+        not_empty=True,
     )
     # This flag is vLLM's; TGI has none like it.
     load_format: LoadFormat = flag(
