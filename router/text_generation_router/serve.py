@@ -13,6 +13,7 @@ import uvloop
 
 from text_generation_common.addresses import address_of, bound_socket, reachable
 from text_generation_common.connection_counts import ConnectionCounts
+from text_generation_common.flags.kinds import GenerationConfig
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.fields import ListLimits
@@ -43,6 +44,7 @@ from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.grammars.checking import GrammarChecker, children_of
 from text_generation_router.text.model_files import find_model_files
 from text_generation_router.text.rendering import rendering
+from text_generation_router.text.sampling_defaults import SamplingDefaults
 from text_generation_router.text.template_files import load_chat_template
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import RequestLimits, Validator
@@ -129,6 +131,8 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         # little.
         max_part_chars=config.requests.payload_limit // 2,
     )
+    takes_defaults = config.requests.generation_config is GenerationConfig.model
+    defaults = SamplingDefaults.read(files.folder) if takes_defaults else SamplingDefaults()
     chat_template = load_chat_template(files.folder, config.files.tokenizer_config_path)
     metrics, gate = Metrics(config.http.tgi_buckets), Gate()
     hits = LimitHits(metrics)
@@ -158,7 +162,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         stack.push_async_callback(grammar_children.close)
         grammars = GrammarChecker(grammar_children, config.requests.max_concurrent_requests)
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
-        validator = Validator(tokenizer, grammars, lambda: request_limits(config, engine.snapshot()))
+        validator = Validator(tokenizer, grammars, lambda: request_limits(config, engine.snapshot()), defaults.filled)
         permits = Permits(served.permits, lambda: engine.load().retry_after_s, served.permits_elsewhere)
         tracer = tracer_for(config)
         if tracer is not None:
@@ -180,6 +184,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             renderer,
             speech,
             files.sha,
+            defaults.values,
             version(),
             gate,
             hits,

@@ -39,6 +39,11 @@ class LoadFormat(StrEnum):
     dummy = "dummy"
 
 
+class GenerationConfig(StrEnum):
+    none = "none"
+    model = "model"
+
+
 class RopeScalingKind(StrEnum):
     linear = "linear"
     dynamic = "dynamic"

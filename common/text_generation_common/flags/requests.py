@@ -5,7 +5,7 @@
 from dataclasses import dataclass
 
 from text_generation_common.flags.declaration import flag
-from text_generation_common.flags.kinds import AdmissionMode, CacheScope
+from text_generation_common.flags.kinds import AdmissionMode, CacheScope, GenerationConfig
 
 # The default of max_batch_prefill_tokens, for models with a longer context than this.
 PREFILL_TOKENS = 4096
@@ -40,6 +40,12 @@ class RequestFlags:
         False,
         "Keep lines in system prompts that agents write anew for every request, such as x-anthropic-billing-header; "
         "otherwise they are left out, a header names them, and the prefix cache finds the prompt's beginning.",
+    )
+    # This flag is vLLM's, whose default is another; TGI has none like it.
+    generation_config: GenerationConfig = flag(
+        GenerationConfig.none,
+        "model: sampling parameters that a request leaves out are those of generation_config.json. none: they have no"
+        " effect.",
     )
     payload_limit: int = flag(2_000_000, "Largest request body, in bytes.", min=0, positive=True)
     disable_grammar_support: bool = flag(

@@ -34,6 +34,8 @@ SLOW_TOKENIZER_FILES = (
     "added_tokens.json",
 )
 
+# How the names of a fine-tune's leftovers begin, beside the weights that it was merged into.
+ADAPTER = "adapter_model."
 _PART = re.compile(r"-(\d+)-of-(\d+)\.")
 MAX_PARTS = 100_000  # most files that one model's weights may have: a thousand times as many as the largest models have
 MAX_DIGITS = 18  # most digits of the number of a part, leading zeros included
@@ -81,8 +83,12 @@ def _choose(listing: Iterable[str], indexed: Set[str] | None, single: str, suffi
 
 
 def _is_model_weights(name: str) -> bool:
-    """Whether the file holds weights: not a training program's file, not in a folder, not hidden."""
-    return is_plain(name) and not any(word in name for word in ("arguments", "args", "training"))
+    """Whether the file holds weights: not a training program's file, not an adapter, not in a folder, not hidden."""
+    return (
+        is_plain(name)
+        and not name.startswith(ADAPTER)
+        and not any(word in name for word in ("arguments", "args", "training"))
+    )
 
 
 def is_plain(name: str) -> bool:

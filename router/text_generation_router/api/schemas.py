@@ -118,7 +118,7 @@ class SamplingFields(Body):
 class GenerateParameters(SamplingFields):
     best_of: U64 | None = None
     """Number of texts that are generated; the most likely one is the answer. More than 1 needs sampling."""
-    do_sample: bool = False
+    do_sample: bool | None = None
     """Whether tokens are drawn. If not, and no other field asks for it, the most likely token is taken."""
     max_new_tokens: U32 | None = None
     """Most new tokens. Default: as many as fit."""

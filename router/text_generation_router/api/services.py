@@ -1,7 +1,9 @@
 """The parts of the router that its HTTP routes use."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 
@@ -35,6 +37,7 @@ class Services:
     renderer: Renderer | None  # None: the model has no chat template
     speech: Speech
     model_sha: str | None
+    sampling_defaults: Mapping[str, Any]  # of generation_config.json, for requests that leave the field out
     version: str
     gate: Gate
     limit_hits: LimitHits

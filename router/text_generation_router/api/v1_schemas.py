@@ -137,7 +137,7 @@ class OpenAIRequest(FormFields, AnsweredRequest):
         values |= {"do_sample": not greedy, "top_n_tokens": top_n_tokens, "min_new_tokens": self.min_tokens}
         keep = self.include_stop_str_in_output
         return AskedParameters(
-            AskedSampling.of(values, greedy),
+            AskedSampling.of(values, greedy, given),
             max_new_tokens=max_new_tokens,
             stop=tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),

@@ -212,6 +212,9 @@ class InfoJson(AnswerJson):
     """Always null; older versions of TGI have the field."""
     docker_label: None
     """Always null; older versions of TGI have the field."""
+    sampling_defaults: dict[str, float | bool]
+    """Sampling parameters of the model's generation_config.json, for requests that leave the field out; empty without
+    `--generation-config model`."""
     model_dtype: str
     """The number format in which the model is computed."""
     model_device_type: str

@@ -9,6 +9,7 @@ from text_generation_router.errors import StartError
 PATTERNS = [
     "tokenizer.json",
     "tokenizer_config.json",
+    "generation_config.json",
     "special_tokens_map.json",
     "chat_template.json",
     "chat_template.jinja",

@@ -35,12 +35,17 @@ class AskedSampling:
     values: Sampling = field(default_factory=Sampling)  # a neutral value for each parameter that was not given
     given: frozenset[str] = frozenset()  # names of the parameters that were given
     greedy: bool = False  # True: always take the most likely token, whatever the other parameters are
+    stated: frozenset[str] = frozenset()  # `given`, and the names of parameters whose given value has no effect
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], greedy: bool = False) -> "AskedSampling":
-        """Makes it from `values`, which may have other names too. A value of None was not given."""
+    def of(
+        cls, values: Mapping[str, Any], greedy: bool = False, stated: Mapping[str, Any] | None = None
+    ) -> "AskedSampling":
+        """Makes it from `values`, which may have other names too. A value of None was not given. `stated`: the values
+        of the request, if `values` lacks some that have no effect."""
         given = {name: values[name] for name in NAMES if values.get(name) is not None}
-        return cls(Sampling(**given), frozenset(given), greedy)
+        names = frozenset(name for name, value in (stated or {}).items() if value is not None)
+        return cls(Sampling(**given), frozenset(given), greedy, names.union(given))
 
     @property
     def asks_for_sampling(self) -> bool:
@@ -111,9 +116,17 @@ MUST_FIT = 1024
 
 
 class Validator:
-    def __init__(self, tokenizer: TextTokenizer, grammars: GrammarChecker, limits: Callable[[], RequestLimits]) -> None:
-        """`limits` returns the limits of the current shards."""
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        grammars: GrammarChecker,
+        limits: Callable[[], RequestLimits],
+        filled: Callable[[AskedSampling], AskedSampling] = lambda asked: asked,
+    ) -> None:
+        """`limits` returns the limits of the current shards. `filled` gives parameters that a request leaves out the
+        model's own values."""
         self._limits = limits
+        self._filled = filled
         self._tokenizer = tokenizer
         self._grammars = grammars
 
@@ -146,6 +159,7 @@ class Validator:
 
     async def _validate(self, prompt: Prompt, share: Share, note: Callable[[str], None]) -> GenerationRequest:
         limits, parameters = self.limits, prompt.parameters
+        parameters = replace(parameters, sampling=self._filled(parameters.sampling))
         _raise_first(parameter_checks(parameters, limits))
         _raise_first(input_checks(prompt, limits))
         ids = await self._ids(prompt, limits, share)

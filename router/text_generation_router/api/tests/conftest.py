@@ -55,6 +55,7 @@ from text_generation_router.text.grammars import checking_child
 from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.grammars.verification import byte_tokenizer
 from text_generation_router.text.rendering import Renderer
+from text_generation_router.text.sampling_defaults import SamplingDefaults
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import Validator
 from text_generation_router.tracing import Tracer
@@ -369,9 +370,11 @@ class Server:
         tracer: Tracer | None = None,
         template: str = TEMPLATE,
         replicas: ReplicaControl | None = None,
+        defaults: SamplingDefaults | None = None,
         **config: Any,
     ) -> None:
         self.engine, self.metrics = FakeEngine(), Metrics()
+        defaults = defaults or SamplingDefaults()
         limits = self.engine.limits
         self.metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
         self.config = make_config(**config)
@@ -380,7 +383,9 @@ class Server:
         self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=16)
         self.tokenizer.max_chars_per_token = None
         grammars = GrammarChecker(InProcess(checking_child.handlers_of(byte_tokenizer())), max_waiting=16)
-        validator = Validator(self.tokenizer, grammars, lambda: request_limits(self.config, self.engine.snapshot()))
+        validator = Validator(
+            self.tokenizer, grammars, lambda: request_limits(self.config, self.engine.snapshot()), defaults.filled
+        )
         inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics, tracer)
         chats = ChatTemplate(template, {})
         speech = Speech.of(chats, self.config.formats, frozenset({"</s>"}))
@@ -409,6 +414,7 @@ class Server:
             Renderer(chats, InProcess(rendering_child.make_handlers(orjson.dumps(chats.setup))), max_waiting=16),
             speech,
             None,
+            defaults.values,
             "1.2.3",
             self.gate,
             self.limit_hits,
