@@ -46,6 +46,8 @@ UNENDED = frozenset(("ignore_eos", "ignore_eos_token"))
 SHORT_TEXT, LONG_TEXT = (1, 50), (120, 220)
 # Probability that an object of more than LARGE fields has a field which it need not have, and that it has none of them.
 LARGE, FEW, PLAIN = 12, 0.12, 0.1
+# Fields that give an answer more parts, of which a body has some more often.
+FREQUENT, OFTEN = frozenset(("logprobs", "top_n_tokens", "details", "stop", "stop_sequences", "tools", "n")), 0.35
 LONG = 0.3  # probability that a text may be long
 CHOICES = ["fox", "bear and fox"]
 CLOCK_CALL = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
@@ -100,7 +102,15 @@ def between(least: float, most: float) -> Draw:
 GRAMMARS = ({"type": "json", "value": SCHEMA}, {"type": "regex", "value": PATTERN})
 NAMED = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 FLAT_NAMED = {"type": "json_schema", "name": "a", "schema": SCHEMA}
-STOPS = (["the"], [" and", "fox"], ["never said"], ["e"], ["\n"])
+# The last ones begin as texts of the demo model do, so that some tokens are held back and then given.
+STOPS = (
+    ["the"],
+    [" and", "fox"],
+    ["e"],
+    ["\n"],
+    [" was a X", "The home of X", "I am X"],
+    ["he X", "e X", "s X", ", X"],
+)
 VALUES: dict[str, Draw] = {
     "inputs": prompt, "temperature": between(0.05, 2), "repetition_penalty": between(0.8, 1.5),
     "frequency_penalty": between(-1, 2), "presence_penalty": between(-1, 2), "top_k": some(1, 3, 50),
@@ -250,7 +260,10 @@ class Drawing:
     def _object(self, schema: Schema, title: str) -> dict[str, Any]:
         properties, required = schema.get("properties", {}), schema.get("required", ())
         few = 0.0 if self._rng.random() < PLAIN else FEW if len(properties) > LARGE else 0.5
-        names = [name for name in properties if name in required or self._rng.random() < few]
+        often = max(few, OFTEN if few else 0.0)
+        names = [
+            name for name in properties if name in required or self._rng.random() < (often if name in FREQUENT else few)
+        ]
         for group in CONTRARY:
             forms = [name for name in names if name in group]
             chosen = self._rng.choice(forms or [""])
