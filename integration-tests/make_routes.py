@@ -26,7 +26,7 @@ from server_process import ServerProcess
 
 AT_ONCE = 24
 OTHERS = 24  # number of clients whose answers are not compared
-LIMIT_S = 900.0
+LIMIT_S = 300.0
 BASE = (
     *("--model-id", str(DEMO_MODEL), "--dtype", "float32", "--max-total-tokens", "640", "--max-best-of", "3"),
     *("--max-concurrent-requests", "256", "--enable-prefill-logprobs"),

@@ -1,7 +1,7 @@
 """What must be equal in all answers to a request: whole or streamed, alone or in a crowd."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -27,19 +27,25 @@ async def answer(client: httpx.AsyncClient, case: RouteCase, streamed: bool) -> 
         body = body | {"stream": True}
     else:
         body = {name: value for name, value in body.items() if name != "stream_options"}
-    response = await client.post(path, json=body)
+    try:
+        response = await client.post(path, json=body)
+    except httpx.TransportError as error:
+        return {"broken": type(error).__name__}
     if response.headers.get("content-type", "").startswith("text/event-stream"):
-        return steady(joined([*events(response.text)]))
-    told = response.json()
-    if response.status_code >= 400:
-        return {"refused": _message(told)}
-    return steady(_whole(told))
+        told = joined([*events(response.text)])
+    else:
+        told = response.json()
+        told = {"refused": _message(told)} if response.status_code >= 400 else _whole(told)
+    # The server draws the seeds of several texts of which one is the best.
+    return steady(told, {*VOLATILE, "seed"} if "best_of" in json.dumps(body) else VOLATILE)
 
 
 def events(text: str) -> Iterable[Any]:
     for line in text.splitlines():
         if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line.removeprefix("data: "))
+            event = json.loads(line.removeprefix("data: "))
+            if event.get("type") != "ping":  # the server sends some while a prompt waits
+                yield event
 
 
 def joined(found: list[Any]) -> Any:
@@ -55,8 +61,9 @@ def joined(found: list[Any]) -> Any:
 
 
 def _message(told: Any) -> str:
-    error = told["error"] if isinstance(told, Mapping) else told
-    return str(error["message"] if isinstance(error, Mapping) else error)
+    """The text of an error: of a whole answer, of an event, or of a response that has failed."""
+    error = (told.get("error") or told.get("message")) if isinstance(told, Mapping) else told
+    return str(error["message"] if isinstance(error, Mapping) else error or told)
 
 
 def _whole(told: Any) -> Any:
@@ -164,14 +171,15 @@ def _response(found: list[Any]) -> Any:
     return ends[0]
 
 
-def steady(value: Any) -> Any:
+def steady(value: Any, volatile: Collection[str] = VOLATILE) -> Any:
     """The value without fields that differ, and without empty ones, which some forms of an answer leave out."""
     if isinstance(value, Mapping):
         if "input_tokens" in value and "cache_read_input_tokens" in value:  # Anthropic counts cached tokens apart
             value = {**value, "input_tokens": value["input_tokens"] + value["cache_read_input_tokens"]}
-        kept = {name: steady(each) for name, each in value.items() if name not in VOLATILE or _is_token(name, value)}
+        named = {name: each for name, each in value.items() if name not in volatile or _is_token(name, value)}
+        kept = {name: steady(each, volatile) for name, each in named.items()}
         return {name: each for name, each in kept.items() if each not in (None, "", [], {})}
-    return [steady(each) for each in value] if isinstance(value, list) else value
+    return [steady(each, volatile) for each in value] if isinstance(value, list) else value
 
 
 def _is_token(name: str, value: Mapping[str, Any]) -> bool:
