@@ -133,7 +133,7 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio reads the value
         """Answers what the client has sent. Returns whether the connection stays open for that."""
         self._is_half_closed = True
-        if self._in_headers or (self._unread is not None and not self._is_refused):
+        if not self._is_refused and (self._in_headers or self._unread is not None):
             self._refuse(InvalidRequestError("the connection was closed before the request was complete"))
         for cycle in self._cycles:
             cycle.message_event.set()  # wakes `until_half_closed`

@@ -119,7 +119,7 @@ class Edge:
 
     def close(self) -> None:
         for writer in self._writers:
-            writer.transport.abort()
+            writer.transport.close()
 
 
 @asynccontextmanager
@@ -148,8 +148,12 @@ async def serving(**changes: Any) -> AsyncIterator[Edge]:
 
 def run(loop: Callable[[], asyncio.AbstractEventLoop], test: Callable[[Edge], Awaitable[Any]], **limits: Any) -> Any:
     async def served() -> Any:
+        failures: list[Any] = []  # errors in callbacks, such as a write after the end of the stream
+        asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
         async with asyncio.timeout(PATIENCE_S), serving(**limits) as edge:
-            return await test(edge)
+            result = await test(edge)
+        assert not failures
+        return result
 
     with asyncio.Runner(loop_factory=loop) as runner:
         return runner.run(served())
@@ -546,14 +550,21 @@ def test_a_generation_ends_when_its_client_has_closed_its_sending_side(loop, pat
 def test_an_answer_before_the_end_of_its_request_is_complete_while_the_connection_lingers(loop):
     async def test(edge: Edge) -> tuple[list[bytes], int]:
         answers = []
-        for content in (post(b"closing", b"content-length: 50000000") + b"abc", CHUNKED + b"1\r\na\r\n" * 50_000):
+        closing, large = post(b"closing", b"content-length: 50000000") + b"abc", GET[:-2] + b"x: " + b"a" * 200_000
+        for content in (closing, CHUNKED + b"1\r\na\r\n" * 50_000, large):
             reader, writer = await edge.open()
-            writer.write(content)
+            writer.write(content[:50_000])
+            await asyncio.sleep(0.01)
+            writer.write(content[50_000:])
             answers.append(await reader.read())
-        return answers, edge.num_connections
+        lingering = edge.num_connections
+        edge.close()
+        await until(lambda: edge.num_connections == 0)
+        return answers, lingering
 
     answers, lingering = run(loop, test)
-    assert [answer[:13] for answer in answers] == [b"HTTP/1.1 413 ", b"HTTP/1.1 400 "] and lingering == 2
+    statuses = [b"HTTP/1.1 413 ", b"HTTP/1.1 400 ", b"HTTP/1.1 431 "]
+    assert [answer[:13] for answer in answers] == statuses and lingering == 3
 
 
 @loops
