@@ -200,4 +200,6 @@ def other_value(flag: Flag) -> object:
         return next(value for value in kind if value != flag.default)
     if kind is bool:
         return not flag.default
+    if flag.is_address:
+        return "127.0.0.2"
     return {str: "text", int: 77, float: 0.5}[kind]

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import httpx
 import processes
+import psutil
 from server_process import ServerProcess
+
+from text_generation_common.secret_values import is_secret
 
 
 def test_keys_close_every_route_but_the_open_ones_and_stand_on_no_command_line(tmp_path: Path) -> None:
@@ -13,7 +16,11 @@ def test_keys_close_every_route_but_the_open_ones_and_stand_on_no_command_line(t
     file.write_text(f"# of the batch job\nsha256:{hashlib.sha256(b'third-key').hexdigest()}\n")
     flags = ("--api-key", "first-key", "--api-key", "second-key", "--api-key-file", str(file), "--closed-routes")
     body = {"inputs": "Once", "parameters": {"max_new_tokens": 2}}
-    with ServerProcess(*flags, "--max-total-tokens", "64") as server, httpx.Client(base_url=server.url) as client:
+    environ = {"HF_TOKEN": "first-key of the hub", "HUGGING_FACE_HUB_TOKEN": "first-key of the hub"}
+    with (
+        ServerProcess(*flags, "--max-total-tokens", "64", environ=environ) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
         for key in ("first-key", "second-key", "third-key"):
             headers = {"authorization": f"Bearer {key}"}
             assert client.post("/generate", json=body, headers=headers, timeout=60).status_code == 200
@@ -25,6 +32,11 @@ def test_keys_close_every_route_but_the_open_ones_and_stand_on_no_command_line(t
             for path in ("/info", "/metrics", "/v1/models", "/docs", "/api-doc/openapi.json"):
                 assert client.get(path, headers=headers).status_code == 401
         assert all(client.get(path).status_code == 200 for path in ("/", "/health", "/ping", "/live", "/ready"))
+        everything = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+        assert not any("first-key" in word for process in everything for word in process.cmdline())
+        assert "A key was on the command line" in server.log()
+        readers = [process for process in everything if any("offload.child" in word for word in process.cmdline())]
+        assert readers and not any(map(is_secret, [name for reader in readers for name in reader.environ()]))
         shards = processes.shards(server.pid).values()
         children = [processes.router(server.pid), *shards]
         assert not any("-key" in word for child in children for word in child.cmdline() if "api-key-file" not in word)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import httpx
 import processes
 import reach
 from calls import DEMO_MODEL
@@ -53,9 +55,12 @@ def test_sockets_that_others_can_reach_are_found(tmp_path: Path) -> None:
 
 
 def test_a_server_has_a_folder_of_its_port_where_others_find_its_shards() -> None:
+    """Cleaners of /tmp may delete it: the next shard has it again. The server listens at `localhost` alone."""
     with tempfile.TemporaryDirectory(prefix="run-") as name:
         runtime_dir = Path(name)
-        with ServerProcess("--max-total-tokens", "64", runtime_dir=runtime_dir) as server:
+        flags = ("--max-total-tokens", "64", "--hostname", "localhost")
+        with ServerProcess(*flags, runtime_dir=runtime_dir) as server:
+            assert reach.addresses(server.pid) == {("127.0.0.1", server.port)}
             assert_private(server, 1)
             assert stat.S_IMODE((runtime_dir / "tgi-py" / str(server.port)).stat().st_mode) == 0o700
             measured = subprocess.run(
@@ -69,6 +74,14 @@ def test_a_server_has_a_folder_of_its_port_where_others_find_its_shards() -> Non
                 timeout=120,
             )
             assert measured.returncode == 0 and "| Batch Size" in measured.stdout, measured.stdout + measured.stderr
+            shutil.rmtree(runtime_dir / "tgi-py")
+            [shard] = processes.shards(server.pid).values()
+            shard.kill()
+            body = {"inputs": "Once", "parameters": {"max_new_tokens": 2}}
+            assert httpx.post(f"{server.url}/generate", json=body, timeout=120).status_code == 200
+            assert_private(server, 1)
+            assert stat.S_IMODE((runtime_dir / "tgi-py" / str(server.port)).stat().st_mode) == 0o700
+            assert "Traceback" not in server.log()
         assert os.listdir(runtime_dir) == []
 
 

@@ -72,6 +72,17 @@ class ServerPlace:
             for folder in (self.folder.parent, self.folder):
                 _make_private(folder, self.advice)
 
+    def make_again(self) -> None:
+        """Makes the folder of the sockets if it has been deleted, as cleaners of /tmp do. AddressInUse as `make`, and
+        if more than the folder above is missing as well."""
+        folder = Path(self.prefix).parent
+        missing = [path for path in (folder.parent, folder) if not path.is_dir()]
+        try:
+            for path in missing:
+                _make_private(path, self.advice)
+        except FileNotFoundError:
+            raise AddressInUse(f"the folder {folder} was deleted, and those above it: {self.advice}") from None
+
     def clear(self) -> None:
         """Removes the files that dead shards have left. AddressInUse for a file that no shard can have made, or that
         cannot be removed: a new shard would fail there, or connect to another user's process. The caller holds the

@@ -123,7 +123,7 @@ def _check_of(flag: Flag) -> Callable[[typer.Context, Any], Any]:
             try:
                 return resolved(value)
             except ValueError as error:
-                raise typer.BadParameter(f"{flag.flag_name} {error}") from None
+                raise typer.BadParameter(str(error)) from None
         return value
 
     return check

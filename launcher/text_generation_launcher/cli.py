@@ -27,6 +27,7 @@ from text_generation_common.flags.process import InheritedFlags
 from text_generation_common.flags.programs import LAUNCHER, ProgramFlags
 from text_generation_common.logs import setup_logging
 from text_generation_common.places import ServerPlace
+from text_generation_common.secret_values import hide_arguments
 from text_generation_common.typer_command import WRONG_USAGE, ReportingCommand, make_app, taking
 from text_generation_launcher import commands, model
 from text_generation_launcher.claims import claim_port, claim_sockets
@@ -167,6 +168,11 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
     try:
         plan = resolve(config, environ)
         log_arguments(config, plan)
+        if hide_arguments([*config.access.api_key, config.access.admin_api_key or ""]):
+            logger.warning(
+                "A key was on the command line, where every user of this machine could read it until now: give it as"
+                " API_KEY or ADMIN_API_KEY in the environment, or its digest in --api-key-file"
+            )
         machine = check_before_start(plan, environ)
         if config.model.model_id == DEMO_MODEL:
             logger.info("Serving the demo model that ships with the package; choose another with --model-id")

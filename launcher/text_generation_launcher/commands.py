@@ -15,6 +15,7 @@ from text_generation_common.flags.http import HttpFlags
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.logs import LEVELS
 from text_generation_common.places import ServerPlace
+from text_generation_common.secret_values import without_secrets
 from text_generation_launcher.config import LaunchPlan
 from text_generation_launcher.errors import DownloadError, WebserverCannotStart
 from text_generation_launcher.replica_site import ReplicaSite
@@ -97,7 +98,7 @@ def shard(
     # torch that waits for another soon gives its core away, because the other may be waiting for a core itself.
     num_shards = plan.num_shard * replicas
     env = {"OMP_NUM_THREADS": str(max(1, cores // num_shards)), "GOMP_SPINCOUNT": "1000"}
-    env |= _server_env(plan, environ) | _variables(values_of(plan.shard))
+    env |= without_secrets(_server_env(plan, environ)) | _variables(values_of(plan.shard))
     env |= _variables({"max_total_tokens": plan.tokens.max_total_tokens})
     env |= {"GLOO_SOCKET_IFNAME": "lo"}  # shards accept connections from this machine only
     env |= {"RANK": str(rank), "WORLD_SIZE": str(plan.num_shard), "TGI_EPOCH": str(epoch)}

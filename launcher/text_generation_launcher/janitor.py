@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from text_generation_common.places import ServerPlace
+from text_generation_common.secret_values import hide_environment
 
 ORDERLY_END = "end"
 # Seconds that killed processes get to disappear, and seconds between two checks of them.
@@ -53,6 +54,7 @@ def fork_janitor(place: ServerPlace, lock: int) -> Iterator[Janitor]:
     pid = os.fork()
     if pid == 0:
         try:
+            hide_environment(os.environ)
             _clean_up_after_launcher(read_end, lock, place)
         finally:
             os._exit(0)

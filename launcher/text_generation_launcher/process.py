@@ -22,7 +22,8 @@ MAX_LINE_BYTES = 256 * 1024
 DRAIN_S = 1.0
 # A child's last line, if it begins so, is the error that ends the child. It is shown once, by the launcher's report.
 ERROR = "Error: "
-# Seconds after which such a line of a child that has not ended is passed on like any other.
+# Seconds after which such a line of a child that has not ended is passed on like any other. It stays the child's error,
+# because a slow machine may take longer to end the child.
 HELD_S = 5.0
 # Seconds to wait for the end of a process after SIGKILL.
 KILL_S = 30.0
@@ -80,7 +81,8 @@ class Child:
 
     @property
     def error(self) -> str:
-        """The error with which the child has ended, if its last line says one; otherwise "". No log line shows it."""
+        """The error with which the child has ended, if its last line says one; otherwise "". No log line shows it, if
+        the child ended within HELD_S."""
         return self._output.error
 
     @property
@@ -122,14 +124,15 @@ class LineReader(asyncio.Protocol):
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_line = on_line
-        self._held = ""
+        self._error = ""
+        self._is_held = False
         self._release: asyncio.TimerHandle | None = None
         self._rest = b""
         self._transport: asyncio.BaseTransport | None = None
 
     @property
     def error(self) -> str:
-        return self._held.removeprefix(ERROR)
+        return self._error.removeprefix(ERROR)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -158,17 +161,17 @@ class LineReader(asyncio.Protocol):
             return
         self._pass_on_held()
         self.last_lines.append(text)
-        if text.startswith(ERROR):
-            self._held = text
+        self._error, self._is_held = (text, True) if text.startswith(ERROR) else ("", False)
+        if self._is_held:
             self._release = asyncio.get_running_loop().call_later(HELD_S, self._pass_on_held)
         else:
             self._on_line(text)
 
     def _pass_on_held(self) -> None:
         self._cancel_release()
-        if self._held:
-            self._on_line(self._held)
-        self._held = ""
+        if self._is_held:
+            self._on_line(self._error)
+        self._is_held = False
 
     def _cancel_release(self) -> None:
         if self._release is not None:

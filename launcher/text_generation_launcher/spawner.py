@@ -49,6 +49,7 @@ class Spawner:
         return await self._start(command, DownloadError, takes)
 
     async def start_shard(self, site: ReplicaSite, rank: int, epoch: int) -> Child:
+        site.place.make_again()
         cores = usable_cores()
         command = commands.shard(self.plan, self._programs, self._environ, site, rank, epoch, cores, self.num_replicas)
         return await self._start(command, ShardCannotStart)

@@ -81,9 +81,9 @@ class ShardBenchmarkConfig:
             eos_token_ids=(),
         )
         try:
-            for fails, text in parameter_checks(AskedParameters(asked), limits):
+            for fails, text, _ in parameter_checks(AskedParameters(asked), limits):
                 if fails:
-                    raise ValidationError(text)
+                    raise ValidationError(text, None)
         except ValidationError as error:
             raise StartError(str(error)) from None
         return sampling(asked)

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from text_generation_common.addresses import address_of, bound_socket, reachable
+from text_generation_common.addresses import address_of, bound_socket, reachable, resolved
 
 logger = logging.getLogger(__name__)
 
@@ -11,7 +11,17 @@ logger = logging.getLogger(__name__)
 @pytest.mark.parametrize("hostname", ["localhost", "3f2a", ""])
 def test_a_name_becomes_every_address_with_a_warning(hostname: str, caplog: pytest.LogCaptureFixture) -> None:
     assert address_of(hostname, logger) == "0.0.0.0"
-    assert caplog.messages == ["Invalid hostname, defaulting to 0.0.0.0"]
+    assert caplog.messages == [
+        "HOSTNAME in the environment is not an IP address: listening on every address, 0.0.0.0; --hostname chooses one"
+    ]
+
+
+def test_a_name_is_resolved_to_an_address_of_this_machine_or_refused() -> None:
+    assert resolved("localhost") == "127.0.0.1"
+    assert resolved("::1") == "::1"
+    for name in ("foo.invalid", "", "a" * 300, "bad name"):
+        with pytest.raises(ValueError, match="neither an IP address nor a name"):
+            resolved(name)
 
 
 @pytest.mark.parametrize("hostname", ["127.0.0.1", "::1", "::"])

@@ -113,6 +113,13 @@ SMALLER = "choose a smaller --max-total-tokens, or stretch the positions with"
 
 BAD: dict[str, Bad] = {
     # Wrong usage
+    "name of no machine": usage(
+        "--hostname foo.invalid", "neither an IP address nor a name of this machine", "give an"
+    ),
+    "empty model": usage("--model-id=", "--model-id is empty", "give it a value, or leave it out"),
+    "empty model in the environment": usage(
+        "", "MODEL_ID in the environment is empty", "give it a value, or leave it out", MODEL_ID=""
+    ),
     "misspelt flag": usage("--modl-id x", "No such option: --modl-id", f"did you mean --model-id? {LISTED}"),
     "model without its flag": usage("./model", "unexpected extra argument", "each value needs its flag, such as --mod"),
     "value of a switch": usage("--closed-routes true", "unexpected extra argument", "each value needs its flag"),

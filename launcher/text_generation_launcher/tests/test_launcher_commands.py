@@ -124,7 +124,7 @@ def test_shard_gets_all_given_values():
         "CPU_TARGET": "avx2",
         "HUGGINGFACE_HUB_CACHE": "/cache",
         "WEIGHTS_CACHE_OVERRIDE": "/override",
-        "HF_TOKEN": "t",
+        "HF_TOKEN": None,
         "OMP_NUM_THREADS": "3",
     }
     assert {name: command.env.get(name) for name in expected} == expected
@@ -165,6 +165,7 @@ def test_router_gets_its_flags_and_the_bound_socket():
         "--prefix-caching": [],
         "--max-client-batch-size": ["4"],
         "--payload-limit": ["2000000"],
+        "--generation-config": ["none"],
         "--cors-allow-origin": ["http://a", "http://b"],
         "--disable-grammar-support": [],
         "--max-connections": ["4096"],
@@ -207,11 +208,11 @@ def test_the_key_of_the_block_hashes_reaches_fronts_and_engines_by_the_environme
 
 
 def test_keys_reach_the_router_s_environment_and_nothing_else():
-    config = with_flags(PLAIN, api_key=("one", "two"), api_key_file="/keys", closed_routes=True)
+    config = with_flags(PLAIN, api_key=("key-1", "key-2"), api_key_file="/keys", closed_routes=True)
     environ = {"API_KEY": "of the environment", "ADMIN_API_KEY": "of administrators"}
     router = commands.router(config, PROGRAMS, environ, PLACE, listen_fd=7, port=1, launcher_fd=9)
-    assert router.env["API_KEY"] == "one two"
-    assert "one" not in " ".join(router.argv)
+    assert router.env["API_KEY"] == "key-1 key-2"
+    assert "key-1" not in " ".join(router.argv)
     flags = options(router, 1)
     assert (flags["--api-key-file"], flags["--closed-routes"]) == (["/keys"], [])
     others = [

@@ -82,6 +82,8 @@ OWN_FLAGS = {
     "tool-call-format": "auto",
     "reasoning-format": "auto",
     "strict-parameters": False,
+    "keep-agent-lines": False,
+    "generation-config": "none",
     "tgi-dialect": False,
     "tgi-buckets": False,
     "trusted-proxy": None,

@@ -103,12 +103,31 @@ def test_the_router_waits_while_a_rank_loads(site):
     assert launch.end(signal.SIGTERM) == 0
 
 
+def shown_of(launch, file: str) -> list[str]:
+    """What /proc shows of the launcher and of its janitor, which has forked from it."""
+    children = Path(f"/proc/{launch.process.pid}/task/{launch.process.pid}/children").read_text().split()
+    janitors = [pid for pid in children if "text_generation_launcher.cli" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(janitors) == 1
+    return [Path(f"/proc/{pid}/{file}").read_bytes().decode() for pid in (launch.process.pid, *janitors)]
+
+
 def test_keys_stand_on_no_command_line_and_in_no_shard_s_environment(site):
-    site.launch("--api-key", "secret-1", "--api-key", "secret-2").ready()
+    launch = site.launch("--api-key", "secret-1", "--api-key=secret-2", HF_TOKEN="secret-3").ready()
     assert site.started("router")["env"]["API_KEY"] == "secret-1 secret-2"
     for entry in site.events("start"):
         assert "secret" not in " ".join(entry["argv"])
-        assert entry["role"] == "router" or "secret" not in str(entry["env"])
+        assert entry["role"] in ("router", "download") or "secret" not in str(entry["env"])
+    assert launch.stdout.count("A key was on the command line") == 1 and "secret" not in launch.stdout
+    assert all("secret" not in line and "********" in line for line in shown_of(launch, "cmdline"))
+    ours, janitor_s = shown_of(launch, "environ")
+    assert "secret-3" in ours and "secret" not in janitor_s
+
+
+def test_a_name_on_the_command_line_is_one_address_and_not_every_one(site):
+    site.launch("--hostname", "localhost").ready()
+    socket.create_connection(("127.0.0.1", int(port_of(site)))).close()
+    with pytest.raises(ConnectionRefusedError):  # 127.0.0.2 is another address of the same machine
+        socket.create_connection(("127.0.0.2", int(port_of(site))))
 
 
 def test_a_server_leaves_no_files_and_no_processes(site):

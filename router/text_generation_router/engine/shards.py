@@ -2,6 +2,7 @@
 shards' sockets for steps, everything else as gRPC calls. No other file of the router uses protobuf."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -28,6 +29,8 @@ from text_generation_router.scheduling.step import (
     ForwardStep,
     Step,
 )
+
+logger = logging.getLogger(__name__)
 
 MESSAGE_LIMIT = 64 * 2**20
 OPTIONS = [
@@ -148,6 +151,13 @@ class ShardedClient:
             await _close(channels, connections)
             raise
         if len(connections) < len(paths):
+            logger.warning(
+                "%d of %d shards have no socket for steps, such as %s: steps go as gRPC calls, which is slower. Was the"
+                " folder cleaned? A new start of the shards makes the sockets again",
+                len(paths) - len(connections),
+                len(paths),
+                steps_path(master_uds_path),
+            )
             await _close([], connections)
             connections = []
         return cls(channels, _model_info(info), connections)

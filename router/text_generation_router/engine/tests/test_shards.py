@@ -439,3 +439,12 @@ def test_a_rank_that_stands_still_says_nothing_of_a_grammar(place: Path, monkeyp
             await group.compile("good")
 
     over(place, use)
+
+
+def test_a_missing_socket_for_steps_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+        pass
+
+    over(tmp_path, use)
+    (line,) = [message for message in caplog.messages if "no socket for steps" in message]
+    assert line.startswith(f"2 of 2 shards have no socket for steps, such as {tmp_path}/s-0.steps")

@@ -20,6 +20,7 @@ def make(setup: bytes) -> Mapping[str, Handler]:
     return {
         "setup": lambda _: setup,
         "reverse": lambda content: content[::-1],
+        "environ": lambda _: repr(dict(os.environ)).encode(),
         "pid": lambda _: str(os.getpid()).encode(),
         "sleep": _sleep,
         "hang": _hang,

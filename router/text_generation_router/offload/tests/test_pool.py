@@ -1,3 +1,4 @@
+import ast
 import asyncio
 import os
 import signal
@@ -50,6 +51,21 @@ def is_gone(pid: int) -> bool:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     return True
+
+
+def test_a_child_has_no_secret_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = ("API_KEY", "ADMIN_API_KEY", "HF_TOKEN", "HF_API_TOKEN", "HUGGING_FACE_HUB_TOKEN", "BLOCK_HASH_KEY")
+    hidden += ("AWS_SECRET_ACCESS_KEY", "NGROK_AUTHTOKEN", "db_password", "OTEL_EXPORTER_OTLP_HEADERS")
+    kept = ("PYTHONPATH", "TOKENIZERS_PARALLELISM", "MAX_TOTAL_TOKENS", "LANG")
+    for name in (*hidden, *kept[1:]):
+        monkeypatch.setenv(name, f"value-of-{name}")
+
+    async def test(pool: ProcessPool) -> None:
+        environ = ast.literal_eval((await pool.run("environ", b"", LONG_S)).decode())
+        assert not [name for name in hidden if name in environ]
+        assert {name: environ.get(name) for name in kept} == {name: os.environ.get(name) for name in kept}
+
+    run(test)
 
 
 def test_each_job_gets_its_own_answer():
