@@ -92,8 +92,23 @@ def check(schema: type[B], value: dict[str, Any], limits: ListLimits | None = No
         return schema.model_validate(value, context=limits)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = _path(first["loc"])
+        path = _path(_without_kinds(first["loc"], value))
         raise UnprocessableError(path, first["msg"].removeprefix("Value error, ")) from error
+
+
+def _without_kinds(place: tuple[int | str, ...], value: Any) -> tuple[int | str, ...]:
+    """The place of a value in the body without the `type` of each object on the way, by which pydantic tells its
+    schema from others."""
+    kept: list[int | str] = []
+    for part in place:
+        if isinstance(value, dict) and part == value.get("type") and part not in value:
+            continue
+        kept.append(part)
+        if isinstance(value, dict):
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+    return tuple(kept)
 
 
 def _path(place: tuple[int | str, ...]) -> str:

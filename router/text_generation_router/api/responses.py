@@ -15,6 +15,7 @@ from text_generation_router.api.openai import ChatLogprobs, row_of, rows_of
 from text_generation_router.api.read_pieces import pieces_of_event, pieces_of_result
 from text_generation_router.api.responses_chat import NAMES, chat_of
 from text_generation_router.api.responses_schemas import LOGPROBS, ResponsesOptions
+from text_generation_router.api.responses_tools import call_names
 from text_generation_router.api.responses_writer import ResponseStream, output_of
 from text_generation_router.api.services import Services
 from text_generation_router.api.styles import OPENAI_STYLE
@@ -55,7 +56,9 @@ class ResponsesRoutes:
     async def answer(self, asked: ResponsesOptions, results: Sequence[Result]) -> dict[str, Any]:
         [result] = results
         ending = ending_of(result.finish.reason)
-        output = output_of(pieces_of_result(result), request_id.get(), ending["status"])
+        output = output_of(
+            pieces_of_result(result), request_id.get(), ending["status"], names=call_names(asked.tools or ())
+        )
         if has_logprobs(asked):
             rows = rows_of(result, asked.top_logprobs or 0, OPENAI_STYLE)
             messages = [item for item in output if item["type"] == "message"]
@@ -72,7 +75,9 @@ class ResponsesRoutes:
         self, asked: ResponsesOptions, generations: Sequence[Generation], writer: DirectWriter
     ) -> AsyncGenerator[bytes, None]:
         [generation] = generations
-        stream = ResponseStream(head_json(asked, self._services.served_name), request_id.get())
+        stream = ResponseStream(
+            head_json(asked, self._services.served_name), request_id.get(), names=call_names(asked.tools or ())
+        )
         encode = ResponseEncoder(asked, generation, stream, self._logprobs)
         generation.write_through(writer, encode)
         try:

@@ -6,18 +6,22 @@ from typing import Any
 from text_generation_router.api.messages import MessageBody
 from text_generation_router.api.responses_schemas import (
     LOGPROBS,
+    CustomCallItem,
     FunctionCallItem,
     FunctionResultItem,
     InputMessage,
-    Item,
+    PromptItem,
     ReasoningItem,
     RenderedResponses,
     ResponsesOptions,
     ResponsesRequest,
+    WebSearchItem,
 )
+from text_generation_router.api.responses_tools import INPUT, chat_name
 from text_generation_router.api.schemas import SamplingFields
 from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.errors import ValidationError
+from text_generation_router.http.encoding import to_json
 
 # What the route calls the fields that the checks of chats call by other names.
 NAMES = {
@@ -52,10 +56,10 @@ def chat_of(asked: ResponsesOptions) -> ChatOptions:
 def messages_of(asked: ResponsesRequest) -> list[MessageBody]:
     """The conversation as messages of a chat."""
     told = [] if asked.instructions is None else [MessageBody(role="system", content=asked.instructions)]
-    return told + _messages_of(asked.input)
+    return told + _messages_of(item for item in asked.input if not isinstance(item, WebSearchItem))
 
 
-def _messages_of(items: Iterable[Item]) -> list[MessageBody]:
+def _messages_of(items: Iterable[PromptItem]) -> list[MessageBody]:
     """The reasoning, the text and the calls of one turn of the model are one message of the assistant's."""
     messages: list[MessageBody] = []
     turn: dict[str, Any] = {}  # the fields of the assistant's message that is being put together
@@ -68,7 +72,7 @@ def _messages_of(items: Iterable[Item]) -> list[MessageBody]:
             turn.clear()
 
     for item in items:
-        if isinstance(item, FunctionCallItem):
+        if isinstance(item, FunctionCallItem | CustomCallItem):
             turn.setdefault("tool_calls", []).append(_call(item))
         elif isinstance(item, ReasoningItem):
             if turn:  # reasoning is the beginning of a turn
@@ -92,5 +96,7 @@ def _others(item: InputMessage | FunctionResultItem) -> MessageBody:
     return MessageBody(role=item.role, content=item.content)
 
 
-def _call(item: FunctionCallItem) -> dict[str, Any]:
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+def _call(item: FunctionCallItem | CustomCallItem) -> dict[str, Any]:
+    arguments = item.arguments if isinstance(item, FunctionCallItem) else to_json({INPUT: item.input}).decode()
+    function = {"name": chat_name(item.name, item.namespace), "arguments": arguments}
+    return {"id": item.call_id, "type": "function", "function": function}

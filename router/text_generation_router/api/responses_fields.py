@@ -2,15 +2,18 @@
 
 from text_generation_router.api.contract import Contract, Refused, Renamed, Tolerated
 from text_generation_router.api.known_fields import COMMON, OTHER_FORMS, Rules
-from text_generation_router.api.responses_options import FunctionTool, ReasoningConfig, TextConfig
+from text_generation_router.api.responses_options import ReasoningConfig, TextConfig
 from text_generation_router.api.responses_schemas import (
     NOT_STORED,
+    CustomCallItem,
     FunctionCallItem,
     FunctionResultItem,
     InputMessage,
     ReasoningItem,
     ResponsesRequest,
+    WebSearchItem,
 )
+from text_generation_router.api.responses_tools import FunctionTool, NamespaceTool, TextTool
 
 RESPONSES_RULES: Rules = (
     COMMON
@@ -24,6 +27,7 @@ RESPONSES_RULES: Rules = (
         "prompt": Refused("is not supported: there are no stored prompts, send `input` and `instructions`"),
         "context_management": Refused("is not supported: every item is part of the prompt", ([],)),
         "truncation": Refused("is not supported: a conversation that is too long is refused", ("disabled",)),
+        "client_metadata": Tolerated("the client's own notes"),
         "access_programs": Tolerated("there are no such programs here"),
         "image": Tolerated("there are no images here"),
         "max_tokens": Renamed("max_output_tokens"),
@@ -38,7 +42,7 @@ RESPONSES_RULES: Rules = (
     }
 )
 RESPONSES = Contract.of(ResponsesRequest, RESPONSES_RULES)
-TEXT = Contract.of(TextConfig, {"verbosity": Refused(neutral=("medium",))})
+TEXT = Contract.of(TextConfig)
 SUMMARY = Tolerated("the reasoning itself is part of the answer")
 REASONING = Contract.of(
     ReasoningConfig,
@@ -49,29 +53,35 @@ REASONING = Contract.of(
         "mode": Refused(neutral=("standard",)),
     },
 )
-TOOL = Contract.of(
-    FunctionTool,
-    {
-        "allowed_callers": Refused("is not supported: the model alone calls functions", (["direct"],)),
-        "async": Refused("is not supported: a result is part of the next request", (False,)),
-        "defer_loading": Refused("is not supported: the model is told of every function", (False,)),
-        "output_schema": Tolerated("the client alone reads what a function returns"),
-    },
-)
+_OF_TOOLS: Rules = {
+    "allowed_callers": Refused("is not supported: the model alone calls functions", (["direct"],)),
+    "async": Refused("is not supported: a result is part of the next request", (False,)),
+    "defer_loading": Refused("is not supported: the model is told of every function", (False,)),
+    "output_schema": Tolerated("the client alone reads what a function returns"),
+}
+TOOLS = {
+    "function": Contract.of(FunctionTool, _OF_TOOLS),
+    "custom": Contract.of(TextTool, _OF_TOOLS),
+    "namespace": Contract.of(NamespaceTool, _OF_TOOLS),
+}
 _OF_ITEMS: Rules = {
     "id": Tolerated("items are not stored"),
     "status": Tolerated("an item stands as it is"),
     "phase": Tolerated("the chat template knows no phases"),
     "caller": Tolerated("every function is called directly"),
     "async": Tolerated("a result is part of the prompt when it is sent"),
-    "namespace": Refused("is not supported: there are no namespaces"),
 }
+CALLED = Tolerated("the call has the function's name")
+IN_OTHER_SEARCHES: Rules = {"action": Tolerated("another server has searched")}
 ITEMS = {
+    "web_search_call": Contract.of(WebSearchItem, _OF_ITEMS, IN_OTHER_SEARCHES),
     "message": Contract.of(InputMessage, _OF_ITEMS),
     "function_call": Contract.of(FunctionCallItem, _OF_ITEMS),
-    "function_call_output": Contract.of(
-        FunctionResultItem, _OF_ITEMS, {"name": Tolerated("the call has the function's name")}
+    **dict.fromkeys(
+        ("function_call_output", "custom_tool_call_output"),
+        Contract.of(FunctionResultItem, _OF_ITEMS, {"name": CALLED, "namespace": CALLED}),
     ),
+    "custom_tool_call": Contract.of(CustomCallItem, _OF_ITEMS),
     "reasoning": Contract.of(
         ReasoningItem, _OF_ITEMS, {"encrypted_content": Tolerated("only the server that has made it can read it")}
     ),

@@ -1,4 +1,4 @@
-"""What /v1/responses says of functions, reasoning and the form of the text, and the same in the fields of chats."""
+"""What /v1/responses says of tools, reasoning and the form of the text, and the same in the fields of chats."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,7 +6,8 @@ from pydantic import BeforeValidator, Field
 
 from text_generation_router.api.fields import Body
 from text_generation_router.api.form_fields import LIMITED, Object
-from text_generation_router.api.tools import Choice, FunctionName
+from text_generation_router.api.responses_tools import KINDS, Tool, chat_name, known_tools
+from text_generation_router.api.tools import Choice
 from text_generation_router.errors import ValidationError
 
 FORMATS = ("text", "json_object", "json_schema")
@@ -25,7 +26,15 @@ class TextConfig(Body):
         ),
     ] = None
 
+    verbosity: Annotated[
+        Literal["low", "medium", "high"] | None, Field(description="The chat template's variable `verbosity`.")
+    ] = None
+
     def chat_values(self) -> dict[str, Any]:
+        wish = {} if self.verbosity is None else {"chat_template_kwargs": {"verbosity": self.verbosity}}
+        return wish | self._form()
+
+    def _form(self) -> dict[str, Any]:
         if self.format is None:
             return {}
         kind = self.format.get("type")
@@ -46,35 +55,20 @@ class ReasoningConfig(Body):
     ] = None
 
 
-class FunctionTool(Body):
-    """A function that the client runs."""
-
-    type: Literal["function"]
-    """The kind of tool."""
-    name: FunctionName
-    """1 to 128 letters, digits, underscores, dots and hyphens."""
-    description: str | None = None
-    """Tells the model what the function does."""
-    parameters: dict[str, Any] | None = None
-    """The JSON schema of its arguments, an object."""
-    strict: Annotated[
-        bool | None, Field(description="Whether arguments are forced to be valid by the schema. Default: false.")
-    ] = None
-
-    def chat_tool(self) -> dict[str, Any]:
-        function = self.model_dump(exclude_none=True, exclude={"type"})
-        return {"type": "function", "function": function}
+def _choice(value: Any) -> Any:
+    """Raises ValidationError for the choice of a tool that is left out."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in (*KINDS, "allowed_tools"):
+        reason = f"`tool_choice` demands a tool of the type `{kind[:64]}`, which is not supported"
+        raise ValidationError(reason, "tool_choice")
+    return value | {"type": "function"} if kind == "custom" else value
 
 
-def _are_functions(tools: Any) -> Any:
-    """Raises ValidationError for a tool that OpenAI's own servers run, or that is not called with JSON."""
-    for number, tool in enumerate(tools if isinstance(tools, list) else ()):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise ValidationError(
-                f'`tools[{number}].type` must be "function": `{kind[:64]}` is not supported', f"tools[{number}].type"
-            )
-    return tools
+def _chat_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
+    name, namespace = (choice.get("name"), choice.get("namespace")) if isinstance(choice, dict) else (None, None)
+    if isinstance(choice, dict) and isinstance(name, str) and isinstance(namespace, str):
+        return {"type": "function", "name": chat_name(name, namespace)}
+    return choice
 
 
 class AnswerOptions(Body):
@@ -84,10 +78,10 @@ class AnswerOptions(Body):
     """The form of the text."""
     reasoning: ReasoningConfig | None = None
     """How the model reasons before its answer."""
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True), BeforeValidator(_are_functions)] | None = None
-    """Functions that the model may call and the client runs; at most 128."""
+    tools: Annotated[list[Tool], Field(fail_fast=True), BeforeValidator(known_tools)] | None = None
+    """Tools that the model may call and the client runs; at most 128 functions. Tools of other types are left out."""
     tool_choice: Annotated[
-        Choice | None,
+        Annotated[Choice, BeforeValidator(_choice, json_schema_input_type=str | dict[str, Any])] | None,
         Field(
             description="`none`, `auto` (the model decides), `required` (at least one call), or one function, as"
             ' `{"type": "function", "name": string}`. Default: `auto`.'
@@ -101,9 +95,10 @@ class AnswerOptions(Body):
         """The same in the fields of chats. Raises ValidationError."""
         values: dict[str, Any] = {}
         if self.tools:
-            values["tools"] = [tool.chat_tool() for tool in self.tools]
+            functions = [function for tool in self.tools for _, function in tool.chat_tools()]
+            values["tools"] = [{"type": "function", "function": function} for function in functions]
         if self.tool_choice is not None and (self.tools or self.tool_choice not in ("auto", "none")):
-            values["tool_choice"] = self.tool_choice
+            values["tool_choice"] = _chat_choice(self.tool_choice)
         if self.parallel_tool_calls is not None:
             values["parallel_tool_calls"] = self.parallel_tool_calls
         if self.text is not None:
@@ -118,7 +113,7 @@ class AnswerOptions(Body):
         return {
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "reasoning": {"effort": reasoning.effort, "summary": None},
-            "text": {"format": (self.text and self.text.format) or {"type": "text"}},
+            "text": {"format": {"type": "text"}} | (self.text or TextConfig()).model_dump(exclude_none=True),
             "tool_choice": "auto" if self.tool_choice is None else self.tool_choice,
             "tools": [tool.model_dump() for tool in self.tools or ()],
         }

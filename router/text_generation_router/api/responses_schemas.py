@@ -35,14 +35,38 @@ class FunctionCallItem(Body):
     """The name by which the result refers to this call."""
     name: str
     """The function's name."""
+    namespace: str | None = None
+    """The namespace of the function, if it is in one."""
     arguments: str
     """The arguments, as JSON."""
 
 
-class FunctionResultItem(Body):
-    """What a function has returned."""
+class CustomCallItem(Body):
+    """A call of a custom tool, as an answer has it."""
 
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
+    """The kind of item."""
+    call_id: str
+    """The name by which the result refers to this call."""
+    name: str
+    """The tool's name."""
+    namespace: str | None = None
+    """The namespace of the tool, if it is in one."""
+    input: str
+    """The text that the tool gets."""
+
+
+class WebSearchItem(Body):
+    """A search that another server has made. It is not part of the prompt."""
+
+    type: Literal["web_search_call"]
+    """The kind of item."""
+
+
+class FunctionResultItem(Body):
+    """What a function or a custom tool has returned."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     """The kind of item."""
     call_id: str
     """The call that it is the result of."""
@@ -68,17 +92,20 @@ class ReasoningItem(Body):
     """The reasoning itself."""
 
 
-Item = InputMessage | FunctionCallItem | FunctionResultItem | ReasoningItem
-ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+PromptItem = InputMessage | FunctionCallItem | CustomCallItem | FunctionResultItem | ReasoningItem
+Item = PromptItem | WebSearchItem
+ITEMS = (
+    "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
+    "web_search_call",
+)  # fmt: skip
 # Items that OpenAI's API has besides; any of them would change the prompt.
 OTHER_ITEMS = frozenset(
     (
         "additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction",
-        "compaction_trigger", "computer_call", "computer_call_output", "configuration_update", "custom_tool_call",
-        "custom_tool_call_output", "file_search_call", "image_generation_call", "item_reference", "local_shell_call",
+        "compaction_trigger", "computer_call", "computer_call_output", "configuration_update", "file_search_call",
+        "image_generation_call", "item_reference", "local_shell_call",
         "local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools",
         "program", "program_output", "shell_call", "shell_call_output", "tool_search_call", "tool_search_output",
-        "web_search_call",
     )
 )  # fmt: skip
 NOT_STORED = "is not supported: answers are not stored, send the whole conversation in `input`"

@@ -3,16 +3,20 @@ output.
 """
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 
+from text_generation_router.api.responses_tools import CallName, input_of
 from text_generation_router.http.encoding import to_json, to_named_event
 from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text, is_json
 
 ID_BYTES = 12
 NewId = Callable[[], str]
+NO_NAMES: Mapping[str, CallName] = MappingProxyType({})
+CUSTOM_DELTA = "response.custom_tool_call_input.delta"
 Event = dict[str, Any]
 
 
@@ -24,8 +28,9 @@ def new_call_id() -> str:
 class OutputItems:
     """Puts the items of one answer together. What is added to them is told as events, without their numbers."""
 
-    def __init__(self, identity: str, make_call_id: NewId = new_call_id) -> None:
-        """`identity`: what the ids of all items end with."""
+    def __init__(self, identity: str, names: Mapping[str, CallName], make_call_id: NewId = new_call_id) -> None:
+        """`identity`: what the ids of all items end with. `names`: of the calls that are told otherwise."""
+        self._names = names
         self.items: list[dict[str, Any]] = []
         self._identity = identity
         self._make_call_id = make_call_id
@@ -39,7 +44,9 @@ class OutputItems:
             yield from self._begin(kind, piece)
         assert self._open is not None
         if not isinstance(piece, CallStart):
-            yield self._placed(self._open.add(piece.text, logprobs))
+            added = self._open.add(piece.text, logprobs)
+            if added is not None:
+                yield self._placed(added)
 
     def end(self, status: str = "completed") -> Iterator[Event]:
         """Ends the newest item."""
@@ -61,7 +68,9 @@ class OutputItems:
     def _begin(self, kind: "type[MessageItem | ReasoningOutputItem | CallItem]", piece: Piece) -> Iterator[Event]:
         item_id = f"{kind.prefix}_{self._identity}_{len(self.items)}"
         if isinstance(piece, CallStart):
-            self._open = CallItem(item_id, piece.id or self._make_call_id(), piece.name)
+            name = self._names.get(piece.name, CallName(piece.name))
+            form = CustomCallItem if name.is_custom else CallItem
+            self._open = form(item_id, piece.id or self._make_call_id(), name)
         else:
             self._open = MessageItem(item_id) if kind is MessageItem else ReasoningOutputItem(item_id)
         self.items.append(self._open.item)
@@ -134,21 +143,23 @@ class ReasoningOutputItem(ItemPart):
 class CallItem:
     prefix = "fc"
 
-    def __init__(self, item_id: str, call_id: str, name: str) -> None:
+    def __init__(self, item_id: str, call_id: str, name: CallName) -> None:
         self.item: dict[str, Any] = {
             "id": item_id,
             "type": "function_call",
             "status": "in_progress",
             "call_id": call_id,
-            "name": name,
+            "name": name.name,
             "arguments": "",
         }
+        if name.namespace is not None:
+            self.item["namespace"] = name.namespace
         self._texts: list[str] = []
 
     def begin(self) -> Iterator[Event]:
         return iter(())
 
-    def add(self, text: str, logprobs: Sequence[Any]) -> Event:
+    def add(self, text: str, logprobs: Sequence[Any]) -> Event | None:
         self._texts.append(text)
         return {"type": "response.function_call_arguments.delta", "delta": text}
 
@@ -157,6 +168,26 @@ class CallItem:
         self.item |= {"arguments": arguments, "status": status if is_json(arguments) else "incomplete"}
         told = {"name": self.item["name"], "arguments": self.item["arguments"]}
         yield {"type": "response.function_call_arguments.done"} | told
+
+
+class CustomCallItem(CallItem):
+    """A call whose one argument is a text, which is told when it is whole."""
+
+    prefix = "ctc"
+
+    def __init__(self, item_id: str, call_id: str, name: CallName) -> None:
+        super().__init__(item_id, call_id, name)
+        del self.item["arguments"]
+        self.item |= {"type": "custom_tool_call", "input": ""}
+
+    def add(self, text: str, logprobs: Sequence[Any]) -> None:
+        self._texts.append(text)
+
+    def end(self, status: str) -> Iterator[Event]:
+        arguments = "".join(self._texts)
+        self.item |= {"input": input_of(arguments), "status": status if is_json(arguments) else "incomplete"}
+        yield {"type": CUSTOM_DELTA, "delta": self.item["input"]}
+        yield {"type": "response.custom_tool_call_input.done", "input": self.item["input"]}
 
 
 KINDS: dict[type[Piece], type[MessageItem | ReasoningOutputItem | CallItem]] = {
@@ -172,10 +203,14 @@ def _array(entries: Sequence[bytes]) -> orjson.Fragment:
 
 
 def output_of(
-    pieces: Iterable[Piece], identity: str, status: str, make_call_id: NewId = new_call_id
+    pieces: Iterable[Piece],
+    identity: str,
+    status: str,
+    make_call_id: NewId = new_call_id,
+    names: Mapping[str, CallName] = NO_NAMES,
 ) -> list[dict[str, Any]]:
     """The items of a whole answer."""
-    output = OutputItems(identity, make_call_id)
+    output = OutputItems(identity, names, make_call_id)
     for piece in pieces:
         list(output.add(piece))
     list(output.end_all(status))
@@ -185,10 +220,16 @@ def output_of(
 class ResponseStream:
     """Writes the events of one stream, with their numbers. Each method returns whole events, or nothing."""
 
-    def __init__(self, head: dict[str, Any], identity: str, make_call_id: NewId = new_call_id) -> None:
-        """`head`: the fields of the answer that do not change."""
+    def __init__(
+        self,
+        head: dict[str, Any],
+        identity: str,
+        make_call_id: NewId = new_call_id,
+        names: Mapping[str, CallName] = NO_NAMES,
+    ) -> None:
+        """`head`: the fields of the answer that do not change. `names`: of the calls that are told otherwise."""
         self._head = head
-        self._output = OutputItems(identity, make_call_id)
+        self._output = OutputItems(identity, names, make_call_id)
         self._number = 0
 
     def start(self) -> bytes:

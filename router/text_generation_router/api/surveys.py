@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from text_generation_router.api import anthropic_fields, known_fields, responses_fields
-from text_generation_router.api.contract import MAX_NAMES, Contract
+from text_generation_router.api.contract import MAX_NAME_CHARS, MAX_NAMES, Contract
+from text_generation_router.api.responses_tools import is_left_out
 from text_generation_router.errors import SuffixError
 
 Value = dict[str, Any]
@@ -86,12 +87,27 @@ def survey_responses(value: Value) -> tuple[str, ...]:
     unknown = [*_survey(value, responses_fields.RESPONSES), *_stream_options(value)]
     unknown += _survey(_object(value.get("text")), responses_fields.TEXT, "text.")
     unknown += _survey(_object(value.get("reasoning")), responses_fields.REASONING, "reasoning.")
-    unknown += _listed_tools(value, responses_fields.TOOL)
+    unknown += _responses_tools(value.get("tools"), "tools")
     for where, item in _objects(value.get("input"), "input"):
         kind = item.get("type", "message")
+        unknown += [where + kind] if kind == "web_search_call" else ()
         contract = responses_fields.ITEMS.get(kind) if isinstance(kind, str) else None
         unknown += () if contract is None else _survey(item, contract, where)
     return tuple(unknown[:MAX_NAMES])
+
+
+def _responses_tools(tools: Any, place: str) -> list[str]:
+    """The unknown fields of tools, and the tools that are left out."""
+    unknown: list[str] = []
+    for where, tool in _objects(tools, place):
+        if is_left_out(tool):
+            unknown.append(where + tool["type"][:MAX_NAME_CHARS])
+        elif isinstance(kind := tool.get("type"), str):
+            unknown += _survey(tool, responses_fields.TOOLS[kind], where)
+            unknown += _responses_tools(tool.get("tools"), f"{where}tools")
+            if kind == "custom" and "definition" in _object(tool.get("format")):
+                unknown.append(f"{where}format")
+    return unknown
 
 
 def _turns(value: Value) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ CONTRACTS: dict[str, Contract] = {
     "parameters": known_fields.PARAMETERS,
     "stream_options": known_fields.STREAM_OPTIONS,
     "responses": responses_fields.RESPONSES,
-    "responses tool": responses_fields.TOOL,
+    "responses tool": responses_fields.TOOLS["function"],
     "tool": anthropic_fields.TOOL,
     "output_config": anthropic_fields.OUTPUT_CONFIG,
     "thinking": anthropic_fields.THINKING,

@@ -36,7 +36,6 @@ NESTED = [
     ("/v1/messages", {"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]}, "tools[0].defer_loading"),
     ("/v1/messages", {"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "output_config.task_budget"),
     ("/v1/responses", {"tools": [{"type": "function", "name": "f", "async": True}]}, "tools[0].async"),
-    ("/v1/responses", {"text": {"verbosity": "low"}}, "text.verbosity"),
     ("/v1/responses", {"reasoning": {"mode": "pro"}}, "reasoning.mode"),
 ]
 

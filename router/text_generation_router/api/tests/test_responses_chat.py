@@ -49,9 +49,20 @@ def test_a_text_is_a_message_of_the_users(given):
     assert messages(given, instructions="Be short.") == [{"role": "system", "content": "Be short."}, USER]
 
 
+CUSTOM_CALL = {"type": "custom_tool_call", "call_id": CALL["call_id"], "name": "patch", "input": 'a "b"'}
+CUSTOM_CALLED = CALLED | {"function": {"name": "patch", "arguments": {"input": 'a "b"'}}}
 CONVERSATIONS = {
     "text": ([USER, answered("Ho"), USER], [USER, assistant("Ho"), USER]),
     "a call": ([USER, CALL, RESULT], [USER, assistant(tool_calls=[CALLED]), TOLD]),
+    "a custom call": (
+        [USER, CUSTOM_CALL, RESULT | {"type": "custom_tool_call_output"}],
+        [USER, assistant(tool_calls=[CUSTOM_CALLED]), TOLD],
+    ),
+    "a call of a namespace": (
+        [CALL | {"namespace": "n"}],
+        [assistant(tool_calls=[CALLED | {"function": CALLED["function"] | {"name": f"n__{CALL['name']}"}}])],
+    ),
+    "a search of another server": ([USER, {"type": "web_search_call", "id": "x", "action": {}}], [USER]),
     "a call behind a text": ([answered("a"), CALL, RESULT], [assistant("a", tool_calls=[CALLED]), TOLD]),
     "a text behind a call": ([CALL, answered("a"), RESULT], [assistant("a", tool_calls=[CALLED]), TOLD]),
     "two calls": (
@@ -98,8 +109,7 @@ def test_a_result_may_be_a_list_of_parts():
             {"type": "item_reference", "id": "msg_1"},
             "`item_reference` in `input` is not supported: answers are not stored",
         ),
-        ({"type": "web_search_call", "id": "x"}, "`web_search_call` in `input` is not supported yet"),
-        ({"type": "custom_tool_call", "id": "x"}, "`custom_tool_call` in `input` is not supported yet"),
+        ({"type": "file_search_call", "id": "x"}, "`file_search_call` in `input` is not supported yet"),
         ({"role": "user", "content": [{"type": "input_image"}]}, "`input_image` in `input` is not supported yet"),
         ({"role": "user", "content": [{"type": "input_file"}]}, "`input_file` in `input` is not supported yet"),
         (RESULT | {"output": [{"type": "input_image"}]}, "`input_image` in `input` is not supported yet"),

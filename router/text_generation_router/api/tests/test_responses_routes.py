@@ -113,8 +113,6 @@ ERRORS = [
     (body(top_logprobs=2), 400, "top_logprobs", "allowed only if `include` has"),
     (body(text={"format": {"type": "json"}}), 400, "text.format", "must have a `type` of text"),
     (body(reasoning={"effort": "most"}), 400, "reasoning.effort", "Input should be"),
-    (body(input=[{"type": "function_call", "call_id": "a", "name": "f", "arguments": "", "namespace": "n"}]), 400,
-     "input[0].namespace", "there are no namespaces"),
 ]  # fmt: skip
 
 
