@@ -100,8 +100,9 @@ def _without_kinds(place: tuple[int | str, ...], value: Any) -> tuple[int | str,
     """The place of a value in the body without the `type` of each object on the way, by which pydantic tells its
     schema from others."""
     kept: list[int | str] = []
-    for part in place:
-        if isinstance(value, dict) and part == value.get("type") and part not in value:
+    for number, part in enumerate(place, 1):
+        # At the end of a place the name is that of a missing field.
+        if isinstance(value, dict) and part == value.get("type") and part not in value and number < len(place):
             continue
         kept.append(part)
         if isinstance(value, dict):

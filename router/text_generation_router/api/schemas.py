@@ -118,7 +118,7 @@ class SamplingFields(Body):
 class GenerateParameters(SamplingFields):
     best_of: U64 | None = None
     """Number of texts that are generated; the most likely one is the answer. More than 1 needs sampling."""
-    do_sample: bool | None = None
+    do_sample: bool = False
     """Whether tokens are drawn. If not, and no other field asks for it, the most likely token is taken."""
     max_new_tokens: U32 | None = None
     """Most new tokens. Default: as many as fit."""
@@ -146,8 +146,11 @@ class GenerateParameters(SamplingFields):
     grammar: NativeGrammar = None
 
     def sampling_parameters(self) -> AskedParameters:
+        values = self.sampling_values()
+        if "do_sample" not in self.model_fields_set:
+            del values["do_sample"]  # the model's own default may be another one (--generation-config)
         return AskedParameters(
-            AskedSampling.of(self.sampling_values()),
+            AskedSampling.of(values),
             best_of=self.best_of,
             max_new_tokens=self.max_new_tokens,
             stop=tuple(self.stop),
