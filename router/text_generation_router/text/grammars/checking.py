@@ -59,8 +59,8 @@ class GrammarChecker:
         self._running: dict[tuple[bytes, Share], asyncio.Task[MadeGrammar]] = {}
 
     async def grammar(self, wanted: WantedGrammar, share: Share) -> MadeGrammar:
-        """The grammar. Raises GrammarError if it is refused, and
-        OverloadedError if too many checks of the tenant wait."""
+        """The grammar. Raises GrammarError if it is refused, and OverloadedError if too many checks of the tenant
+        wait."""
         try:
             job = wanted.to_json()
         except RefusedGrammarError as refusal:

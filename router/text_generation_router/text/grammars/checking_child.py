@@ -35,7 +35,8 @@ STACK_BYTES = COMPILER_STACK_BYTES // 2
 def make_handlers(setup: bytes) -> Mapping[str, Handler]:
     os.nice(NICENESS)
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, hard))
+    stack = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
     folder, count, end_ids = orjson.loads(setup)
     text = read_model_file(Path(folder) / "tokenizer.json").decode()
     tokenizer = read_grammar_tokens(text, count, end_ids)
