@@ -37,7 +37,7 @@ class Services:
     renderer: Renderer | None  # None: the model has no chat template
     speech: Speech
     model_sha: str | None
-    sampling_defaults: Mapping[str, Any]  # of generation_config.json, for requests that leave the field out
+    sampling_defaults: Mapping[str, Any]  # values of generation_config.json for fields that a request leaves out
     version: str
     gate: Gate
     limit_hits: LimitHits

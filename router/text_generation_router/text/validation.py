@@ -35,7 +35,8 @@ class AskedSampling:
     values: Sampling = field(default_factory=Sampling)  # a neutral value for each parameter that was not given
     given: frozenset[str] = frozenset()  # names of the parameters that were given
     greedy: bool = False  # True: always take the most likely token, whatever the other parameters are
-    stated: frozenset[str] = frozenset()  # `given`, and the names of parameters whose given value has no effect
+    # `given`, and the names of parameters whose given value has no effect.
+    stated: frozenset[str] = frozenset()
 
     @classmethod
     def of(
