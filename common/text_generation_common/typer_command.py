@@ -19,6 +19,7 @@ from text_generation_common import report
 from text_generation_common.addresses import resolved
 from text_generation_common.flags.declaration import REQUIRED, Flag, single_type
 from text_generation_common.flags.programs import ProgramFlags
+from text_generation_common.hub_agent import turn_reports_off
 
 WRONG_USAGE = 2  # exit status
 # typer has a copy of click, or uses click itself, by its version. Both have this error, the base of BadParameter.
@@ -60,7 +61,9 @@ def _usage_error(error: Any, program: str, json_output: bool) -> str:
 def make_app(help: str | None = None) -> typer.Typer:
     """An app without commands. `help` describes an app of several commands, and is shown when no command is given.
     Pretty tracebacks are off, because they print the values of variables, which may be a user's text.
+    Reports of Hugging Face's libraries are off in this process, and in children of it.
     """
+    turn_reports_off()
     return typer.Typer(
         help=help,
         no_args_is_help=help is not None,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from text_generation_common.hub_agent import named
 from text_generation_common.model_folder import local_folder
 from text_generation_router.errors import StartError
 
@@ -36,7 +37,7 @@ def find_model_files(name: str, revision: str | None, override: str | None = Non
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        snapshot = Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS))
+        snapshot = Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS, **named()))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().split("\n", 1)[0]
         raise StartError(

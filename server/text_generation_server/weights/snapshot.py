@@ -10,6 +10,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.hub_agent import named
 from text_generation_common.model_files import limit_bytes
 from text_generation_common.weights.headers import read_index
 from text_generation_common.weights.names import is_plain
@@ -75,7 +76,7 @@ class HubSnapshot:
 
     def _ask(self) -> tuple[str, list[str]]:
         with hub_errors(self._model_id, self._revision), mentioned_if_slow(self.model):
-            api = HfApi(token=self._access.token)
+            api = HfApi(token=self._access.token, **named())
             info = api.model_info(self._model_id, revision=self._revision, timeout=_API_TIMEOUT_S)
         if not info.sha or not _CACHE_KEY.fullmatch(info.sha):
             raise WeightsError(f"the hub does not name the commit of {self.model}: try again later")
@@ -95,11 +96,11 @@ class HubSnapshot:
 
     def _metadata(self, url: str) -> HfFileMetadata:
         with hub_errors(self._model_id, self._revision), mentioned_if_slow(self.model):
-            return get_hf_file_metadata(url, token=self._access.token)
+            return get_hf_file_metadata(url, token=self._access.token, **named())
 
     def _fetch(self, blobs: list[Blob], progress: Progress) -> None:
         try:
-            fetch_all(blobs, build_hf_headers(token=self._access.token), progress, self._retries)
+            fetch_all(blobs, build_hf_headers(token=self._access.token, **named()), progress, self._retries)
         finally:
             progress.close()
         for blob in blobs:
@@ -114,4 +115,5 @@ class HubSnapshot:
                 revision=self._commit,
                 cache_dir=self._access.cache,
                 token=self._access.token,
+                **named(),
             )

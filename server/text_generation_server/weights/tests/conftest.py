@@ -40,6 +40,7 @@ class FakeHub:
     models: dict[str, Model] = field(default_factory=dict)
     # (method, file or path, Range header) of each request.
     log: list[tuple[str, str, str | None]] = field(default_factory=list)
+    agents: set[str] = field(default_factory=set)  # what clients call themselves
     stall_after: dict[str, int] = field(
         default_factory=dict
     )  # by file: number of bytes after which the answer stops and waits
@@ -74,6 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         match = API.match(self.path) or RESOLVE.match(self.path)
         name = match["file"] if match and "file" in match.groupdict() else self.path
         self.hub.log.append((self.command, name, self.headers.get("Range")))
+        self.hub.agents.add(self.headers.get("User-Agent", ""))
         if match is None:
             return self.refuse(404, "EntryNotFound")
         model = self.hub.models.get(match["model"])

@@ -185,6 +185,14 @@ def test_a_cache_that_cannot_be_written_is_one_line(hub, shell, Model, tiny_file
     assert result.returncode == 1 and f"the cache {os.devnull}/hub cannot be written" in one_error_line(result.stderr)
 
 
+def test_the_hub_is_asked_for_the_model_only_and_told_this_program_s_name_only(hub, shell, Model, tiny_files):
+    hub.models["tiny"] = Model({"main": tiny_files()})
+    assert shell.download("tiny").returncode == 0
+    asked = {name for _, name, _ in hub.log}
+    assert asked - tiny_files().keys() == {"/api/models/tiny/revision/main"}
+    assert hub.agents and all(agent.startswith("tgi-py/") and "torch" not in agent for agent in hub.agents), hub.agents
+
+
 def _pickled(content: object) -> bytes:
     buffer = io.BytesIO()
     torch.save(content, buffer)

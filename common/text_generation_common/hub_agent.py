@@ -1,0 +1,28 @@
+"""What Hugging Face's libraries may tell their hub about this program: its name and version, and no more."""
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypedDict
+
+# Hugging Face's libraries read these variables when they are imported. Without them they ask the hub for a list of
+# programs that may run them, and name installed packages in each request.
+OFF = {"HF_HUB_DISABLE_TELEMETRY": "1"}
+NAME = "tgi-py"
+
+
+class Named(TypedDict):
+    library_name: str
+    library_version: str
+
+
+def turn_reports_off() -> None:
+    """To be called before such a library is imported. Child processes inherit the setting."""
+    os.environ.update(OFF)
+
+
+def named() -> Named:
+    """Arguments of the libraries' functions: requests are sent in the name of this program."""
+    try:
+        return Named(library_name=NAME, library_version=version(NAME))
+    except PackageNotFoundError:
+        return Named(library_name=NAME, library_version="unknown")
