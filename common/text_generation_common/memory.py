@@ -3,6 +3,7 @@ and values that makes.
 """
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ CPU_SHARE = 0.5
 
 def free_bytes(cgroup: Path = CGROUP) -> int:
     """Bytes of memory that are free, or that the system can free at once."""
-    return min([_of_the_machine(), *_left(cgroup)])
+    return min([_of_the_machine(), *_left(cgroup), *_address_space_left()])
 
 
 def _of_the_machine() -> int:
@@ -25,6 +26,15 @@ def _of_the_machine() -> int:
     except OSError:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def _address_space_left() -> Iterator[int]:
+    """Bytes that `ulimit -v` still allows this process to map."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        with suppress(OSError):
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            yield max(0, limit - pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _left(cgroup: Path) -> Iterator[int]:

@@ -11,7 +11,7 @@ from text_generation_common import faults
 from text_generation_common.memory import choose_slots
 from text_generation_common.row_failures import NO_TOKEN, NOT_FINITE
 from text_generation_server.device.graphs import Signal
-from text_generation_server.device.memory import available_bytes, give_back_memory, memory_for
+from text_generation_server.device.memory import available_bytes, give_back_memory, memory_for, memory_of_cache
 from text_generation_server.device.transfers import Moment, fetch
 from text_generation_server.errors import StepError
 from text_generation_server.forward import ForwardPass
@@ -124,7 +124,7 @@ class ModelRunner:
         self._run_largest_step(max_prefill_tokens, longest)
         with self._group.agreement("measure its memory"):
             faults.point("shard.warmup")
-            own = available_bytes(self._device, self._num_neighbours, self._memory_fraction)
+            own = self._available_bytes()
         with self._group.collective_work("the warm-up"):
             available = max(0, min(self._group.exchange(own)) - rows * self._model.bytes_per_row)
         with self._group.agreement("make its KV cache"):
@@ -134,11 +134,15 @@ class ModelRunner:
             needed = longest if max_total_tokens is not None else min(longest, max(1, available // per_slot))
             slots = choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
             longest = min(longest, slots)
-            self._make_room(slots, rows, longest)
+            with memory_of_cache(slots, per_slot, self._available_bytes):
+                self._make_room(slots, rows, longest)
         with self._group.collective_work("recorded steps"):
             self.row_state.forward.record(self._on_progress)
             self._mark().wait()
         return Capacity(slots, longest)
+
+    def _available_bytes(self) -> int:
+        return available_bytes(self._device, self._num_neighbours, self._memory_fraction)
 
     def _make_room(self, slots: int, rows: int, longest: int) -> None:
         self._platform.clear_graphs()

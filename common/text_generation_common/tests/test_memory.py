@@ -1,4 +1,7 @@
+import resource
 from pathlib import Path
+
+import pytest
 
 from text_generation_common.memory import free_bytes
 
@@ -15,3 +18,12 @@ def test_files_that_were_read_do_not_count_as_used(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text(f"{3 * GIB - 1000}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 2}\nactive_file 7\n")
     assert free_bytes(tmp_path) == GIB // 2 + 1000
+
+
+def test_what_a_limited_address_space_leaves_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = mapped + 100 * 2**20
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, resource.RLIM_INFINITY))
+    assert 0 < free_bytes(tmp_path) <= 100 * 2**20
+    limit = 5
+    assert free_bytes(tmp_path) == 0

@@ -14,14 +14,18 @@ LINE = 64
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Like torch.empty. On a CPU, a tensor that fills at least one huge page lies on huge pages: weights and keys are
-    then read at the speed of the memory, which address translation (page walks) would slow down.
+    then read at the speed of the memory, which address translation (page walks) would slow down. MemoryError if the
+    system has no memory for it.
     """
     if not _has_own_mapping(shape, dtype, device):
         return torch.empty(shape, dtype=dtype, device=device)
     size = torch.Size(shape).numel() * dtype.itemsize
     # One page is added, so that the tensor can begin at the border of a huge page. The tensor keeps the mapping alive.
     length = -(-size // HUGE_PAGE) * HUGE_PAGE + HUGE_PAGE
-    pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
+    try:
+        pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
+    except OSError as error:
+        raise MemoryError(f"the system gives no {length >> 20} MiB of memory: {error.strerror}") from None
     with suppress(OSError):  # The kernel has no huge pages.
         pages.madvise(mmap.MADV_HUGEPAGE)
     everything = torch.frombuffer(pages, dtype=torch.uint8)

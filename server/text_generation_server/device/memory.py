@@ -1,6 +1,6 @@
 """The memory of a shard's device: how much of it keys and values may take."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -39,12 +39,36 @@ def give_back_memory(device: torch.device) -> None:
 @contextmanager
 def memory_for(tokens: int) -> Iterator[None]:
     """A context for a prefill of `tokens` tokens. If memory runs out inside, a MemoryLimitError is raised."""
+    with _out_of_memory(
+        lambda: (
+            f"Not enough memory to handle {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens`"
+        )
+    ):
+        yield
+
+
+@contextmanager
+def memory_of_cache(slots: int, per_slot: int, available: Callable[[], int]) -> Iterator[None]:
+    """The same for keys and values of `slots` slots, of `per_slot` bytes each. `available` is asked after a failure."""
+
+    def told() -> str:
+        left = available()
+        fits = max(1, min(left // per_slot, slots - 1))
+        return (
+            f"{slots} slots of keys and values need {slots * per_slot / 2**20:.0f} MiB, and the system gave less; the"
+            f" limit is {left / 2**20:.0f} MiB: try --max-batch-total-tokens {fits}"
+        )
+
+    with _out_of_memory(told):
+        yield
+
+
+@contextmanager
+def _out_of_memory(told: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         # If memory runs out, torch raises its own class on GPUs and a RuntimeError on CPUs.
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
             raise
-        raise MemoryLimitError(
-            f"Not enough memory to handle {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens`"
-        ) from None
+        raise MemoryLimitError(told()) from None

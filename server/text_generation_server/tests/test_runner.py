@@ -1,5 +1,7 @@
 """Errors, results and measured times of steps on one shard."""
 
+import errno
+import mmap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -207,6 +209,23 @@ def test_what_a_model_keeps_for_its_rows_leaves_less_memory_for_slots(
     monkeypatch.setattr("text_generation_server.runner.available_bytes", lambda *_: slots * per_slot)
     monkeypatch.setattr(runner._model, "bytes_per_row", 10 * per_slot)
     assert runner.warmup(64, None, rows, None).slots == slots - 10 * rows
+
+
+@pytest.mark.parametrize("wanted", [None, 1 << 20])
+def test_memory_that_the_system_refuses_is_told_with_what_would_fit(
+    model: Path, monkeypatch: pytest.MonkeyPatch, wanted: int | None
+) -> None:
+    runner, asked = make_runner(model), mmap.mmap
+
+    def refusing(number: int, length: int, **more: Any) -> mmap.mmap:
+        if length > 1 << 21:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return asked(number, length, **more)
+
+    monkeypatch.setattr(mmap, "mmap", refusing)
+    monkeypatch.setattr("text_generation_server.runner.available_bytes", lambda *_: 1 << 40)
+    with pytest.raises(MemoryLimitError, match=r"need \d+ MiB, .* limit is \d+ MiB: try --max-batch-total-tokens \d+"):
+        runner.warmup(64, None, 1 << 14, wanted)
 
 
 def test_fewer_rows_than_requests_leave_the_slots_of_all_requests(model: Path) -> None:
