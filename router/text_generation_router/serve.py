@@ -14,6 +14,7 @@ import uvloop
 from text_generation_common.addresses import address_of, bound_socket, reachable
 from text_generation_common.connection_counts import ConnectionCounts
 from text_generation_common.flags.kinds import GenerationConfig
+from text_generation_common.models.served import implementation_of
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.fields import ListLimits
@@ -192,6 +193,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             ignored,
             tracer,
             served.replicas,
+            implementation_of(files.folder),
         )
         place = shared_place(config)
         http = uvicorn_config(

@@ -47,6 +47,14 @@ def read_native(
         return None, unsupported.option
 
 
+def implementation_of(folder: Path) -> str | None:
+    """What computes the model, `native` or `transformers`; None if the folder's files do not tell."""
+    try:
+        return "transformers" if read_served(folder) is None else "native"
+    except ModelError:
+        return None
+
+
 def _has_option(fields: Fields, option: str) -> bool:
     """Whether transformers computes models of this type, and reads this field of their config.json."""
     model_type = fields.word("model_type")

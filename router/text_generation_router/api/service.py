@@ -52,6 +52,7 @@ class ServiceRoutes:
             "sha": None,
             "docker_label": None,
             "sampling_defaults": self._services.sampling_defaults,
+            "model_implementation": self._services.implementation,
             "model_dtype": snapshot.model.dtype,
             "model_device_type": snapshot.model.device_type,
             "max_input_length": limits.max_input_tokens,

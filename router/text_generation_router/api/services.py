@@ -45,6 +45,7 @@ class Services:
     ignored: IgnoredParameters
     tracer: Tracer | None = None  # None: there are no traces
     replicas: ReplicaControl | None = None  # None: there is no launcher with replicas
+    implementation: str | None = None  # what computes the model, `native` or `transformers`; None: unknown
 
     @property
     def style(self) -> Style:

@@ -215,6 +215,8 @@ class InfoJson(AnswerJson):
     sampling_defaults: dict[str, float | bool]
     """Sampling parameters of the model's generation_config.json, for requests that leave the field out; empty without
     `--generation-config model`."""
+    model_implementation: Literal["native", "transformers"] | None
+    """What computes the model's layers: this server's own, or those of transformers; null if its files do not tell."""
     model_dtype: str
     """The number format in which the model is computed."""
     model_device_type: str

@@ -16,7 +16,7 @@ from transformers_types import OF_FAMILIES, REFUSED, fields_text, refused_text
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.served import read_served
+from text_generation_common.models.served import implementation_of, read_served
 from text_generation_server.load import _mention
 from text_generation_server.models.any_config import read_any_config
 from text_generation_server.models.fallback.config import FallbackConfig
@@ -49,6 +49,7 @@ def test_a_family_with_an_option_that_our_decoder_lacks_is_computed_by_transform
     config = read_any_config(tmp_path)
     assert isinstance(config, FallbackConfig) and config.option == option
     assert read_served(tmp_path) is None
+    assert implementation_of(tmp_path) == "transformers"
     _mention(config, 128)
     assert f"{model_type} with this {option} is not computed by the server's own decoder" in caplog.text
     (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": {"quant_method": "gptq"}}))

@@ -51,6 +51,7 @@ def test_info_has_todays_fields_and_the_older_ones(server):
     assert info["max_input_tokens"] == info["max_input_length"] == 40
     assert (info["max_total_tokens"], info["max_batch_total_tokens"]) == (60, 300)
     assert (info["model_dtype"], info["model_device_type"]) == ("torch.float32", "cpu")
+    assert info["model_implementation"] is None
     joining = server.engine.snapshot().joining
     assert (info["waiting_served_ratio"], info["max_waiting_tokens"], info["max_batch_size"]) == astuple(joining)
 
