@@ -28,10 +28,15 @@ def _of_the_machine() -> int:
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
+def address_limit() -> int | None:
+    """Bytes of address space that a process may have, by `ulimit -v`; None: no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
 def _address_space_left() -> Iterator[int]:
     """Bytes that `ulimit -v` still allows this process to map."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
+    if (limit := address_limit()) is not None:
         with suppress(OSError):
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             yield max(0, limit - pages * os.sysconf("SC_PAGE_SIZE"))

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from text_generation_common.cpu_features import NEEDS, lacking, processor_flags
 from text_generation_common.errors import ArgumentValidation, MemoryLimitError, ModelError, ShardError, WeightsError
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Quantize
-from text_generation_common.memory import choose_slots, cpu_bytes, free_bytes
+from text_generation_common.memory import address_limit, choose_slots, cpu_bytes, free_bytes
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.fitting import (
     NUMBER_BYTES,
@@ -31,6 +32,8 @@ from text_generation_launcher.config import LaunchPlan
 # Device files of NVIDIA's and AMD's drivers, and of Windows' Linux. Without all of them there is no GPU.
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 GIB = 2**30
+# Lower bounds of what a shard on CPUs takes besides weights: of address space, mostly libraries, and of memory.
+SHARD_ADDRESSES, SHARD_BYTES = GIB, 100 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +42,25 @@ class Machine:
 
     has_gpu: bool  # False if shards will surely run on CPUs
     free_bytes: int  # free memory of the machine
+    addresses: int | None = None  # bytes of address space that a process may have; None: no limit
+    cpu_flags: frozenset[str] | None = None  # features of the processor; None: not known
 
     @classmethod
     def this(cls, environ: Mapping[str, str]) -> "Machine":
         hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-        return cls(not hidden and any(os.path.exists(file) for file in DEVICE_FILES), free_bytes())
+        return cls(
+            not hidden and any(os.path.exists(file) for file in DEVICE_FILES),
+            free_bytes(),
+            address_limit(),
+            frozenset(processor_flags()),
+        )
 
 
 def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool = True) -> None:
     """ArgumentValidation if the model in `folder` cannot be served as planned. What depends on a GPU is left to the
     shards. `is_whole`: whether no file will be downloaded any more."""
     try:
+        _check_processor(plan, machine)
         config = read_served(folder, plan.shard.rope_scaling, plan.shard.rope_factor)
         if config is None:
             _check_other(plan, folder)
@@ -61,6 +72,26 @@ def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool
             _check_memory(plan, config, machine)
     except ShardError as error:
         raise ArgumentValidation(str(error)) from None
+
+
+def _check_processor(plan: LaunchPlan, machine: Machine) -> None:
+    target = plan.shard.cpu_target
+    if target is None or machine.has_gpu or machine.cpu_flags is None:
+        return
+    if missing := lacking(target, set(machine.cpu_flags)):
+        usable = ", ".join(other for other in NEEDS if lacking(other, set(machine.cpu_flags)) is None)
+        raise ModelError(
+            f"--cpu-target {target} cannot be used, since {missing}: leave it out, or choose one of {usable}"
+        )
+
+
+def _check_addresses(weights: int, num_shard: int, limit: int | None) -> None:
+    needed = SHARD_ADDRESSES + weights // num_shard
+    if limit is not None and needed > limit:
+        raise MemoryLimitError(
+            f"a shard needs {needed >> 20} MiB of address space at least, and `ulimit -v` allows"
+            f" {limit >> 20} MiB: raise this limit"
+        )
 
 
 def _check_other(plan: LaunchPlan, folder: Path) -> None:
@@ -109,10 +140,12 @@ def _check_memory(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> No
     dtype = choose_dtype(plan.compute.dtype, config.dtype, on_cpu=True)
     is_int8 = plan.compute.quantize is Quantize.int8
     weights = sum(map(math.prod, shapes(config).values())) * (1 if is_int8 else NUMBER_BYTES[dtype])
-    if weights > machine.free_bytes:
+    _check_addresses(weights, plan.num_shard, machine.addresses)
+    if weights + SHARD_BYTES * plan.num_shard > machine.free_bytes:
         smaller = "" if is_int8 or config.moe is not None else ", --quantize int8"
         raise MemoryLimitError(
-            f"the weights need {weights / GIB:.1f} GiB in {Quantize.int8 if is_int8 else dtype}, and"
+            f"the weights need {weights / GIB:.1f} GiB in {Quantize.int8 if is_int8 else dtype}, each shard needs"
+            f" {SHARD_BYTES / GIB:.1f} GiB more, and"
             f" {machine.free_bytes / GIB:.1f} GiB of memory are free: choose a smaller model{smaller}, or a machine"
             " with more memory"
         )

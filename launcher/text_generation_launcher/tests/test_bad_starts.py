@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from text_generation_common.cpu_features import NEEDS
+from text_generation_common.errors import ArgumentValidation
 from text_generation_common.flags.declaration import with_flags
-from text_generation_common.flags.kinds import KvCacheDtype, Quantize
+from text_generation_common.flags.kinds import CpuTarget, KvCacheDtype, Quantize
 from text_generation_launcher import cli
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.preflight import Machine, check_model
@@ -289,7 +291,10 @@ BAD: dict[str, Bad] = {
         **(HUGE | MOE),
     ),
     "int8 larger than memory": configured(
-        "GiB in int8, and ", "choose a smaller model, or a machine", "--load-format dummy --quantize int8", **HUGE
+        "GiB in int8, each shard needs ",
+        "choose a smaller model, or a machine",
+        "--load-format dummy --quantize int8",
+        **HUGE,
     ),
     "batch larger than memory": configured(
         "--max-batch-total-tokens 900000000000 needs ", "choose at most ", "--max-batch-total-tokens 900000000000"
@@ -383,6 +388,34 @@ def test_json_output_tells_the_error_in_json_with_its_class(
     assert (heads["level"], heads["kind"], heads["hint"]) == ("ERROR", "ArgumentValidation", "choose one of 1, 2, 4")
     assert heads["message"].startswith("--num-shard 3 cannot divide") and heads["target"] == "text_generation_launcher"
     assert told("--port", "x")["kind"] == "UsageError"
+
+
+def told_of(machine: Machine, folder: Path, **flags: object) -> str:
+    plan = resolve(with_flags(LauncherConfig(), model_id=str(folder), **flags), {})
+    with pytest.raises(ArgumentValidation) as refusal:
+        check_model(plan, folder, machine)
+    return str(refusal.value)
+
+
+GIB = 2**30
+
+
+def test_a_target_that_this_processor_lacks_is_told_with_those_that_it_has(folder: Path) -> None:
+    flags = frozenset(NEEDS["avx2"])
+    told = told_of(Machine(False, GIB, cpu_flags=flags), folder, cpu_target=CpuTarget.amx)
+    assert told.startswith("--cpu-target amx cannot be used, since this processor has no amx_bf16, ")
+    assert "choose one of avx2, portable" in told
+    for target in (None, CpuTarget.avx2, CpuTarget.portable):
+        plan = resolve(with_flags(LauncherConfig(), model_id=str(folder), cpu_target=target), {})
+        check_model(plan, folder, Machine(False, 4 * GIB, cpu_flags=flags))
+
+
+def test_limits_in_which_no_shard_can_fit_are_told_and_others_are_tried(folder: Path) -> None:
+    assert "`ulimit -v` allows 512 MiB" in told_of(Machine(False, 4 * GIB, addresses=GIB // 2), folder)
+    assert "0.0 GiB of memory are free" in told_of(Machine(False, 50 * 2**20), folder)
+    plan = resolve(with_flags(LauncherConfig(), model_id=str(folder)), {})
+    check_model(plan, folder, Machine(False, GIB, addresses=2 * GIB))
+    check_model(plan, folder, Machine(True, 0, addresses=0, cpu_flags=frozenset()))
 
 
 def test_what_depends_on_a_gpu_is_left_to_the_shards(folder: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from shard_tools import Client, make_checkpoint, make_runner, random_ids, scattered_slots
 
+from text_generation_common.cpu_features import NEEDS
 from text_generation_server.kernels.cpu import load_kernels
-from text_generation_server.kernels.cpu.library import NEEDS
 from text_generation_server.runner import ModelRunner
 
 # Numbers of rows of a decode step, in groups within which a row has the same bits.

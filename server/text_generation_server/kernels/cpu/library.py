@@ -8,11 +8,11 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from text_generation_common.cpu_features import lacking, processor_flags
 from text_generation_server.errors import OptionError
 from text_generation_server.kernels.cpu.build import (
     CONSTANTS,
@@ -26,14 +26,6 @@ from text_generation_server.kernels.cpu.build import (
     why_skipped,
 )
 
-# CPU flags that each target needs. /proc/cpuinfo lists a flag only if the operating system allows its instructions.
-NEEDS = {
-    "amx": {"amx_bf16", "amx_tile", "avx512_bf16", "avx512_fp16", "avx512bw", "avx512dq", "avx512vl"},
-    "avx512_bf16": {"avx512_bf16", "avx512_vnni", "avx512bw", "avx512dq", "avx512vl"},
-    "avx512": {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"},
-    "avx2": {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"},
-    "portable": set[str](),
-}
 TYPES = {
     torch.float32: CONSTANTS["F32"],
     torch.bfloat16: CONSTANTS["BF16"],
@@ -151,8 +143,8 @@ def require_target(target: str) -> Choice:
 
 def why_not(target: str) -> str | None:
     """The reason why a target's library cannot be used on this machine, or None if it can."""
-    if missing := NEEDS[target] - processor_flags():
-        return f"this processor has no {', '.join(sorted(missing))}"
+    if missing := lacking(target, processor_flags()):
+        return missing
     if not library_path(target).exists():
         return why_skipped().get(target, "it was not built; install the package again")
     try:
@@ -171,11 +163,3 @@ def _digest_in(library: ctypes.CDLL) -> str | None:
         return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "sources_digest"))).decode()
     except ValueError:  # the library has no such symbol
         return None
-
-
-def processor_flags() -> set[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 import torch
 
-from text_generation_server.kernels.cpu.library import NEEDS
+from text_generation_common.cpu_features import NEEDS
 from text_generation_server.kernels.interface import Kernels
 
 GPU = torch.cuda.is_available()

@@ -24,8 +24,8 @@ from sampled_rows import (
 )
 from torch import Tensor
 
+from text_generation_common.cpu_features import NEEDS
 from text_generation_server.kernels import reference
-from text_generation_server.kernels.cpu.library import NEEDS
 from text_generation_server.kernels.interface import Allowed, Bans, Bias, Choices
 
 SUBJECTS = [(name, torch.float32) for name in ("reference", "triton", *(f"cpu_{target}" for target in NEEDS))]

@@ -8,8 +8,8 @@ import torch
 from sampled_rows import MINUS_INFINITY, Row, banned, choices, masks, plain, random_logits, sample
 from torch import Tensor
 
+from text_generation_common.cpu_features import NEEDS
 from text_generation_server.kernels import reference
-from text_generation_server.kernels.cpu.library import NEEDS
 from text_generation_server.kernels.interface import WORD_BITS, Choices, Chosen, Masks
 
 SUBJECTS = [(name, torch.float32) for name in ("reference", "triton", *(f"cpu_{target}" for target in NEEDS))]

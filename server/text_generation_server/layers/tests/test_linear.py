@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from text_generation_common.cpu_features import NEEDS
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
-from text_generation_server.kernels.cpu.library import NEEDS
 from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch
 from text_generation_server.kernels.interface import HoldsRows
 from text_generation_server.layers.linear import make_linear

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from text_generation_common import cpu_features
 from text_generation_common.flags.kinds import CpuTarget
 from text_generation_server.errors import OptionError
 from text_generation_server.kernels import select_backend
@@ -114,7 +115,7 @@ def test_a_target_the_compiler_does_not_know_is_left_out(folder: Path, monkeypat
     needs_compiler()
     monkeypatch.setattr(build, "TARGETS", {"avx2": ["-march=no-such-processor"]})
     monkeypatch.setattr(library, "TARGETS", {"avx2": []})
-    monkeypatch.setattr(library, "processor_flags", lambda: library.NEEDS["avx2"])
+    monkeypatch.setattr(library, "processor_flags", lambda: cpu_features.NEEDS["avx2"])
     monkeypatch.setattr(build, "FLAGS", ["-O0", *build.FLAGS[1:]])
     skipped = build.build()
     assert list(skipped) == ["avx2"] and "no-such-processor" in skipped["avx2"]
@@ -126,7 +127,7 @@ def test_a_target_the_compiler_does_not_know_is_left_out(folder: Path, monkeypat
 def test_the_best_library_that_the_processor_can_run_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     if not library.library_path("portable").exists():
         pytest.skip("needs a C compiler (cc) when the package is installed")
-    monkeypatch.setattr(library, "processor_flags", lambda: library.NEEDS["avx2"])
+    monkeypatch.setattr(library, "processor_flags", lambda: cpu_features.NEEDS["avx2"])
     assert library.choose_target().target == "avx2" and library.why_not("portable") is None
     assert "; not avx512, since this processor has no avx512bw, avx512cd, avx512dq" in select_backend(CPU).name
     monkeypatch.setattr(library, "processor_flags", set)
@@ -142,14 +143,14 @@ def test_a_library_built_from_other_sources_is_not_used(monkeypatch: pytest.Monk
 
 
 def test_every_target_says_what_it_needs_and_can_be_asked_for() -> None:
-    assert list(library.NEEDS) == [*build.TARGETS, *build.PORTABLE] == [*CpuTarget]
+    assert list(cpu_features.NEEDS) == [*build.TARGETS, *build.PORTABLE] == [*CpuTarget]
 
 
 def test_a_target_that_is_asked_for_is_used_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     if not library.library_path("portable").exists():
         pytest.skip("needs a C compiler (cc) when the package is installed")
     assert select_backend(CPU, "portable").name == "cpu (portable)"
-    monkeypatch.setattr(library, "processor_flags", lambda: library.NEEDS["avx512"] | library.NEEDS["avx2"])
+    monkeypatch.setattr(library, "processor_flags", lambda: cpu_features.NEEDS["avx512"] | cpu_features.NEEDS["avx2"])
     assert library.choose_target().target == "avx512"
     words = "--cpu-target amx cannot be used, since this processor has no amx_bf16, .*: leave it out, or choose one of"
     with pytest.raises(OptionError, match=f"{words} avx512, avx2, portable"):
