@@ -80,7 +80,7 @@ ROOMS = (
     Room("replicas on Ray", (f"{LAUNCHER}/ray/*.py",), (f"{LAUNCHER}/ray/tests/test_*.py",)),
     Room(
         "launcher",
-        (f"{LAUNCHER}/*.py", f"{COMMON}/[!s]*.py", f"{COMMON}/shard_counts.py", f"{COMMON}/flags/*.py"),
+        (f"{LAUNCHER}/*.py", f"{COMMON}/[!s]*.py", f"{COMMON}/s[eh]*.py", f"{COMMON}/flags/*.py"),
         # All tests but test_hung_router.py, which waits for most of a minute.
         (
             f"{LAUNCHER}/tests/test_[!h]*.py", f"{LAUNCHER}/tests/test_hostile_places.py",

@@ -215,7 +215,7 @@ def resident_bytes() -> int:
     ("change", "named"),
     [
         ({"model_type": "mamba"}, "mamba"),
-        ({"hidden_act": "mish"}, "hidden_act"),
+        ({"hidden_act": "no_such_function"}, "hidden_act"),
         ({"hidden_size": None}, "hidden_size"),
     ],
 )

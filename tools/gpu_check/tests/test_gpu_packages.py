@@ -18,6 +18,7 @@ MODULES = (
     *("text_generation_server.cli", "text_generation_server.server", "text_generation_server.load"),
     *("text_generation_server.grammars.compiler", "text_generation_server.grammars.constraints"),
     *("text_generation_router.cli", "text_generation_router.serve", "text_generation_launcher.cli"),
+    "text_generation_router.text.grammars.checking_child",
     *("text_generation_launcher.supervisor", "gpu_check.check", "gpu_check.stages"),
 )
 PROGRAM = """
