@@ -35,7 +35,9 @@ Fields = dict[str, Any]
 # By the name of its class: for each route, or for "" all of them, the fields that cause it, what it tells, and the
 # field that is wrong in OpenAI's words.
 CAUSES: dict[str, dict[str, tuple[Fields, str, str | None]]] = {
-    "ValidationError": {"": ({"temperature": -1.0}, "`temperature` must be strictly positive", "temperature")},
+    "ValidationError": {
+        "": ({"repetition_penalty": -1.0}, "`repetition_penalty` must be strictly positive", "repetition_penalty")
+    },
     "UnsupportedParameterError": {
         NATIVE: ({"use_beam_search": True}, "`use_beam_search` is not supported", None),
         COMPLETION: ({"use_beam_search": True}, "`use_beam_search` is not supported", "use_beam_search"),

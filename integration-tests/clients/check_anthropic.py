@@ -143,7 +143,15 @@ def stream_helper(client: anthropic.Anthropic) -> None:
     assert final.stop_reason == "end_turn" and final.usage.output_tokens > 0
 
 
+def models(call: Call) -> None:
+    listed = call("models.list")
+    (model,) = listed.data
+    assert (model.type, listed.has_more, listed.first_id) == ("model", False, model.id) and model.display_name
+    assert call("models.retrieve", model_id=model.id).id == model.id
+
+
 CHECKS = [
+    models,
     message,
     system_of_several_blocks,
     stream_is_the_answer_in_parts,

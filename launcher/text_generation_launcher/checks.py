@@ -86,24 +86,22 @@ def check_tracing(flags: TracingFlags) -> None:
 
 
 def check_limits(tokens: TokenFlags) -> None:
-    """Checks TGI's rules between limits, with TGI's error texts. A limit that is not given is not compared."""
+    """Checks TGI's rules between limits, with TGI's error texts. A limit that is not given is not compared. TGI's rule
+    that the longest prompt fits into one step is left out: prompts are cut into chunks."""
     longest_input, longest = tokens.max_input_tokens, tokens.max_total_tokens
     prefill, batch = tokens.max_batch_prefill_tokens, tokens.max_batch_total_tokens
     if longest_input is not None and longest is not None and longest_input >= longest:
         reason = f"`max_input_tokens`({longest_input}) must be < `max_total_tokens`({longest})"
         raise ArgumentValidation(reason, "an answer needs a token at least: choose a smaller --max-input-tokens")
-    if prefill is not None and longest_input is not None and prefill < longest_input:
-        raise _contradiction("max_batch_prefill_tokens", prefill, ">=", "max_input_tokens", longest_input)
     if prefill is not None and batch is not None and prefill > batch:
-        raise _contradiction("max_batch_prefill_tokens", prefill, "<=", "max_batch_total_tokens", batch)
+        raise _contradiction("max_batch_prefill_tokens", prefill, "max_batch_total_tokens", batch)
     if longest is not None and batch is not None and longest > batch:
-        raise _contradiction("max_total_tokens", longest, "<=", "max_batch_total_tokens", batch)
+        raise _contradiction("max_total_tokens", longest, "max_batch_total_tokens", batch)
 
 
-def _contradiction(name: str, given: int, relation: str, other: str, other_given: int) -> ArgumentValidation:
-    reason = f"`{name}` must be {relation} `{other}`. Given: {given} and {other_given}"
-    change = "larger" if relation == ">=" else "smaller"
-    return ArgumentValidation(reason, f"choose a {change} {flag_name(name)}, or leave it out")
+def _contradiction(name: str, given: int, other: str, other_given: int) -> ArgumentValidation:
+    reason = f"`{name}` must be <= `{other}`. Given: {given} and {other_given}"
+    return ArgumentValidation(reason, f"choose a smaller {flag_name(name)}, or leave it out")
 
 
 def check_paths(config: LauncherConfig) -> None:

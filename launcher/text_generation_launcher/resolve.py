@@ -133,13 +133,13 @@ def resolve_rope(scaling: RopeScalingKind | None, factor: float | None) -> tuple
 
 
 def with_prefill_budget(plan: LaunchPlan, model_config: Mapping[str, Any]) -> LaunchPlan:
-    """Fills in `max_batch_prefill_tokens`: at least the longest prompt, and at most the tokens of the whole batch."""
+    """Fills in `max_batch_prefill_tokens`: at most the model's context and the tokens of the whole batch."""
     tokens = plan.tokens
     if tokens.max_batch_prefill_tokens is not None:
         return plan
     lengths = (model_config.get(key) for key in ("max_position_embeddings", "max_seq_len", "n_positions"))
     context = next((length for length in lengths if isinstance(length, int) and length > 0), PREFILL_TOKENS)
-    budget = max(min(PREFILL_TOKENS, context), tokens.max_input_tokens or 0)
+    budget = min(PREFILL_TOKENS, context)
     budget = min(budget, tokens.max_batch_total_tokens or budget)
     logger.info("Default `max_batch_prefill_tokens` to %d", budget)
     return replace(plan, tokens=replace(tokens, max_batch_prefill_tokens=budget))

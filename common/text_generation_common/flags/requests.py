@@ -65,7 +65,8 @@ class TokenFlags:
     )
     max_batch_prefill_tokens: int | None = flag(
         None,
-        f"Most prompt tokens of one step; min({PREFILL_TOKENS}, the model's context) when not given.",
+        "Most prompt tokens of one step; a longer prompt takes several steps; "
+        f"min({PREFILL_TOKENS}, the model's context) when not given.",
         min=0,
         positive=True,
     )

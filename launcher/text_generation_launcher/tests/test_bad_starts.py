@@ -161,11 +161,6 @@ BAD: dict[str, Bad] = {
     "both names": Bad(
         "--max-input-tokens 8 --max-input-length 8", "Both `max_input_tokens` (8)", "leave --max-input-len"
     ),
-    "step shorter than input": Bad(
-        "--max-input-tokens 8 --max-batch-prefill-tokens 4",
-        "`max_batch_prefill_tokens` must be >= `max_input_tokens`",
-        "choose a larger --max-batch-prefill-tokens",
-    ),
     "step larger than batch": Bad(
         "--max-batch-total-tokens 8 --max-batch-prefill-tokens 9",
         "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`",

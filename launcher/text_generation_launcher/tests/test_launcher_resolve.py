@@ -191,10 +191,6 @@ def test_flags_that_are_mentioned_are_not_given_to_engines_and_fronts_on_the_mac
             "`max_total_tokens` must be <= `max_batch_total_tokens`. Given: 9 and 8",
         ),
         (
-            {"max_batch_prefill_tokens": 4, "max_input_tokens": 5},
-            "`max_batch_prefill_tokens` must be >= `max_input_tokens`. Given: 4 and 5",
-        ),
-        (
             {"max_batch_prefill_tokens": 9, "max_batch_total_tokens": 8},
             "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. Given: 9 and 8",
         ),
@@ -228,13 +224,13 @@ def test_limits_that_just_fit_are_accepted(config):
             config,
             max_input_tokens=7,
             max_total_tokens=8,
-            max_batch_prefill_tokens=7,
+            max_batch_prefill_tokens=4,
             max_batch_total_tokens=8,
             max_batch_size=1,
         ),
         {},
     )
-    assert resolved.tokens.max_batch_prefill_tokens == 7
+    assert resolved.tokens.max_batch_prefill_tokens == 4  # a longer prompt is cut into chunks
 
 
 def test_too_few_devices_has_tgi_s_name(config):
@@ -326,7 +322,7 @@ def test_an_address_stays_as_it_is(config, caplog, hostname):
         ({}, {"n_positions": 1024}, 1024),
         ({}, {}, 4096),
         ({}, {"max_position_embeddings": "many"}, 4096),
-        ({"max_input_tokens": 3000}, {"max_position_embeddings": 2048}, 3000),
+        ({"max_input_tokens": 3000}, {"max_position_embeddings": 2048}, 2048),
         ({"max_batch_total_tokens": 512}, {"max_position_embeddings": 2048}, 512),
         ({"max_batch_prefill_tokens": 77}, {"max_position_embeddings": 2048}, 77),
     ],

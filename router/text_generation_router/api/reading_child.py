@@ -135,7 +135,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
     dumps: dict[str, Dump] = {question.name: _dump_of(question) for question in questions}
     dumps[CHAT.name] = rendering(CHAT, lambda asked: asked, {"messages", "documents"}, {}, chat_ways)
     dumps[MESSAGES.name] = rendering(MESSAGES, chat_of_messages, {"system", "messages"}, MESSAGES_NAMES)
-    dumps[RESPONSES.name] = rendering(RESPONSES, chat_of_response, {"instructions", "input"}, RESPONSES_NAMES)
+    dumps[RESPONSES.name] = rendering(RESPONSES, chat_of_response, {"input"}, RESPONSES_NAMES)
     dumps[COUNT_TOKENS.name] = rendering(COUNT_TOKENS, counted_chat_of, {"system", "messages"}, MESSAGES_NAMES)
 
     def invocation(value: dict[str, Any], limits: ListLimits) -> Dumped:

@@ -139,6 +139,7 @@ def head_json(asked: ResponsesOptions, model: str) -> dict[str, Any]:
         "background": False,
         "error": None,
         "incomplete_details": None,
+        "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,
         "metadata": asked.metadata or {},
         "model": model,

@@ -135,8 +135,10 @@ def _as_items(value: Any) -> Any:
 
 
 class ResponsesOptions(AnswerOptions, SamplingFields, AnsweredRequest):
-    """All fields except those that make the prompt."""
+    """All fields except the conversation."""
 
+    instructions: str | None = None
+    """What the model is told before the conversation. Repeated in the answer."""
     max_output_tokens: Annotated[U32 | None, Field(description="Most new tokens. Default: as many as fit.")] = None
     include: Annotated[
         list[
@@ -173,8 +175,6 @@ class ResponsesOptions(AnswerOptions, SamplingFields, AnsweredRequest):
 
 
 class ResponsesRequest(ResponsesOptions):
-    instructions: str | None = None
-    """What the model is told before the conversation."""
     input: Annotated[
         list[
             Annotated[

@@ -53,7 +53,7 @@ class SamplingFields(Body):
     """The fields that the native routes and OpenAI's have in common for the parameters of `Sampling`."""
 
     temperature: F32 | None = None
-    """The logits are divided by it before a token is drawn; > 0. Default: 1."""
+    """The logits are divided by it before a token is drawn; > 0. On /v1 0 means the most likely tokens. Default: 1."""
     repetition_penalty: F32 | None = None
     """Makes tokens of the prompt and of the output less likely if > 1; > 0. Default: 1."""
     frequency_penalty: F32 | None = None
@@ -61,9 +61,11 @@ class SamplingFields(Body):
     top_k: I32 | None = None
     """A token is drawn from this many most likely tokens. Default: all."""
     top_p: F32 | None = None
-    """A token is drawn from the most likely tokens that together have this probability; > 0 and < 1. Default: all."""
+    """A token is drawn from the most likely tokens that together have this probability; > 0 and < 1. On /v1 0 means the
+    most likely token, and 1 all tokens. Default: all."""
     typical_p: F32 | None = None
-    """A token is drawn from the most typical tokens that together have this probability; > 0 and < 1. Default: all."""
+    """A token is drawn from the most typical tokens that together have this probability; > 0 and < 1. On /v1 1 means
+    all tokens. Default: all."""
     seed: U64 | None = None
     """Requests with the same seed draw the same tokens. Default: a random seed."""
     min_p: Annotated[

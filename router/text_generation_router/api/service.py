@@ -2,16 +2,24 @@
 
 from typing import Any
 
-from fastapi import Response
+from fastapi import Request, Response
 
 from text_generation_router.api.services import Services
 from text_generation_router.errors import UnhealthyError, UnknownModelError
+from text_generation_router.http.dialects import ANTHROPIC
 from text_generation_router.http.encoding import json_response
+from text_generation_router.http.errors import error_response
 from text_generation_router.http.shared_page import SharedPage
 from text_generation_router.metrics_page import CONTENT_TYPE, render_in_turns
 
 # Token spans encoded in one piece. Other threads can take the interpreter lock between two pieces.
 SPANS_PER_PIECE = 2048
+NO_DATE = "1970-01-01T00:00:00Z"  # Anthropic's API has this date where that of a model's release is not known
+
+
+def is_from_anthropics_client(request: Request) -> bool:
+    """Whether the client speaks Anthropic's API, which has paths in common with OpenAI's."""
+    return "anthropic-version" in request.headers
 
 
 class ServiceRoutes:
@@ -66,19 +74,27 @@ class ServiceRoutes:
         """The version of this server."""
         return json_response({"version": self._services.version})
 
-    async def models(self) -> Response:
-        """OpenAI's list of models: the one that is served."""
-        return json_response({"object": "list", "data": [self._model()]})
+    async def models(self, request: Request) -> Response:
+        """The list of models in the form of the client's API: the one that is served."""
+        entry, name = self._model(request), self._services.served_name
+        if is_from_anthropics_client(request):
+            return json_response({"data": [entry], "has_more": False, "first_id": name, "last_id": name})
+        return json_response({"object": "list", "data": [entry]})
 
-    async def model(self, name: str) -> Response:
-        """OpenAI's entry of one model: the one that is served, by its name or id."""
+    async def model(self, request: Request, name: str) -> Response:
+        """The entry of one model in the form of the client's API: the one that is served, by its name or id."""
         services = self._services
-        if name not in (services.served_name, services.config.tokenizer_name):
-            raise UnknownModelError(name, services.served_name)
-        return json_response(self._model())
+        if name in (services.served_name, services.config.tokenizer_name):
+            return json_response(self._model(request))
+        unknown = UnknownModelError(name, services.served_name)
+        if is_from_anthropics_client(request):
+            return error_response(unknown, ANTHROPIC)
+        raise unknown
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, request: Request) -> dict[str, Any]:
         name = self._services.served_name
+        if is_from_anthropics_client(request):
+            return {"type": "model", "id": name, "display_name": name, "created_at": NO_DATE}
         entry = {"id": name, "object": "model", "created": 0, "owned_by": name}
         # vLLM and SGLang tell these as well; clients cut their prompts by `max_model_len`.
         return entry | {"root": name, "max_model_len": self._services.engine.snapshot().limits.max_total_tokens}

@@ -1,5 +1,6 @@
 """The bodies that the routes of /v1 accept: as `schemas.py`."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -34,8 +35,15 @@ class StreamOptions(Body):
     ] = None
 
 
-# OpenAI's values that mean the same as no value. A temperature of 0 is also greedy.
-MEAN_NONE: dict[str, tuple[int, ...]] = {"temperature": (0,), "top_k": (0, -1), "top_p": (1,), "typical_p": (1,)}
+# OpenAI's values that mean the same as no value. A temperature or `top_p` of 0 is also greedy.
+MEAN_NONE: dict[str, tuple[int, ...]] = {"temperature": (0,), "top_k": (0, -1), "top_p": (0, 1), "typical_p": (1,)}
+# The values of these parameters that are taken here: more than natively, whose refusals would not be true.
+TAKEN: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda value: value >= 0, ">= 0.0"),
+    "top_k": (lambda value: value >= -1, ">= -1"),
+    "top_p": (lambda value: 0 <= value <= 1, ">= 0.0 and <= 1.0"),
+    "typical_p": (lambda value: 0 < value <= 1, "> 0.0 and <= 1.0"),
+}
 # Most log-probabilities of a token that an OpenAI client may ask for, whatever --max-top-n-tokens says.
 MAX_LOGPROBS = 20
 MAX_DOCUMENTS = 1024  # most documents of a chat
@@ -129,10 +137,14 @@ class OpenAIRequest(FormFields, AnsweredRequest):
     def sampling_parameters(
         self, max_new_tokens: int | None, top_n_tokens: int | None, keeps_stop: bool = False
     ) -> AskedParameters:
-        """OpenAI's meanings: temperature 0 is greedy whatever the other fields say, a missing temperature is 1.0,
-        top_p 1 has no effect. `keeps_stop`: what a missing `include_stop_str_in_output` means."""
-        greedy = self.temperature == 0 or self.do_sample is False
+        """OpenAI's meanings: temperature 0 and top_p 0 are greedy whatever the other fields say, a missing temperature
+        is 1.0, top_p 1 has no effect. `keeps_stop`: what a missing `include_stop_str_in_output` means. Raises
+        ValidationError."""
+        greedy = 0 in (self.temperature, self.top_p) or self.do_sample is False
         given = self.sampling_values()
+        for name, (is_taken, range_) in TAKEN.items():
+            if (value := given.get(name)) is not None and not is_taken(value):
+                raise ValidationError(f"`{name}` must be {range_}", name)
         values = {name: value for name, value in given.items() if value not in MEAN_NONE.get(name, ())}
         values |= {"do_sample": not greedy, "top_n_tokens": top_n_tokens, "min_new_tokens": self.min_tokens}
         keep = self.include_stop_str_in_output

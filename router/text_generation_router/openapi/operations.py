@@ -29,6 +29,8 @@ from text_generation_router.openapi.native_answers import (
 )
 from text_generation_router.openapi.responses_answers import ResponseEventJson, ResponseJson
 from text_generation_router.openapi.v1_answers import (
+    AnthropicModelJson,
+    AnthropicModelsJson,
     CompletionChunkJson,
     CompletionJson,
     ModelJson,
@@ -148,6 +150,7 @@ MESSAGES_EXAMPLES = {
         "stop_sequences": ["."],
     },
 }
+ANTHROPICS_FORM = "A request with the header `anthropic-version` gets the answer in Anthropic's form."
 REFUSED = (
     "\n\nFields that would change the answer and are not supported are refused by name: `x-refused` of the body's"
     " schema lists them, with the values that are taken because they change nothing. `x-no-effect` lists fields that"
@@ -296,8 +299,9 @@ OPERATIONS: tuple[Operation, ...] = (
         name="models",
         tag=Tag.OPENAI,
         summary="Lists the model that is served.",
+        description=ANTHROPICS_FORM,
         access=Access.CLOSED,
-        answer=ModelsJson,
+        answer=ModelsJson | AnthropicModelsJson,
     ),
     Operation(
         method="get",
@@ -305,8 +309,9 @@ OPERATIONS: tuple[Operation, ...] = (
         name="model",
         tag=Tag.OPENAI,
         summary="The entry of the model that is served, by its name or hub id.",
+        description=ANTHROPICS_FORM,
         access=Access.CLOSED,
-        answer=ModelJson,
+        answer=ModelJson | AnthropicModelJson,
         errors=failures.MODEL,
     ),
     Operation(

@@ -144,6 +144,8 @@ class ResponseJson(AnswerJson):
     """Why the answer failed."""
     incomplete_details: IncompleteJson | None
     """Why the answer is incomplete."""
+    instructions: str | None
+    """As in the request, without lines that agents write anew for every request."""
     max_output_tokens: Count | None
     """As in the request."""
     metadata: dict[str, str]

@@ -155,6 +155,32 @@ class ModelsJson(AnswerJson):
     """The model."""
 
 
+class AnthropicModelJson(AnswerJson):
+    """A served model, in Anthropic's form."""
+
+    type: Literal["model"]
+    """The kind of entry."""
+    id: str
+    """The model's name."""
+    display_name: str
+    """The model's name again."""
+    created_at: str
+    """Always the beginning of 1970: the server does not know."""
+
+
+class AnthropicModelsJson(AnswerJson):
+    """The served models, one, in Anthropic's form."""
+
+    data: list[AnthropicModelJson]
+    """The model."""
+    has_more: Literal[False]
+    """Whether there are more models."""
+    first_id: str
+    """The name of the first model."""
+    last_id: str
+    """The name of the last model."""
+
+
 class ToldErrorJson(AnswerJson):
     """An error in OpenAI's form."""
 

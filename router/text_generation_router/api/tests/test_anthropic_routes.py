@@ -147,7 +147,7 @@ ERRORS = [
     (PATH, body(max_tokens="9"), 400, "invalid_request_error", "max_tokens: Input should be a valid integer"),
     (PATH, body(stop_sequences=["a"] * 9), 400, "invalid_request_error", "`stop_sequences` supports up to 4"),
     (PATH, body(stop_sequences=[""]), 400, "invalid_request_error", "`stop_sequences` must not contain an empty"),
-    (PATH, body(temperature=-1), 400, "invalid_request_error", "`temperature` must be strictly positive"),
+    (PATH, body(temperature=-1), 400, "invalid_request_error", "`temperature` must be >= 0.0"),
     (PATH, body(messages=[{"role": "bad", "content": "a"}]), 400, "invalid_request_error", "messages[0].role: "),
     (PATH, body(messages=[{"role": "user", "content": 1}]), 400, "invalid_request_error", "a string or a list"),
     (PATH, body(messages=[{"role": "user", "content": "a" * 200}]), 400, "invalid_request_error", "prompt is too long"),

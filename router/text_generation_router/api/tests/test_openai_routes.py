@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -181,15 +182,40 @@ def test_a_last_message_of_the_assistants_is_continued(server):
     assert server.tokenizer.tokenizer.decode(ids, skip_special_tokens=False) == "<user>a</s><assistant>b "
 
 
+SAMPLED = {
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/chat/completions": chat(),
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": chat(max_tokens=1),
+}
+
+
 @pytest.mark.parametrize(
     ("fields", "draws", "temperature"),
-    [({"temperature": 0}, False, 1.0), ({}, True, 1.0), ({"temperature": 0.5, "top_p": 1}, True, 0.5)],
+    [
+        ({"temperature": 0}, False, 1.0),
+        ({"top_p": 0}, False, 1.0),
+        ({}, True, 1.0),
+        ({"temperature": 0.5, "top_p": 1}, True, 0.5),
+    ],
 )
-def test_temperature_means_what_it_does_at_openai(server, fields, draws, temperature):
-    for path, body in (("/v1/completions", {"prompt": "Hi"}), ("/v1/chat/completions", chat())):
+def test_temperature_and_top_p_mean_what_they_do_at_openai(server, fields, draws, temperature):
+    for path, body in SAMPLED.items():
         assert server.post(path, body | fields).status == 200
         sampling = server.engine.asked[-1].request.sampling
         assert (sampling.do_sample, sampling.temperature, sampling.top_p) == (draws, temperature, 1.0)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "typical_p"])
+@pytest.mark.parametrize("path", SAMPLED)
+def test_a_refused_parameter_tells_the_values_that_are_taken(server, path, name):
+    """Each bound in the words of the refusal is taken or refused as the words say."""
+    refused = server.post(path, SAMPLED[path] | {name: -2})
+    bounds = re.findall(r"(>=?|<=?) (-?[0-9.]+)", refused.json["error"]["message"])
+    assert refused.status == 400 and bounds
+    for relation, bound in bounds:
+        answer = server.post(path, SAMPLED[path] | {name: int(float(bound))})
+        assert answer.status == (200 if "=" in relation else 400), (relation, bound)
 
 
 def test_parameters_reach_the_engine_from_both_routes(server):

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from text_generation_router.api.anthropic_schemas import MessagesRequest
-from text_generation_router.api.asking import CHAT, COMPAT_GENERATE, COMPLETION, GENERATE, TOKENIZE, check
+from text_generation_router.api.asking import CHAT, COMPAT_GENERATE, COMPLETION, GENERATE, RESPONSES, TOKENIZE, check
 from text_generation_router.api.body import LARGE_BYTES
 from text_generation_router.api.fields import ListLimits
 from text_generation_router.api.reading_child import ENTRY, job_of, make_handlers, read_answer, setup_of
+from text_generation_router.api.responses import head_json
 from text_generation_router.api.responses_schemas import ResponsesRequest
 from text_generation_router.api.schemas import GenerateRequest
 from text_generation_router.api.v1_schemas import ChatRequest, CompletionRequest
@@ -260,6 +261,14 @@ def test_a_child_reads_the_same_values_and_errors_as_the_router(body, question):
         assert answered.asked.model_dump(exclude={"prompt"}) == read.asked.model_dump(exclude={"messages"})
     else:
         assert answered.asked == read.asked
+
+
+@pytest.mark.parametrize("fields", [{}, {"instructions": None}, {"instructions": "Be short."}])
+def test_instructions_that_a_child_has_read_are_told_in_the_answer(fields):
+    content = orjson.dumps({"input": "Hi"} | fields)
+    asked = read_answer(RESPONSES, HANDLERS[RESPONSES.name](job_of(content, LIMITS))).asked
+    assert head_json(asked, "m")["instructions"] == fields.get("instructions")
+    assert ("Be short." in asked.prompt) == bool(fields.get("instructions"))
 
 
 @settings(max_examples=200)

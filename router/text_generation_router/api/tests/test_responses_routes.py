@@ -26,7 +26,9 @@ def without_time(value):
 
 def test_an_answer_has_the_shape_of_the_contract(server):
     server.engine.script.cached_tokens = 3
-    answer = server.post(PATH, body(model="gpt", metadata={"a": "b"}, max_output_tokens=2, temperature=0.5))
+    answer = server.post(
+        PATH, body(model="gpt", instructions="Be short.", metadata={"a": "b"}, max_output_tokens=2, temperature=0.5)
+    )
     prompt_tokens = len(server.engine.asked[0].request.input_ids)
     part = {"type": "output_text", "text": " there!", "annotations": [], "logprobs": []}
     item = {"id": "msg_test_0", "type": "message", "status": "incomplete", "role": "assistant", "content": [part]}
@@ -37,6 +39,7 @@ def test_an_answer_has_the_shape_of_the_contract(server):
         "background": False,
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"},
+        "instructions": "Be short.",
         "max_output_tokens": 2,
         "metadata": {"a": "b"},
         "model": "local/model",
@@ -62,7 +65,7 @@ def test_an_answer_has_the_shape_of_the_contract(server):
     }
 
 
-@pytest.mark.parametrize("fields", [{}, {"include": [LOGPROBS], "top_logprobs": 2}])
+@pytest.mark.parametrize("fields", [{}, {"include": [LOGPROBS], "top_logprobs": 2, "instructions": "a"}])
 @pytest.mark.parametrize("ending", [{}, {"last_is_special": True, "reason": EndReason.EOS_TOKEN}, {"expires": True}])
 def test_a_stream_is_the_answer_in_parts(server, ending, fields):
     for name, value in ending.items():
@@ -73,6 +76,8 @@ def test_a_stream_is_the_answer_in_parts(server, ending, fields):
     assert events[-1]["type"] == f"response.{whole['status']}"
     told = events[-1]["response"]
     assert told | {"created_at": whole["created_at"]} == whole
+    told = [event["response"]["instructions"] for event in events if "response" in event]
+    assert told == [fields.get("instructions")] * 3
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     part = whole["output"][0]["content"][0]
     assert "".join(event["delta"] for event in deltas) == part["text"]

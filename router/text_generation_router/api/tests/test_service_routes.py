@@ -237,6 +237,17 @@ def test_a_model_is_told_by_its_name(server):
     assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
 
 
+def test_anthropics_clients_get_models_in_their_form(make_server):
+    server, headers = make_server(served_model_name="mine"), {"anthropic-version": "2023-06-01"}
+    entry = {"type": "model", "id": "mine", "display_name": "mine", "created_at": "1970-01-01T00:00:00Z"}
+    listed = {"data": [entry], "has_more": False, "first_id": "mine", "last_id": "mine"}
+    assert server.get("/v1/models", "GET", headers).json == listed
+    for name in ("mine", "local/model"):
+        assert server.get(f"/v1/models/{name}", "GET", headers).json == entry
+    refused = server.get("/v1/models/claude", "GET", headers)
+    assert (refused.status, refused.json["type"], refused.json["error"]["type"]) == (404, "error", "not_found_error")
+
+
 def test_the_version_is_that_of_info(server):
     assert server.get("/version").json["version"] == server.get("/info").json["version"]
 

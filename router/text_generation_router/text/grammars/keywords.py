@@ -67,13 +67,14 @@ OTHER_FORMATS: Final = (
     "uri-reference", "uri-template",
 )  # fmt: skip
 
-# llguidance writes the 29th of February in every year, the year 0, and a 60th second at any time. Patterns that its
-# strings match as well, so that only days that there were, and no leap seconds, are written.
+# llguidance writes the 29th of February in every year, the year 0, a 60th second at any time, fractions of seconds
+# without an end, and `t` and `z`. Patterns that its strings match as well, so that only days that there were, no leap
+# seconds, at most microseconds (as Python's datetime has them) and the usual letters are written.
 _YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 _DAY = f"({_YEAR}-(0[13-9]|1[0-2])-[0-9]{{2}}|{_YEAR}-02-([01][0-9]|2[0-8])|{_LEAP_YEAR}-02-29)"
-_TIME = "[0-9]{2}:[0-9]{2}:[0-5]"
-CALENDAR: Final = {"date": f"^{_DAY}$", "time": f"^{_TIME}", "date-time": f"^{_DAY}.{_TIME}"}
+_TIME = r"[0-9]{2}:[0-9]{2}:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})"
+CALENDAR: Final = {"date": f"^{_DAY}$", "time": f"^{_TIME}$", "date-time": f"^{_DAY}T{_TIME}$"}
 
 # Where a schema has other schemas: as the value itself, in a list, or in an object.
 ONE: Final = ("additionalItems", "additionalProperties", "items")
