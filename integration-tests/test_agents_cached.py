@@ -153,17 +153,26 @@ class Session:
     def send(self, path: str, body: dict[str, Any]) -> int:
         """Number of cached tokens, which is checked."""
         turns = with_answers(body[CONVERSATIONS[path]], self._texts.get(path, ()))
-        settings = {"model": "demo", "cache_salt": self._salt, "temperature": 0, LENGTHS[path]: NEW_TOKENS}
+        settings: dict[str, Any] = {
+            "model": "demo",
+            "cache_salt": self._salt,
+            "temperature": 0,
+            LENGTHS[path]: NEW_TOKENS,
+        }
+        if path == "/v1/chat/completions":  # the beginning of a call has tokens, and no text
+            settings["return_token_ids"] = True
         body = body | settings | {CONVERSATIONS[path]: turns}
         answer = self._client.post(path, json=body)
         assert answer.status_code == 200, answer.text
         text, said = self._prompts.text(path, body), text_of(path, answer.json())
+        made = answer.json().get("choices", [{}])[0].get("token_ids")
         ids, (cached, total, generated) = self._prompts.ids(text), usage_of(path, answer.json())
         assert total == len(ids)
         # The last token of a prompt is computed in any case.
         assert cached == min(max((common(ids, known) for known in self._computed), default=0), total - 1)
         # The keys of the last token of an answer are not computed.
-        self._computed.append(self._prompts.ids(text + said)[: total + generated - 1])
+        all_ids = ids + made if made is not None else self._prompts.ids(text + said)
+        self._computed.append(all_ids[: total + generated - 1])
         if body.get("tools"):
             self._texts.setdefault(path, []).append(said)
         return cached

@@ -91,5 +91,6 @@ def test_a_grammar_that_other_parameters_contradict_fails_by_name(server: Server
     parameters = {"grammar": {"type": "regex", "value": "abc"}, "allowed_token_ids": [300], "max_new_tokens": 5}
     body = {"inputs": STORY, "parameters": parameters}
     answer = httpx.post(f"{server.url}/generate", json=body, timeout=60)
-    assert answer.status_code == 424
-    assert "together exclude every token" in answer.json()["error"] and answer.json()["error_type"] == "generation"
+    assert answer.status_code == 422
+    assert "is left by the grammar and `allowed_token_ids`" in answer.json()["error"]
+    assert answer.json()["error_type"] == "validation"
