@@ -24,6 +24,7 @@ from text_generation_router.http.gate import Gated
 from text_generation_router.http.keys import Guard, OpenRoute
 from text_generation_router.http.request_log import Logged
 from text_generation_router.http.starts import Paced
+from text_generation_router.key_usage import add_usages, salt_of
 from text_generation_router.openapi.routes import DocumentRoutes
 from text_generation_router.tracing import Traced
 
@@ -81,8 +82,10 @@ def create_app(services: Services) -> FastAPI:
     add_error_handlers(app, services.limit_hits, services.dialects)
     app.add_middleware(Paced, callers=services.callers)
     app.add_middleware(Gated, gate=services.gate, dialects=services.dialects)
-    if config.api_key_digests:
-        app.add_middleware(Guard, digests=config.api_key_digests, routes=app.routes, dialects=services.dialects)
+    if config.api_keys:
+        salt = salt_of(config.block_hash_key, is_alone=config.metrics_file is None)
+        usages = add_usages(config.api_keys, salt, services.metrics.registry)
+        app.add_middleware(Guard, usages=usages, routes=app.routes, dialects=services.dialects)
     app.add_middleware(Preflights, routes=app.routes, dialects=services.dialects)
     app.add_middleware(Cors, origins=config.http.cors_allow_origin)
     if services.tracer is not None:

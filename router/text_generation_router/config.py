@@ -4,6 +4,7 @@ digests.
 
 # ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from text_generation_common.flags.cluster import EngineListFlags, SecurityFlags
@@ -88,7 +89,8 @@ class RouterConfig:
     security: SecurityFlags
     master_shard_uds_path: str  # "" if the engine is in another process
     compute_type: str
-    api_key_digests: tuple[bytes, ...] = field(repr=False)  # if empty, no request needs a key
+    # The names of the API keys by their digests, "" for a key without one; if empty, no request needs a key.
+    api_keys: Mapping[bytes, str] = field(repr=False)
     admin_key_digest: bytes | None = field(repr=False)  # None: there are no routes for administrators
     trusted_proxies: tuple[Network, ...]  # proxies whose forwarding headers name the client's address
 

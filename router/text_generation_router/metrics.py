@@ -11,6 +11,7 @@ from enum import StrEnum
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from text_generation_common.deployment import ReplicaReport, ReplicaState
+from text_generation_router.key_usage import key_usage
 from text_generation_router.metrics_page import FamilySource, OwnFamilies
 from text_generation_router.step_instruments import (
     Facts,
@@ -105,6 +106,12 @@ class Metrics:
         self.request_generated_tokens = self._histogram(
             "tgi_request_generated_tokens", "Tokens made by each finished request", self._lengths(max_total_tokens)
         )
+
+    def count_requests(self, count: int = 1) -> None:
+        """Counts requests in all, and for the API key of the HTTP request in progress."""
+        self.request_count.inc(count)
+        if (usage := key_usage.get()) is not None:
+            usage.requests.inc(count)
 
     def describe(self, facts: Callable[[], Mapping[str, str]]) -> None:
         """Adds `tgi_info`, whose labels are the facts about the server that `facts` returns, and what the operating

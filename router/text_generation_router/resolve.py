@@ -14,7 +14,7 @@ from text_generation_common.flags.requests import TokenFlags
 from text_generation_common.model_folder import served_name
 from text_generation_router.config import RouterConfig, RouterFlags, has_engines_elsewhere
 from text_generation_router.errors import StartError
-from text_generation_router.http.keys import admin_digest_of, digests_of
+from text_generation_router.http.keys import admin_digest_of, names_of_keys
 from text_generation_router.http.peer import networks_of
 
 logger = logging.getLogger(__name__)
@@ -28,10 +28,10 @@ def resolve(flags: RouterFlags) -> RouterConfig:
         "master_shard_uds_path": find_shard(flags),
         "trusted_proxies": networks_of(flags.access.trusted_proxy),
         "block_hash_key": block_hash_key_of(flags.block_hash_key),
-        "api_key_digests": digests_of(flags.access.api_key, flags.access.api_key_file),
+        "api_keys": names_of_keys(flags.access.api_key, flags.access.api_key_file),
         "admin_key_digest": admin_digest_of(flags.access.admin_api_key),
     }
-    check(flags, has_keys=bool(derived["api_key_digests"]))
+    check(flags, has_keys=bool(derived["api_keys"]))
     given = {item.name: getattr(flags, item.name) for item in fields(RouterConfig) if item.name not in derived}
     return RouterConfig(**given, **derived)
 

@@ -169,7 +169,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         if tracer is not None:
             stack.push_async_callback(tracer.close)
         inference = Inference(engine, vocabulary, validator, permits, metrics, tracer)
-        callers = Callers(bool(config.api_key_digests), config.trusted_proxies, config.scheduling.prefix_cache_scope)
+        callers = Callers(bool(config.api_keys), config.trusted_proxies, config.scheduling.prefix_cache_scope)
         ignored = IgnoredParameters(metrics, config.requests.strict_parameters)
         bodies = Bodies(
             config.requests.payload_limit, lambda: list_limits(config, validator.limits), callers, pool, ignored

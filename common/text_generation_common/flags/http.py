@@ -55,7 +55,7 @@ class AccessFlags:
         "routes. Better given in the environment, which `ps` does not show.",
         secret=True,
     )
-    api_key_file: str | None = flag(None, "File with the SHA-256 digest of one key in each line.")
+    api_key_file: str | None = flag(None, "File with the SHA-256 digest of one key in each line, and perhaps its name.")
     trusted_proxy: tuple[str, ...] = flag(
         (), "Address or network of a proxy whose Forwarded or X-Forwarded-For is believed, may be repeated."
     )

@@ -64,7 +64,7 @@ class Answers:
         services = self._services
         with self._inference.counted_refusals(dialect.refused_requests):
             services.ignored.note_model(request, asked.model, (services.served_name, services.config.tokenizer_name))
-        self._services.metrics.request_count.inc(dialect.num_requests(asked))
+        self._services.metrics.count_requests(dialect.num_requests(asked))
         with self._inference.counted_failures():
             caller = services.caller_of(request)
         way = self._streamed if asked.stream else self._complete

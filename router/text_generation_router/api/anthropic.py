@@ -53,7 +53,7 @@ class MessagesRoutes:
         asked = await self._answers.read(request, COUNT_TOKENS, 1)
         with services.inference.counted_refusals(1):
             services.ignored.note_model(request, asked.model, (services.served_name, services.config.tokenizer_name))
-        services.metrics.request_count.inc()
+        services.metrics.count_requests()
         with services.inference.counted_failures():
             share = services.callers.caller_of(request).share
             with renaming(NAMES):

@@ -43,7 +43,7 @@ class CloudRoutes:
         started_s = time.perf_counter()
         asked = await self._answers.read(request, VERTEX, 1)
         services = self._services
-        services.metrics.request_count.inc(1 + len(asked.instances))
+        services.metrics.count_requests(1 + len(asked.instances))
         with services.inference.counted_failures():
             caller = services.caller_of(request)
 

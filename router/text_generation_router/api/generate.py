@@ -74,7 +74,7 @@ class GenerateRoutes:
         self, request: Request, asked: GenerateRequest, full_text: bool
     ) -> tuple[dict[str, Any], Result]:
         started_s = time.perf_counter()
-        self._services.metrics.request_count.inc(REQUESTS)
+        self._services.metrics.count_requests(REQUESTS)
         self._inference.validator.check_best_of(asked.parameters.best_of)
         with self._inference.counted_failures():
             caller = self._services.callers.caller_of(request)
@@ -107,7 +107,7 @@ class GenerateRoutes:
         self, request: Request, asked: GenerateRequest, full_text: bool, writer: DirectWriter
     ) -> AsyncGenerator[bytes, None]:
         started_s = time.perf_counter()
-        self._services.metrics.request_count.inc(REQUESTS)
+        self._services.metrics.count_requests(REQUESTS)
         generations: list[Generation] = []
         try:
             with self._inference.counted_failures():

@@ -11,6 +11,7 @@ from text_generation_router.api.generation_stream import Encode, GenerationStrea
 from text_generation_router.api.permits import Permit
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.request_log import RequestEnd, request_end
+from text_generation_router.key_usage import KeyUsage, key_usage
 from text_generation_router.metrics import Metrics
 from text_generation_router.text.events import Finish, Token, TokenEvent
 from text_generation_router.text.pieces import Piece, PieceReader, Reasoning, merged, read
@@ -80,6 +81,7 @@ class Generation:
     finish: Finish | None = None  # the same
     trace: GenerationTrace | None = None  # None: there are no traces
     end: RequestEnd | None = field(default_factory=request_end.get)  # what is known of the HTTP request's end
+    usage: KeyUsage | None = field(default_factory=key_usage.get)  # what the request's API key has used
     _through: tuple[DirectWriter, Encode] | None = None
     _has_begun: bool = False
     _is_closed: bool = False
@@ -118,11 +120,17 @@ class Generation:
         if not self._is_closed:
             self._is_closed = True
             self.stream.cancel()
+            self._count_usage()
             self.permit.give_back(1)
             if self.end is not None:
                 self.end.num_tokens += self.stream.num_tokens
             if self.trace is not None:
                 self.trace.end(self._course())
+
+    def _count_usage(self) -> None:
+        """Counts for the API key also a text that was cancelled or has failed, if a token of it was made."""
+        if self.usage is not None and self.is_answer and (self.stream.num_tokens or self.finish is not None):
+            self.usage.count_text(self.prompt_tokens, self.stream.cached_tokens, self.stream.num_tokens)
 
     def _course(self) -> Course:
         stream, finish, now = self.stream, self.finish, time.perf_counter()

@@ -117,7 +117,7 @@ class Inference:
         except BodyError:
             raise
         except InferenceError:
-            self._metrics.request_count.inc(requests)
+            self._metrics.count_requests(requests)
             raise
 
     def _generation(

@@ -37,7 +37,7 @@ class TextRoutes:
         services = self._services
         with services.inference.counted_refusals(1):
             asked = await services.bodies.read(request, CHAT)
-        services.metrics.request_count.inc()
+        services.metrics.count_requests()
         share = services.callers.caller_of(request).share
         with services.inference.counted_failures():
             text = await unless_disconnected(request.receive, rendered(services, asked, share))

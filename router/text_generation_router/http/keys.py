@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fastapi.routing import APIRoute
@@ -13,8 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from text_generation_router.errors import StartError, UnauthorizedError
 from text_generation_router.http.dialects import ErrorDialects, is_anthropics
 from text_generation_router.http.errors import error_response
+from text_generation_router.key_usage import OTHER, KeyUsage, key_usage
 
-DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
+# A line of the file of keys: the digest of a key, and perhaps the key's name.
+LINE = re.compile(r"(?:sha256:)?(?P<digest>[0-9a-f]{64})(?:[ \t]+(?P<name>[\w.-]{1,64}))?", re.ASCII | re.IGNORECASE)
 NAME_DIGITS = 16
 
 
@@ -29,20 +31,21 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, digests: Sequence[bytes], routes: Sequence[BaseRoute], dialects: ErrorDialects
+        self, app: ASGIApp, usages: Mapping[bytes, KeyUsage], routes: Sequence[BaseRoute], dialects: ErrorDialects
     ) -> None:
+        """`usages`: to what the requests of each key add, by the key's digest."""
         self._app = app
-        self._digests = tuple(digests)
+        self._usages = usages
         self._routes = routes  # the application's own list, to which routes are added later
         self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not (self._has_key(scope) or is_open(self._routes, scope)):
-            return await error_response(UnauthorizedError(), self._dialects.of(scope["path"]))(scope, receive, send)
+        if scope["type"] == "http":
+            digest = allowed_digest(authorization_of(scope), self._usages)
+            if digest is None and not is_open(self._routes, scope):
+                return await error_response(UnauthorizedError(), self._dialects.of(scope["path"]))(scope, receive, send)
+            key_usage.set(self._usages[digest] if digest is not None else None)
         await self._app(scope, receive, send)
-
-    def _has_key(self, scope: Scope) -> bool:
-        return is_allowed(authorization_of(scope), self._digests)
 
 
 def is_open(routes: Iterable[BaseRoute], scope: Scope) -> bool:
@@ -69,11 +72,16 @@ def authorization_of(scope: Scope) -> bytes:
 
 
 def is_allowed(authorization: bytes, digests: Iterable[bytes]) -> bool:
-    """Whether `authorization` is `Bearer KEY` with a known key. The comparison takes the same time for every key."""
+    return allowed_digest(authorization, digests) is not None
+
+
+def allowed_digest(authorization: bytes, digests: Iterable[bytes]) -> bytes | None:
+    """The digest of the key, if `authorization` is `Bearer KEY` with a known key. The comparison takes the same time
+    for every key."""
     is_bearer, key = _parse(authorization)
     digest = hashlib.sha256(key).digest()
     matches = [hmac.compare_digest(digest, known) for known in digests]
-    return any(matches) and is_bearer
+    return digest if any(matches) and is_bearer else None
 
 
 def name_of_key(authorization: bytes) -> str:
@@ -88,12 +96,12 @@ def _parse(authorization: bytes) -> tuple[bool, bytes]:
     return scheme.lower() == b"bearer", key.strip(b" \t")
 
 
-def digests_of(keys: Iterable[str], file: str | None) -> tuple[bytes, ...]:
-    """Digests of `keys`, and the digests listed in `file`. Raises StartError, whose text never shows a key or a
-    digest.
+def names_of_keys(keys: Iterable[str], file: str | None) -> dict[bytes, str]:
+    """The names of `keys`, and of the keys listed in `file`, by the keys' digests; "" for a key without a name. Raises
+    StartError, whose text never shows a key or a digest.
     """
-    digests = [_digest_of(number, key) for number, key in enumerate(keys, start=1)]
-    return tuple(digests) + (_read(Path(file)) if file is not None else ())
+    names = {_digest_of(number, key): "" for number, key in enumerate(keys, start=1)}
+    return names | (_read(Path(file)) if file is not None else {})
 
 
 def admin_digest_of(key: str | None) -> bytes | None:
@@ -113,23 +121,26 @@ def _digest(name: str, key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def _read(file: Path) -> tuple[bytes, ...]:
+def _read(file: Path) -> dict[bytes, str]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise StartError(f"--api-key-file {file} cannot be read: {error}") from error
-    digests = []
+    names: dict[bytes, str] = {}
     for number, line in enumerate(lines, start=1):
         entry = line.partition("#")[0].strip()
         if not entry:
             continue
-        match = DIGEST.fullmatch(entry)
-        if match is None:
+        match = LINE.fullmatch(entry)
+        if match is None or match["name"] == OTHER:
             raise StartError(
-                f"--api-key-file {file}, line {number}: not a SHA-256 digest (64 hexadecimal digits); hash the key with"
+                f"--api-key-file {file}, line {number}: not a SHA-256 digest (64 hexadecimal digits), alone or with a"
+                f" name (1 to 64 letters, digits and `._-`, not `{OTHER}`); hash the key with"
                 " `printf %s KEY | sha256sum`"
             )
-        digests.append(bytes.fromhex(match[1]))
-    if not digests:
+        digest, name = bytes.fromhex(match["digest"]), match["name"] or ""
+        if names.setdefault(digest, name) != name:
+            raise StartError(f"--api-key-file {file}, line {number}: the key has another name above; give it one name")
+    if not names:
         raise StartError(f"--api-key-file {file} has no keys: add the digest of a key, or leave the flag out")
-    return tuple(digests)
+    return names

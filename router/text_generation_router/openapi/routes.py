@@ -19,7 +19,7 @@ class DocumentRoutes:
         config = services.config
         self._interface = Interface(
             version=services.version,
-            has_keys=bool(config.api_key_digests),
+            has_keys=bool(config.api_keys),
             closed_routes=config.http.closed_routes,
             tgi_dialect=config.http.tgi_dialect,
             has_admin=config.admin_key_digest is not None,

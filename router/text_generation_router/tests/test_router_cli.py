@@ -85,7 +85,7 @@ def test_keys_come_from_flags_the_environment_and_a_file(tmp_path):
         given = app_values(*words, **env)
         seen.append(config_of(given))
     assert seen[0] == seen[1]
-    assert seen[0].api_key_digests == tuple(hashlib.sha256(key).digest() for key in (b"a", b"b", b"c"))
+    assert seen[0].api_keys == {hashlib.sha256(key).digest(): "" for key in (b"a", b"b", b"c")}
     assert "digest" not in repr(seen[0])
 
 
@@ -113,7 +113,7 @@ def test_defaults_are_as_documented_and_the_environment_overrides_them():
         config.http.graceful_termination_timeout,
         config.http.max_connections,
     ) == (30, 90, 4096)
-    assert (config.api_key_digests, config.http.closed_routes, config.launcher_fd) == ((), False, None)
+    assert (config.api_keys, config.http.closed_routes, config.launcher_fd) == ({}, False, None)
     config = config_of(
         app_values(
             "--launcher-fd", "5", STREAM_WRITE_TIMEOUT="1.5", GRACEFUL_TERMINATION_TIMEOUT="2", MAX_CONNECTIONS="9"

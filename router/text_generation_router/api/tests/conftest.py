@@ -391,7 +391,7 @@ class Server:
         speech = Speech.of(chats, self.config.formats, frozenset({"</s>"}))
         self.gate, self.limit_hits = Gate(), LimitHits(self.metrics)
         callers = Callers(
-            bool(self.config.api_key_digests), self.config.trusted_proxies, self.config.scheduling.prefix_cache_scope
+            bool(self.config.api_keys), self.config.trusted_proxies, self.config.scheduling.prefix_cache_scope
         )
         chat_ways = speech.ways_in(style_of(self.config.http.tgi_dialect))
         self.offload = InProcess(reading_child.make_handlers(reading_child.setup_of(chats, speech.ways, chat_ways)))

@@ -28,7 +28,7 @@ class PretendedLauncher:
 
 @pytest.fixture
 def server(make_server: Any) -> Any:
-    return make_server(replicas=PretendedLauncher(), admin_key_digest=ADMIN, api_key_digests=(CLIENT,))
+    return make_server(replicas=PretendedLauncher(), admin_key_digest=ADMIN, api_keys={CLIENT: ""})
 
 
 def test_replicas_are_told_and_scaled_with_the_administrators_key(server):

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from text_generation_common.flags.kinds import CacheScope
-from text_generation_router.http.keys import digests_of
+from text_generation_router.http.keys import names_of_keys
 from text_generation_router.scheduling.share import Share
 
 KEY = "Secret-Key-1"
@@ -37,7 +37,7 @@ def test_an_invalid_tenant_is_refused_on_every_route(server, route, value):
 
 
 def test_a_tenant_is_neither_logged_nor_counted_by_name(make_server, route, caplog):
-    server = make_server(api_key_digests=digests_of([KEY], None))
+    server = make_server(api_keys=names_of_keys([KEY], None))
     headers = {"authorization": f"Bearer {KEY}", "x-tenant": "canary-7f3a"}
     with caplog.at_level(logging.DEBUG):
         assert server.ask(route, headers).status == 200
@@ -73,7 +73,7 @@ def test_a_cache_salt_reaches_the_engine_and_is_bounded(server, route):
 
 
 def test_no_salt_and_no_tenant_make_the_name_of_another_cache(make_server, route):
-    server = make_server(api_key_digests=digests_of(["one", "two"], None), prefix_cache_scope=CacheScope.TENANT)
+    server = make_server(api_keys=names_of_keys(["one", "two"], None), prefix_cache_scope=CacheScope.TENANT)
     seen = set()
     wanted = [
         (key, tenant, salt) for key in ("one", "two") for tenant in ("", "a", "ab") for salt in ("", "b", "a", "ab")

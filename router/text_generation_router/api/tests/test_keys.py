@@ -5,10 +5,10 @@ from fastapi import Response
 from starlette.routing import Route
 
 from text_generation_router.api.tests.conftest import HEADERS
-from text_generation_router.http.keys import digests_of
+from text_generation_router.http.keys import names_of_keys
 
 KEY = "Secret-Key-1"
-DIGESTS = digests_of([KEY, "another"], None)
+DIGESTS = names_of_keys([KEY, "another"], None)
 ALWAYS_OPEN = {("GET", path) for path in ("/", "/health", "/ping", "/live", "/ready")}
 OPEN_BY_DEFAULT = {
     ("GET", path)
@@ -51,7 +51,7 @@ WRONG = (
 def guarded(tokenizer, session_server):
     """Two servers with keys: one whose informative routes are closed, and one whose informative routes are open."""
     make = type(session_server)
-    return {closed: make(tokenizer, api_key_digests=DIGESTS, closed_routes=closed) for closed in (False, True)}
+    return {closed: make(tokenizer, api_keys=DIGESTS, closed_routes=closed) for closed in (False, True)}
 
 
 def routes_of(server):
@@ -88,7 +88,7 @@ def test_no_other_spelling_of_a_path_avoids_the_key(guarded, closed, path):
 
 
 def test_a_route_added_later_is_closed(make_server):
-    server = make_server(api_key_digests=DIGESTS)
+    server = make_server(api_keys=DIGESTS)
 
     async def late() -> Response:
         return Response(b"inside")

@@ -99,7 +99,7 @@ def test_the_rest_of_a_large_body_is_not_taken(server, chunked):
 
 
 def test_a_large_body_without_a_key_is_not_taken_either(make_server):
-    server = make_server(api_key_digests=(b"x" * 32,))
+    server = make_server(api_keys={b"x" * 32: ""})
 
     async def test(client: Client) -> tuple[bytes, int]:
         client.writer.write(HEAD + b"content-length: %d\r\n\r\n" % LARGE)
@@ -114,7 +114,7 @@ def test_a_large_body_without_a_key_is_not_taken_either(make_server):
 
 @pytest.mark.parametrize("path", ["/nowhere", "/generate", "/info"])
 def test_a_refusal_of_head_has_no_body(make_server, path):
-    server = make_server(api_key_digests=(b"x" * 32,) if path == "/info" else (), closed_routes=path == "/info")
+    server = make_server(api_keys={b"x" * 32: ""} if path == "/info" else {}, closed_routes=path == "/info")
 
     async def test(client: Client) -> bytes:
         client.writer.write(b"HEAD %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path.encode())

@@ -578,7 +578,7 @@ def test_errors_are_openais_and_name_the_callers_own_field(server):
 
 
 def test_a_missing_key_is_openais_too(make_server):
-    server = make_server(api_key_digests=(b"x" * 32,))
+    server = make_server(api_keys={b"x" * 32: ""})
     told = {"type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
     assert error_of(server.post(PATHS[1], chat())) == (401, told)
 

@@ -57,4 +57,4 @@ def test_wrong_tokens_are_refused(server, tokens):
 
 @pytest.mark.parametrize("path", ["/tokenize", "/chat_tokenize", "/detokenize", "/invocations", "/vertex"])
 def test_a_key_is_needed(make_server, path):
-    assert make_server(api_key_digests=(b"x" * 32,)).post(path, {}).status == 401
+    assert make_server(api_keys={b"x" * 32: ""}).post(path, {}).status == 401

@@ -59,8 +59,8 @@ ANSWER = f"""(() => {{
 
 @pytest.mark.parametrize("has_key", [False, True], ids=["without a key", "with a key"])
 def test_a_text_can_be_generated_from_the_page(make_server, tmp_path, has_key):
-    digests = (hashlib.sha256(KEY.encode()).digest(),) if has_key else ()
-    with served(make_server(api_key_digests=digests).app) as address, tab_of(str(PROGRAM), tmp_path) as tab:
+    keys = {hashlib.sha256(KEY.encode()).digest(): ""} if has_key else {}
+    with served(make_server(api_keys=keys).app) as address, tab_of(str(PROGRAM), tmp_path) as tab:
         tab.call("Page.navigate", url=f"{address}/docs")
         tab.until(f"!!document.querySelector('{OPERATION}')")
         if has_key:

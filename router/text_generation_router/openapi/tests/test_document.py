@@ -65,7 +65,7 @@ def test_the_examples_of_a_route_run(server, operation: Operation):
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_the_document_says_which_routes_need_a_key(make_server, closed):
-    server = make_server(api_key_digests=(b"0" * 32,), closed_routes=closed)
+    server = make_server(api_keys={b"0" * 32: ""}, closed_routes=closed)
     document = document_of(Interface(version="1.2.3", has_keys=True, closed_routes=closed))
     assert document["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
     for label, one in operations_of(document).items():
