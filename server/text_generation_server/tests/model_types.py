@@ -92,6 +92,13 @@ def standing(raw: Raw) -> Standing:
     return Standing(NATIVE if isinstance(config, ModelConfig) else FALLBACK)
 
 
+@cache
+def published() -> tuple[Raw, ...]:
+    """Models with a config.json that a public repository has, with the outcome that is expected."""
+    lines = Path(__file__).with_name("published_configs.jsonl").read_text().splitlines()
+    return tuple(map(json.loads, lines))
+
+
 def _shortened(line: str) -> str:
     return line.partition(", only: ")[0]  # followed by the names of all families
 

@@ -22,6 +22,7 @@ from model_types import (
     further_compared,
     further_native,
     others,
+    published,
     standing,
 )
 from test_families import LENGTHS, NEW
@@ -174,6 +175,14 @@ def forms_table() -> str:
     return table(("model", "for example", "refused with"), rows)
 
 
+def published_table() -> str:
+    rows = (
+        (line["model"], f"`{line['repository']}` `{line['path']}`, commit `{line['commit'][:12]}`", line["outcome"])
+        for line in published()
+    )
+    return table(("model", "file", "outcome"), rows)
+
+
 def native_table(results: Results) -> str:
     about, rows = grouped(results), []
     for model_type in sorted(FAMILIES):
@@ -227,6 +236,7 @@ def page(results: Results, other_types: dict[str, Standing]) -> str:
             tests=counted(list(results)), runs="".join(f"- {run}: {len(found)} tests\n" for run, found in runs),
             tgi=tgi_table(results), further=further_table(results), multimodal=code(sorted(MULTIMODAL)),
             others=others_table(other_types), forms=forms_table(), native=native_table(results),
+            published=published_table(),
             fallback=fallback_table(results), fields=fields_table(results), not_passed=not_passed(results),
             new=NEW, lengths=", ".join(map(str, LENGTHS)), tolerance=TOLERANCE, tokens=TOKENS, score=SCORE_TOLERANCE,
             rounding=ROUNDING, moved=MOVED / ROUNDING, dash=NO_TEST,

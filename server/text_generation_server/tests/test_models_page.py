@@ -20,7 +20,17 @@ from model_results import (
     write_results,
 )
 from model_types import FALLBACK, NATIVE, REFUSED, TGI, standing
-from models_page import cell, counted, forms_table, further_table, largest, native_table, subject, tgi_table
+from models_page import (
+    cell,
+    counted,
+    forms_table,
+    further_table,
+    largest,
+    native_table,
+    published_table,
+    subject,
+    tgi_table,
+)
 from test_family_fields import FIELDS
 
 STALE = "docs/models.md is not what the code says: run make test-models (ARGS=--collect-only writes it without tests)"
@@ -34,6 +44,7 @@ def test_the_page_lists_the_types_as_the_code_serves_them(part: Callable[[Result
 
 def test_the_page_has_the_lines_with_which_models_are_refused() -> None:
     assert forms_table() in PAGE.read_text(), STALE
+    assert published_table() in PAGE.read_text(), STALE
 
 
 def test_the_page_names_no_folder_of_a_machine() -> None:
