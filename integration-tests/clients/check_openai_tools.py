@@ -166,7 +166,7 @@ def errors_name_the_field(call: Call) -> None:
         refused("tools", "two functions named `say`", ONE_CALL | {"tools": [TOOLS[0], TOOLS[0]]})
         refused("tools[0].type", "`custom` is not supported", ONE_CALL | {"tools": [{"type": "custom"}]})
         refused("tool_choice", "at least one tool", ASKED | {"tool_choice": "required"})
-        form = {"type": "json_schema", "json_schema": {"name": "say", "schema": unique}}
+        form = {"type": "json_schema", "json_schema": {"name": "say", "schema": unique, "strict": True}}
         refused("response_format", "uniqueItems", ASKED | {"response_format": form})
     # TGI's error for a tool that is not there.
     missing = {"type": "function", "function": {"name": "sing"}}

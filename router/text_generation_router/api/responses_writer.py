@@ -69,7 +69,7 @@ class OutputItems:
         item_id = f"{kind.prefix}_{self._identity}_{len(self.items)}"
         if isinstance(piece, CallStart):
             name = self._names.get(piece.name, CallName(piece.name))
-            form = CustomCallItem if name.is_custom else CallItem
+            form = CustomCallWriter if name.is_custom else CallItem
             self._open = form(item_id, piece.id or self._make_call_id(), name)
         else:
             self._open = MessageItem(item_id) if kind is MessageItem else ReasoningOutputItem(item_id)
@@ -170,7 +170,7 @@ class CallItem:
         yield {"type": "response.function_call_arguments.done"} | told
 
 
-class CustomCallItem(CallItem):
+class CustomCallWriter(CallItem):
     """A call whose one argument is a text, which is told when it is whole."""
 
     prefix = "ctc"

@@ -31,7 +31,7 @@ JOB_S, START_S = 60.0, 60.0
 MAX_KEPT, MAX_KEPT_BYTES = 256, 4 * 2**20
 
 
-class Children(Protocol):
+class CheckingChildren(Protocol):
     async def run(self, name: str, content: bytes, timeout_s: float) -> bytes:
         """Runs a job in a child process. Raises JobError."""
 
@@ -50,7 +50,7 @@ class GrammarChecker:
     """Used in one event loop. Requests of one tenant that want the same share one check, also while it is under way.
     Each tenant waits for a slot of its own and is charged for it, so that no limit of one tenant refuses another."""
 
-    def __init__(self, children: Children, max_waiting: int) -> None:
+    def __init__(self, children: CheckingChildren, max_waiting: int) -> None:
         """`max_waiting`: most checks of one tenant that may wait."""
         self._children = children
         self._slots = FairSlots(CHILDREN, max_waiting, max_held=1)
