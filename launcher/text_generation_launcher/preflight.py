@@ -2,6 +2,7 @@
 headers of weights files, and no weights.
 """
 
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -25,9 +26,11 @@ from text_generation_common.models.served import check_type, read_served
 from text_generation_common.models.tensors import shapes, with_checked_tensors
 from text_generation_common.shard_counts import Heads, one_shard_only
 from text_generation_common.weights.headers import file_names, verify, weight_files
-from text_generation_common.weights.names import pickle_names
+from text_generation_common.weights.names import is_leftover, pickle_names
 from text_generation_common.weights.tokenizer_files import check_tokenizer
 from text_generation_launcher.config import LaunchPlan
+
+logger = logging.getLogger(__name__)
 
 # Device files of NVIDIA's and AMD's drivers, and of Windows' Linux. Without all of them there is no GPU.
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
@@ -132,6 +135,8 @@ def _checked_files(plan: LaunchPlan, folder: Path, config: ModelConfig | None) -
             return config
         raise
     headers = verify(folder)
+    for name in sorted(filter(is_leftover, file_names(folder))):
+        logger.warning("%s of %s is ignored: adapters are not supported", name, folder)
     return None if config is None else with_checked_tensors(config, headers.names, headers.shape)
 
 

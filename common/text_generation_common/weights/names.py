@@ -45,6 +45,10 @@ GGUF_REASON = "only safetensors are served"
 GGUF_HINT = "use the original repository, from which the GGUF file was made"
 
 
+def is_leftover(name: str) -> bool:
+    return name.startswith(ADAPTER)
+
+
 def side_files(listing: Iterable[str]) -> list[str]:
     """The model's files with configuration, tokenizer and chat template that exist."""
     names = set(listing)
@@ -85,9 +89,7 @@ def _choose(listing: Iterable[str], indexed: Set[str] | None, single: str, suffi
 def _is_model_weights(name: str) -> bool:
     """Whether the file holds weights: not a training program's file, not an adapter, not in a folder, not hidden."""
     return (
-        is_plain(name)
-        and not name.startswith(ADAPTER)
-        and not any(word in name for word in ("arguments", "args", "training"))
+        is_plain(name) and not is_leftover(name) and not any(word in name for word in ("arguments", "args", "training"))
     )
 
 

@@ -354,6 +354,16 @@ def test_a_good_model_passes_and_only_its_programs_are_missed(
         assert (status, lines[0]) == (1, "error: text-generation-server not found in PATH"), lines
 
 
+def test_an_adapter_beside_the_weights_that_it_was_merged_into_is_ignored_with_a_warning(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "adapter_model.safetensors").write_bytes(b"no header")
+    _, lines = refused(["--model-id", str(folder)], {}, capsys, monkeypatch)
+    [warning] = [line for line in lines if "adapter_model.safetensors of " in line]
+    assert " WARNING " in warning and "is ignored: adapters are not supported" in warning
+    assert "error: text-generation-server not found in PATH" in lines
+
+
 def test_a_used_port_is_told_in_two_lines(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
