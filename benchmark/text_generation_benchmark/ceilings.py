@@ -11,9 +11,9 @@ from torch import Tensor
 from text_generation_benchmark.load import LoadResult
 from text_generation_benchmark.roofline import Ceilings
 from text_generation_benchmark.workload import Run, Workload
+from text_generation_common.cpu_features import processor_flags
 from text_generation_server.device.arena import empty
 from text_generation_server.kernels.cpu import load_kernels
-from text_generation_server.kernels.cpu.library import processor_flags
 
 # Features of processors that decide how fast products and attention can be, as /proc/cpuinfo names them.
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")

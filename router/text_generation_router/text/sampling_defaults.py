@@ -26,7 +26,7 @@ class SamplingDefaults:
 
     @classmethod
     def read(cls, folder: Path) -> "SamplingDefaults":
-        """The values of generation_config.json in the folder, none if the file is missing. StartError for a wrong value."""
+        """The values of the folder's generation_config.json, none if it is missing. StartError for a wrong value."""
         try:
             fields = Fields(find_json_object(folder / FILE) or {}, str(folder / FILE))
             found: dict[str, Any] = {
