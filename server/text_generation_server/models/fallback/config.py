@@ -118,7 +118,7 @@ def refusal(values: Any, model_class: Any) -> str | None:
         "its layers keep a state for each text": has_states
         and (bool(kinds) or values.model_type not in STATELESS_IF_ATTENTION),
         f"its layers are of the kind {', '.join(sorted(map(str, kinds)))}": bool(kinds),
-        "its attention does not go through the interface of transformers": not getattr(
+        "transformers does not declare that its attention can be replaced": not getattr(
             model_class, "_supports_attention_backend", False
         ),
     }

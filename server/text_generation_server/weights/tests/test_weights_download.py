@@ -53,7 +53,7 @@ def test_the_files_needed_to_serve_are_fetched_once(hub, shell, Model, tiny_file
     [
         ("config.json", b'{"model_type": "llama"}', "config.json has no field hidden_size"),
         ("config.json", b'{"model_type": "lama"}', 'model type "lama" is not supported: did you mean llama?'),
-        ("config.json", b'{"model_type": "stablelm"}', "its attention does not go through the interface"),
+        ("config.json", b'{"model_type": "stablelm"}', "transformers does not declare that its attention"),
         ("config.json", b'{"model_type": "llama4"}', "it is more than a text model"),
         ("config.json", b'{"model_type": "qwen3_next"}', "its layers keep a state for each text"),
         ("config.json", b'{"quantization_config": {"quant_method": "gptq", "bits": 4}}', "quantized as gptq"),
