@@ -1,5 +1,6 @@
 """`download-weights` as a process, with a fake hub on loopback."""
 
+import hashlib
 import io
 import json
 import os
@@ -137,7 +138,8 @@ def test_a_killed_download_goes_on_where_it_stopped(hub, shell, Model, tiny_file
     hub.models["big"] = Model({"main": files})
     hub.stall_after["model.safetensors"] = 3_000_000
     with shell.start("download-weights", "big") as process:
-        partial = _wait_for_partial(shell.cache, num_bytes=1 << 20)
+        digest = hashlib.sha256(files["model.safetensors"]).hexdigest()
+        partial = _wait_for_partial(shell.cache, digest, num_bytes=1 << 20)
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=10)
     held = partial.stat().st_size
@@ -154,10 +156,10 @@ def test_a_killed_download_goes_on_where_it_stopped(hub, shell, Model, tiny_file
     assert not partial.exists()
 
 
-def _wait_for_partial(cache: Path, num_bytes: int) -> Path:
+def _wait_for_partial(cache: Path, digest: str, num_bytes: int) -> Path:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        for file in cache.glob("models--*/blobs/*.tgi.incomplete"):
+        for file in cache.glob(f"models--*/blobs/{digest}.tgi.incomplete"):
             if file.stat().st_size >= num_bytes:
                 return file
         time.sleep(0.01)
