@@ -50,8 +50,8 @@ class MessagesRoutes:
     async def count_tokens(self, request: Request) -> Response:
         """The number of tokens of the prompt that the chat template makes of a conversation."""
         services = self._services
-        asked = await self._answers.read(request, COUNT_TOKENS, 1)
         with services.inference.counted_refusals(1):
+            asked = await services.bodies.read(request, COUNT_TOKENS)
             services.ignored.note_model(request, asked.model, (services.served_name, services.config.tokenizer_name))
         services.metrics.count_requests()
         with services.inference.counted_failures():

@@ -18,6 +18,7 @@ from text_generation_router.api.anthropic_schemas import (
     Turn,
     TurnsBody,
 )
+from text_generation_router.api.asking import check
 from text_generation_router.api.fields import Body
 from text_generation_router.api.messages import MessageBody
 from text_generation_router.api.schemas import SamplingFields
@@ -47,7 +48,7 @@ def chat_of(asked: MessagesOptions) -> ChatOptions:
     if isinstance(asked, RenderedMessages):
         return RenderedChat(prompt=asked.prompt, prompt_without_tools=asked.prompt_without_tools, **values)
     assert isinstance(asked, MessagesRequest)
-    return ChatRequest(messages=messages_of(asked), **values)
+    return check(ChatRequest, {"messages": messages_of(asked), **values})
 
 
 def counted_chat_of(asked: CountOptions) -> ChatOptions:
@@ -55,7 +56,7 @@ def counted_chat_of(asked: CountOptions) -> ChatOptions:
     if isinstance(asked, RenderedCount):
         return RenderedChat(prompt=asked.prompt)
     assert isinstance(asked, CountTokensRequest)
-    return ChatRequest(messages=messages_of(asked), **asked.chat_values())
+    return check(ChatRequest, {"messages": messages_of(asked), **asked.chat_values()})
 
 
 def messages_of(asked: TurnsBody) -> list[MessageBody]:

@@ -101,9 +101,10 @@ class OutputConfig(Body):
     def chat_values(self) -> dict[str, Any]:
         values: dict[str, Any] = {} if self.effort is None else {"reasoning_effort": self.effort}
         if self.format is not None:
-            if self.format.get("type") != "json_schema":
+            if self.format.get("type") != "json_schema" or not isinstance(self.format.get("schema"), dict):
                 raise ValidationError(
-                    '`output_config.format` must have the `type` "json_schema"', "output_config.format"
+                    '`output_config.format` must have the `type` "json_schema" and a JSON schema as its `schema`',
+                    "output_config.format",
                 )
             schema = {"schema": self.format.get("schema"), "strict": True}
             values["response_format"] = {"type": "json_schema", "json_schema": schema}

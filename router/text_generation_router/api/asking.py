@@ -92,17 +92,20 @@ def check(schema: type[B], value: dict[str, Any], limits: ListLimits | None = No
         return schema.model_validate(value, context=limits)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = _path(_without_kinds(first["loc"], value))
+        path = _path(_without_kinds(first["loc"], value, first["type"] == "missing"))
         raise UnprocessableError(path, first["msg"].removeprefix("Value error, ")) from error
 
 
-def _without_kinds(place: tuple[int | str, ...], value: Any) -> tuple[int | str, ...]:
-    """The place of a value in the body without the `type` of each object on the way, by which pydantic tells its
-    schema from others."""
+def _without_kinds(place: tuple[int | str, ...], value: Any, is_missing: bool) -> tuple[int | str, ...]:
+    """The place of a value in the body without what pydantic tells schemas apart by: the `type` of each object on the
+    way, and the name of one of several types, such as `str`, behind the place of a value that is not an object.
+    `is_missing`: the place ends with the name of a missing field."""
     kept: list[int | str] = []
     for number, part in enumerate(place, 1):
-        # At the end of a place the name is that of a missing field.
-        if isinstance(value, dict) and part == value.get("type") and part not in value and number < len(place):
+        if isinstance(part, str) and not isinstance(value, dict):
+            continue
+        is_field = is_missing and number == len(place)
+        if isinstance(value, dict) and part == value.get("type") and part not in value and not is_field:
             continue
         kept.append(part)
         if isinstance(value, dict):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from text_generation_router.api.asking import check
 from text_generation_router.api.messages import MessageBody
 from text_generation_router.api.responses_schemas import (
     LOGPROBS,
@@ -50,7 +51,7 @@ def chat_of(asked: ResponsesOptions) -> ChatOptions:
         raise ValidationError(
             "`input` must have a message, a call or its result; all that it has is empty reasoning", "input"
         )
-    return ChatRequest(messages=messages, **values)
+    return check(ChatRequest, {"messages": messages, **values})
 
 
 def messages_of(asked: ResponsesRequest) -> list[MessageBody]:

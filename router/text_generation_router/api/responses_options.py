@@ -42,6 +42,8 @@ class TextConfig(Body):
             raise ValidationError(f"`text.format` must have a `type` of {', '.join(FORMATS)}", "text.format")
         if kind != "json_schema":
             return {"response_format": {"type": kind}}
+        if not isinstance(self.format.get("schema"), dict):
+            raise ValidationError("`text.format` must have a JSON schema as its `schema`", "text.format")
         schema = {name: value for name, value in self.format.items() if name != "type"}
         return {"response_format": {"type": kind, "json_schema": schema}}
 

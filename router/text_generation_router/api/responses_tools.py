@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from text_generation_router.api.fields import Body
-from text_generation_router.api.tools import FunctionName
+from text_generation_router.api.tools import MAX_NAME, FunctionName
 
 # The one argument of the function that a custom tool is in chats.
 INPUT = "input"
@@ -86,6 +86,16 @@ class NamespaceTool(Body):
         BeforeValidator(lambda tools: known_tools(tools)),
     ]
     """Functions and custom tools."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for tool in self.tools:
+            if (length := len(chat_name(tool.name, self.name))) > MAX_NAME:
+                raise ValueError(
+                    f"The names of the namespace and of `{tool.name[:32]}` must have at most {MAX_NAME} characters"
+                    f" together, with two underscores between them. Given: {length}"
+                )
+        return self
 
     def chat_tools(self) -> Iterator[tuple[CallName, dict[str, Any]]]:
         for tool in self.tools:

@@ -13,7 +13,8 @@ from text_generation_router.text.calls.typed_values import types_of
 from text_generation_router.text.tool_grammar import CallWays
 
 MAX_TOOLS = 128
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+MAX_NAME = 128  # characters of a function's name
+FunctionName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}$")]
 
 
 class FunctionBody(Body):

@@ -71,6 +71,7 @@ class Connection(HttpToolsProtocol):
         # The newest request, and earlier requests that were unanswered when it began.
         self._cycles: list[RequestResponseCycle] = []
         self._in_headers = False
+        self._problem: InferenceError | None = None  # why the newest request is refused by its headers
         self._is_refused = False  # whether bytes are dropped: the connection ends after the present answers
         self._last: Callable[[], None] | None = None  # writes the refusal that ends the connection, after these answers
         self._lingers = False  # whether the connection lingers after the answer that is being written
@@ -173,6 +174,7 @@ class Connection(HttpToolsProtocol):
         error = self._error_in_headers()
         if error is None and self._is_beyond and at_once is None:
             error = TooManyConnectionsError()
+        self._problem = error
         if error is not None:
             self._log(error)
             return refusal(error, self._dialects)
@@ -208,9 +210,11 @@ class Connection(HttpToolsProtocol):
         return problem_of(self.parser.get_http_version(), self.headers)
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn calls this for bytes that are not HTTP. `msg` is uvicorn's own text, which is not sent."""
+        """uvicorn calls this for bytes that are not HTTP. `msg` is uvicorn's own text, which is not sent. What is wrong
+        with the headers of a request says more than that its body cannot be read."""
         if not (self.transport.is_closing() or self._is_refused):
-            self._refuse(InvalidRequestError("the bytes cannot be parsed as HTTP/1.1"))
+            problem = None if self._unread is None else self._problem
+            self._refuse(problem or InvalidRequestError("the bytes cannot be parsed as HTTP/1.1"))
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -330,7 +334,8 @@ class Connection(HttpToolsProtocol):
         self._other_bytes = 0
         self._arrival.clear()
         content = error_bytes(error, self._dialects.of(self._path()))
-        self._log(error)
+        if error is not self._problem:
+            self._log(error)
         if self._unread is not None:
             scope: Any = self._unread.scope
             scope[IS_LOGGED] = True

@@ -74,6 +74,7 @@ def test_fields_have_their_meaning_in_chats(fields, told):
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, '`tools\\[0\\].type` must be "custom"'),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "must have a `name`"),
         ({"output_config": {"format": {"type": "text"}}}, "`output_config.format` must have"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": 5}}}, "`output_config.format` must have"),
     ],
 )
 def test_wrong_fields_are_refused(fields, text):

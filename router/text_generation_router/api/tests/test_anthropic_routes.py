@@ -51,6 +51,22 @@ def test_a_message_has_the_shape_of_the_contract(server):
     assert server.metric("tgi_request_count_total") == 1 and server.metric("tgi_request_success_total") == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        *((path, {"messages": USER}) for path in (COUNT, "/chat_tokenize")),
+        *((path, {"inputs": "Hi"}) for path in ("/tokenize", "/generate")),
+        ("/detokenize", {"tokens": [5]}),
+        (PATH, body()),
+    ],
+)
+def test_only_a_route_that_generates_takes_a_half_closed_client_for_one_that_left(server, monkeypatch, path, asked):
+    marked: list[object] = []
+    monkeypatch.setattr(answer, "end_at_half_close", marked.append)
+    assert server.post(path, asked).status == 200
+    assert bool(marked) is (path in (PATH, "/generate"))
+
+
 def test_a_stream_is_the_answer_in_parts(server):
     server.engine.script.cached_tokens = 3
     whole = server.post(PATH, body()).json

@@ -81,11 +81,25 @@ def test_arguments_as_text_are_as_deep_as_the_limit_at_most(make_server, levels:
         (RESPONSES, {"input": [{"type": "message", "role": "bad", "content": "Hi"}]}, "input[0].role"),
         (CHAT, {"messages": [{"role": "bad", "content": "Hi"}]}, "messages"),
         (CHAT, {"documents": [{"text": "a"}]}, "documents"),
+        (CHAT, {"tool_choice": 5}, "tool_choice"),
+        (CHAT, {"guided_json": 5}, "guided_json"),
+        (CHAT, {"json_schema": ["a"]}, "json_schema"),
+        (RESPONSES, {"tools": [FUNCTION | {"type": "function"}], "tool_choice": ["auto"]}, "tool_choice"),
     ],
 )
 def test_the_field_that_is_wrong_is_named(server, route: Route, fields: dict[str, Any], param: str) -> None:
     answer = server.ask(route, **fields)
     assert answer.status == 400 and answer.json["error"]["param"] == param
+
+
+@pytest.mark.parametrize("padding", ["", PADDING], ids=["small", "large"])
+@pytest.mark.parametrize(("length", "status"), [(1, 200), (63, 200), (64, 400), (128, 400)])
+def test_names_of_a_namespace_and_its_tools_are_those_of_functions(make_server, length, status, padding: str) -> None:
+    server = make_server(payload_limit=10**6)
+    server.engine.limits = LARGE
+    tool = {"type": "namespace", "name": "n" * length, "tools": [{"type": "custom", "name": "f" * length}]}
+    answer = server.ask(RESPONSES, tools=[tool], pad=padding)
+    assert answer.status == status and (status == 200 or answer.json["error"]["param"] == "tools[0]")
 
 
 def test_tools_of_which_none_may_be_called_are_not_called(server) -> None:

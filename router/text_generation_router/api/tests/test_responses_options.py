@@ -83,6 +83,7 @@ def test_fields_have_their_meaning_in_chats(fields, told):
         ),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "only if `tools` has at least one tool"),
         ({"text": {"format": {"type": "grammar"}}}, "`text.format` must have a `type` of text"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "`text.format` must have a JSON schema"),
     ],
 )
 def test_wrong_fields_are_refused(fields, text):

@@ -574,6 +574,7 @@ def test_an_answer_before_the_end_of_its_request_is_complete_while_the_connectio
         (b"content-encoding: gzip", b"415 "),
         (b"content-encoding: identity, br", b"415 "),
         (b"transfer-encoding: gzip, chunked", b"501 "),
+        (b"transfer-encoding: gzip", b"501 "),
         (b"transfer-encoding: gzip\r\ntransfer-encoding: chunked", b"501 "),
         (b"content-encoding: Identity", b"200 "),
         (b"content-encoding:", b"200 "),
@@ -673,11 +674,12 @@ def test_refusals_before_a_request_is_known_are_a_line_each_up_to_a_number(caplo
     monkeypatch.setattr(request_log, "PERIOD_S", PATIENCE_S)
 
     async def test(edge: Edge) -> None:
+        await edge.ask(post(b"x", b"transfer-encoding: gzip"))
         for _ in range(12):
             await edge.ask(b"\x16\x03\x01")
         await edge.ask(post(b"x", b"content-encoding: gzip", b"connection: close"))
 
     run(asyncio.new_event_loop, test)
     lines = [record for record in caplog.records if record.name != "text_generation_router.http.limits"]
-    assert [line.getMessage() for line in lines] == ["Refused"] * (request_log.MAX_LINES + 1)
-    assert [line.fields["status"] for line in lines] == [400] * request_log.MAX_LINES + [415]
+    assert [line.getMessage() for line in lines] == ["Refused"] * (request_log.MAX_LINES + 2)
+    assert [line.fields["status"] for line in lines] == [501, *[400] * request_log.MAX_LINES, 415]

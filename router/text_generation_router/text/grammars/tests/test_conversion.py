@@ -193,6 +193,10 @@ def test_a_schema_that_cannot_be_followed_is_refused_with_the_reason(schema, rea
     [
         (GrammarKind.JSON_SCHEMA, "{", "the schema is not valid JSON: "),
         (GrammarKind.REGEX, "", "the regular expression is empty"),
+        *(
+            (GrammarKind.REGEX, text, "the regular expression ends with a backslash")
+            for text in ("\\", "a\\", "\\\\\\")
+        ),
         (GrammarKind.REGEX, "a(?!b)", "a regular expression must not have look-around"),
         (GrammarKind.REGEX, "a{2", "a regular expression cannot be read: "),
         (GrammarKind.CHOICE, "[]", "there is nothing to choose from"),
