@@ -17,16 +17,16 @@ from text_generation_router.api.service import ServiceRoutes
 from text_generation_router.api.services import Services
 from text_generation_router.api.texts import TextRoutes
 from text_generation_router.config import RouterConfig
-from text_generation_router.http.answer_headers import Identified
-from text_generation_router.http.cors import Cors, Preflights
+from text_generation_router.http.answer_headers import identified
+from text_generation_router.http.cors import cors, preflights
 from text_generation_router.http.errors import add_error_handlers
-from text_generation_router.http.gate import Gated
-from text_generation_router.http.keys import Guard, OpenRoute
+from text_generation_router.http.gate import gated
+from text_generation_router.http.keys import OpenRoute, guarded
 from text_generation_router.http.request_log import Logged
-from text_generation_router.http.starts import Paced
+from text_generation_router.http.starts import paced
 from text_generation_router.key_usage import add_usages, salt_of
 from text_generation_router.openapi.routes import DocumentRoutes
-from text_generation_router.tracing import Traced
+from text_generation_router.tracing import traced
 
 Endpoint = Callable[..., Awaitable[Response]]
 
@@ -74,30 +74,30 @@ def create_app(services: Services) -> FastAPI:
         add_get(app, path, document, open=not config.http.closed_routes)
     if config.admin_key_digest is not None:
         admin = AdminRoutes(config.admin_key_digest, services.replicas)
-        # Open to the Guard, which knows the clients' keys: these routes compare their own key.
+        # Open to `guarded`, which knows the clients' keys: these routes compare their own key.
         add_get(app, "/admin/replicas", admin.replicas, open=True)
         app.router.add_api_route(
             "/admin/replicas", admin.scale, methods=["POST"], response_class=Response, route_class_override=OpenRoute
         )
     add_error_handlers(app, services.limit_hits, services.dialects)
-    app.add_middleware(Paced, callers=services.callers)
-    app.add_middleware(Gated, gate=services.gate, dialects=services.dialects)
+    app.add_middleware(paced, callers=services.callers)
+    app.add_middleware(gated, gate=services.gate, dialects=services.dialects)
     if config.api_keys:
         salt = salt_of(config.block_hash_key, is_alone=config.metrics_file is None)
         usages = add_usages(config.api_keys, salt, services.metrics.registry)
-        app.add_middleware(Guard, usages=usages, routes=app.routes, dialects=services.dialects)
-    app.add_middleware(Preflights, routes=app.routes, dialects=services.dialects)
-    app.add_middleware(Cors, origins=config.http.cors_allow_origin)
+        app.add_middleware(guarded, usages=usages, routes=app.routes, dialects=services.dialects)
+    app.add_middleware(preflights, routes=app.routes, dialects=services.dialects)
+    app.add_middleware(cors, origins=config.http.cors_allow_origin)
     if services.tracer is not None:
-        app.add_middleware(Traced, tracer=services.tracer)
+        app.add_middleware(traced, tracer=services.tracer)
     app.add_middleware(Logged, routes=app.routes, trusted_proxies=config.trusted_proxies)
-    app.add_middleware(Identified)
+    app.add_middleware(identified)
     return app
 
 
 def answers_at_once(config: RouterConfig) -> dict[bytes, ASGIApp]:
     """Applications for `Connection`: /live tells whether this process works, and must not wait behind its work."""
-    return {b"/live": Cors(Response(), config.http.cors_allow_origin)}
+    return {b"/live": cors(Response(), config.http.cors_allow_origin)}
 
 
 def add_post(app: FastAPI, path: str, endpoint: Endpoint) -> None:

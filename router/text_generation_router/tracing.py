@@ -96,16 +96,12 @@ class Tracer(Protocol):
         """Traces an HTTP request that was answered with an error before any generation began."""
 
 
-class Traced:
-    """Notes the origin of generations, and traces requests that are refused."""
+def traced(app: ASGIApp, tracer: Tracer) -> ASGIApp:
+    """The application. The origin of its generations is noted, and requests that are refused are traced."""
 
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
-        self._app = app
-        self._tracer = tracer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            return await self._app(scope, receive, send)
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            return await app(scope, receive, send)
         parent = {key.decode(): value.decode("latin-1") for key, value in scope["headers"] if key in PARENT_HEADERS}
         known = Origin(scope["path"], parent, request_id.get(), time.perf_counter())
         origin.set(known)
@@ -113,10 +109,12 @@ class Traced:
         async def send_noted(message: Message) -> None:
             is_error = message["type"] == "http.response.start" and message["status"] >= FIRST_ERROR_STATUS
             if is_error and not known.num_generations:
-                self._tracer.refused(known, message["status"])
+                tracer.refused(known, message["status"])
             await send(message)
 
-        await self._app(scope, receive, send_noted)
+        await app(scope, receive, send_noted)
+
+    return answer
 
 
 def attributes_of(known: Origin, model: str) -> dict[str, AttributeValue]:

@@ -14,7 +14,7 @@ from text_generation_router.errors import (
     UnprocessableError,
 )
 from text_generation_router.http.encoding import json_response
-from text_generation_router.http.keys import authorization_of, is_allowed
+from text_generation_router.http.keys import allowed_digest, authorization_of
 from text_generation_router.json_depth import TooDeepError, read_json
 
 # Most bytes of a body.
@@ -55,7 +55,7 @@ class AdminRoutes:
 
     def _check_key(self, request: Request) -> None:
         """Also without a header the comparison takes the same time."""
-        if not is_allowed(authorization_of(request.scope), self._digests):
+        if allowed_digest(authorization_of(request.scope), self._digests) is None:
             raise UnauthorizedError
 
     def _report(self) -> ReplicaReport:

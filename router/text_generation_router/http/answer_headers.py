@@ -34,17 +34,12 @@ def added_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
     return list(scope.get(KEY, ()))
 
 
-class Identified:
-    """Gives every request an id: the client's `X-Request-Id` if it is a usable one, or else a random one. The id is in
-    the answer's header, in the log lines of the request, and in the `id` of OpenAI's answers.
+def identified(app: ASGIApp) -> ASGIApp:
+    """The application, whose requests all have an id: the client's `X-Request-Id` if it is a usable one, or else a
+    random one. The id is in the answer's header, in the log lines of the request, and in the `id` of OpenAI's answers.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         given = next((value for name, value in scope["headers"] if name == HEADER), b"")
         identity = given if ALLOWED.fullmatch(given) else secrets.token_hex(ID_BYTES).encode()
         request_id.set(identity.decode())
@@ -57,4 +52,6 @@ class Identified:
                 message["headers"] = [*message["headers"], *headers]
             await send(message)
 
-        await self._app(scope, receive, send_named)
+        await app(scope, receive, send_named)
+
+    return answer

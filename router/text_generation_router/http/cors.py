@@ -3,13 +3,12 @@ library; it may read all headers of the answer.
 """
 
 import re
-from collections.abc import Iterator, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from text_generation_router.errors import NoSuchRouteError
 from text_generation_router.http.answer_headers import added_headers
@@ -25,58 +24,47 @@ READABLE = {b"cache-control", b"content-language", b"content-length", b"content-
 NOT_EXPOSED = READABLE | {b"pragma", b"vary", b"connection"}
 
 
-class Cors:
-    """Tells browsers which pages may read an answer, and its headers."""
+def cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """The application, whose answers tell browsers which pages may read them, and their headers. `origins`: origins
+    that may read answers; empty for any origin."""
 
-    def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
-        """`origins`: origins that may read answers; empty for any origin."""
-        self._app = app
-        self._origins = frozenset(origins)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         origin = Headers(scope=scope).get("origin")
-        headers = self._headers(origin)
+        headers = {"vary": VARY}
+        if not origins or origin in origins:
+            headers["access-control-allow-origin"] = str(origin) if origins else "*"
 
-        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if origin is not None and (exposed := b",".join(_exposed(scope, message))):
                     headers["access-control-expose-headers"] = exposed.decode("latin-1")
                 MutableHeaders(scope=message).update(headers)
             await send(message)
 
-        await self._app(scope, receive, send_with_headers)
+        await app(scope, receive, send_with_headers)
 
-    def _headers(self, origin: str | None) -> dict[str, str]:
-        if not self._origins:
-            return {"vary": VARY, "access-control-allow-origin": "*"}
-        if origin in self._origins:
-            return {"vary": VARY, "access-control-allow-origin": str(origin)}
-        return {"vary": VARY}
+    return answer
 
 
-def _exposed(scope: Scope, message: MutableMapping[str, Any]) -> Iterator[bytes]:
+def _exposed(scope: Scope, message: Message) -> Iterator[bytes]:
     """Names of the answer's headers, with those that are added to it later."""
     names = dict.fromkeys(name.lower() for name, _ in (*message["headers"], *added_headers(scope)))
     return (name for name in names if name not in NOT_EXPOSED and not name.startswith(b"access-control-"))
 
 
-class Preflights:
-    """Answers OPTIONS, for the paths of all routes: a preflight may send the headers that it names. `*` would not allow
-    `Authorization`, and the names in a list of ours would be those of some client libraries only."""
+def preflights(app: ASGIApp, routes: Sequence[BaseRoute], dialects: ErrorDialects) -> ASGIApp:
+    """The application, in front of which OPTIONS is answered for the paths of all routes: a preflight may send the
+    headers that it names. `*` would not allow `Authorization`, and the names in a list of ours would be those of some
+    client libraries only. `routes`: the application's own list, to which routes are added later."""
 
-    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute], dialects: ErrorDialects) -> None:
-        self._app = app
-        self._routes = routes  # the application's own list, to which routes are added later
-        self._dialects = dialects
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "OPTIONS":
-            return await self._app(scope, receive, send)
-        if all(route.matches(scope)[0] is Match.NONE for route in self._routes):
-            return await error_response(NoSuchRouteError(), self._dialects.of(scope["path"]))(scope, receive, send)
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "OPTIONS":
+            return await app(scope, receive, send)
+        if all(route.matches(scope)[0] is Match.NONE for route in routes):
+            return await error_response(NoSuchRouteError(), dialects.of(scope["path"]))(scope, receive, send)
         asked = Headers(scope=scope).get("access-control-request-headers", "")
         allowed = asked if NAMES.fullmatch(asked) else ALLOWED
         headers = {"access-control-allow-methods": "GET,POST", "access-control-allow-headers": allowed}
         await Response(headers=headers)(scope, receive, send)
+
+    return answer

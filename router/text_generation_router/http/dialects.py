@@ -54,7 +54,7 @@ class ErrorDialect:
         """Notes the error for the log line of the present request. Returns the error's status."""
         status, end = self.status(error), request_end.get()
         if end is not None:
-            end.note_error(error.error_type, status)
+            end.error_type, end.error_status = error.error_type, status
         return status
 
 

@@ -39,23 +39,20 @@ class Gate:
         return True
 
 
-class Gated:
+def gated(app: ASGIApp, gate: Gate, dialects: ErrorDialects) -> ASGIApp:
     """The application behind a gate. POST requests need computing and are stopped by a closed gate; other methods only
     report state and pass.
     """
 
-    def __init__(self, app: ASGIApp, gate: Gate, dialects: ErrorDialects) -> None:
-        self._app = app
-        self._gate = gate
-        self._dialects = dialects
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            return await self._app(scope, receive, send)
-        if self._gate.is_shut:
-            return await error_response(ShuttingDownError(), self._dialects.of(scope["path"]))(scope, receive, send)
-        self._gate.enter()
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            return await app(scope, receive, send)
+        if gate.is_shut:
+            return await error_response(ShuttingDownError(), dialects.of(scope["path"]))(scope, receive, send)
+        gate.enter()
         try:
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
         finally:
-            self._gate.leave()
+            gate.leave()
+
+    return answer

@@ -24,28 +24,23 @@ class OpenRoute(APIRoute):
     """A route that needs no key. Every other route needs a key, including routes that are added later."""
 
 
-class Guard:
-    """Answers requests without a valid key with 401, before any of the body is read. The routes themselves decide which
-    route a request matches, as in the application's router: a separate comparison of paths could disagree, and let a
-    request in without a key.
+def guarded(
+    app: ASGIApp, usages: Mapping[bytes, KeyUsage], routes: Sequence[BaseRoute], dialects: ErrorDialects
+) -> ASGIApp:
+    """The application, whose requests without a valid key get a 401, before any of the body is read. The routes
+    themselves decide which route a request matches, as in the application's router: a separate comparison of paths
+    could disagree, and let a request in without a key. `usages`: to what the requests of each key add, by the key's
+    digest. `routes`: the application's own list, to which routes are added later.
     """
 
-    def __init__(
-        self, app: ASGIApp, usages: Mapping[bytes, KeyUsage], routes: Sequence[BaseRoute], dialects: ErrorDialects
-    ) -> None:
-        """`usages`: to what the requests of each key add, by the key's digest."""
-        self._app = app
-        self._usages = usages
-        self._routes = routes  # the application's own list, to which routes are added later
-        self._dialects = dialects
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        digest = allowed_digest(authorization_of(scope), usages)
+        if digest is None and not is_open(routes, scope):
+            return await error_response(UnauthorizedError(), dialects.of(scope["path"]))(scope, receive, send)
+        key_usage.set(usages[digest] if digest is not None else None)
+        await app(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            digest = allowed_digest(authorization_of(scope), self._usages)
-            if digest is None and not is_open(self._routes, scope):
-                return await error_response(UnauthorizedError(), self._dialects.of(scope["path"]))(scope, receive, send)
-            key_usage.set(self._usages[digest] if digest is not None else None)
-        await self._app(scope, receive, send)
+    return answer
 
 
 def is_open(routes: Iterable[BaseRoute], scope: Scope) -> bool:
@@ -69,10 +64,6 @@ def authorization_of(scope: Scope) -> bytes:
     if not given and is_anthropics(scope["path"]):
         given = [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
     return given[0] if len(given) == 1 else b""
-
-
-def is_allowed(authorization: bytes, digests: Iterable[bytes]) -> bool:
-    return allowed_digest(authorization, digests) is not None
 
 
 def allowed_digest(authorization: bytes, digests: Iterable[bytes]) -> bytes | None:

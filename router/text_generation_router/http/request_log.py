@@ -36,9 +36,6 @@ class RequestEnd:
     num_tokens: int = 0  # tokens that were made
     num_successes: int = 0  # generations that have logged their ends
 
-    def note_error(self, error_type: str, status: int) -> None:
-        self.error_type, self.error_status = error_type, status
-
 
 request_end: ContextVar[RequestEnd | None] = ContextVar("request_end", default=None)
 
@@ -75,11 +72,8 @@ class Logged:
         self._refusals = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        end, status = RequestEnd(), CLIENT_GONE
+        end, status, has_ended = RequestEnd(), CLIENT_GONE, False
         request_end.set(end)
-        has_ended = False
 
         async def send_noted(message: Message) -> None:
             nonlocal status, has_ended
@@ -92,7 +86,7 @@ class Logged:
         try:
             await self._app(scope, receive, send_noted)
         except Exception:
-            end.note_error("internal", 500)
+            end.error_type, end.error_status = "internal", 500
             raise
         finally:
             if not scope.get(IS_LOGGED):

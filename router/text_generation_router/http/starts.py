@@ -30,15 +30,12 @@ def _begin(start: asyncio.Future[None]) -> bool:
     return True
 
 
-class Paced:
-    """Wraps the application so that each request begins when its owner's turn comes."""
+def paced(app: ASGIApp, callers: Callers) -> ASGIApp:
+    """The application, each of whose requests begins when its owner's turn comes."""
+    starts = Starts()
 
-    def __init__(self, app: ASGIApp, callers: Callers) -> None:
-        self._app = app
-        self._callers = callers
-        self._starts = Starts()
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await starts.turn_of(callers.owner_of(Request(scope)))
+        await app(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._starts.turn_of(self._callers.owner_of(Request(scope)))
-        await self._app(scope, receive, send)
+    return answer

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from text_generation_router.errors import IncompleteGenerationError, InferenceError, UnhealthyError
 from text_generation_router.http.dialects import NATIVE, ErrorDialects
 from text_generation_router.http.errors import add_error_handlers
-from text_generation_router.http.gate import Gate, Gated
+from text_generation_router.http.gate import Gate, gated
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.server import Server, StopOnSignal, uvicorn_config
 from text_generation_router.http.sse import EventStream
@@ -47,7 +47,7 @@ class Router:
         self.app.add_api_route("/whole", self.whole, methods=["POST"])
         self.app.add_api_route("/health", self.health)
         add_error_handlers(self.app, hits, DIALECTS)
-        self.app.add_middleware(Gated, gate=self.gate, dialects=DIALECTS)
+        self.app.add_middleware(gated, gate=self.gate, dialects=DIALECTS)
         config = uvicorn_config(self.app, ConnectionLimits(100, 1000, 30), hits)
         self.server = Server(config, self.gate, self.fail, patience_s, others=others)
         self.listener = socket.socket()

@@ -3,7 +3,7 @@ import hashlib
 import pytest
 
 from text_generation_router.errors import StartError
-from text_generation_router.http.keys import is_allowed, names_of_keys
+from text_generation_router.http.keys import allowed_digest, names_of_keys
 
 KEY = "Secret-Key-1"
 DIGESTS = names_of_keys([KEY, "another"], None)
@@ -18,7 +18,7 @@ def test_every_key_is_compared():
                 compared.append(digest)
                 yield digest
 
-    assert is_allowed(f"Bearer {KEY}".encode(), Digests(DIGESTS)) and len(compared) == len(DIGESTS)
+    assert allowed_digest(f"Bearer {KEY}".encode(), Digests(DIGESTS)) and len(compared) == len(DIGESTS)
 
 
 def test_a_file_of_digests_is_read(tmp_path):
@@ -28,8 +28,8 @@ def test_a_file_of_digests_is_read(tmp_path):
     file.write_text(f"# people\n{one}\n\n  sha256:{two}  # the second\n{three.upper()}\n")
     digests = names_of_keys(["four"], str(file))
     assert len(digests) == 4
-    assert all(is_allowed(b"Bearer " + key, digests) for key in (*keys, b"four"))
-    assert not is_allowed(b"Bearer " + one.encode(), digests)
+    assert all(allowed_digest(b"Bearer " + key, digests) for key in (*keys, b"four"))
+    assert not allowed_digest(b"Bearer " + one.encode(), digests)
 
 
 @pytest.mark.parametrize(
