@@ -68,9 +68,10 @@ class InferenceError(Exception):
     code: str | None = None  # OpenAI's `code`
     is_counted: bool = False  # whether tgi_request_failure has counted this error
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, param: str | None = None) -> None:
         super().__init__(text)
         self.text = text
+        self.param = param or self.param
 
     @classmethod
     def restored(cls, text: str, param: str | None = None) -> Self:
@@ -85,8 +86,12 @@ class ValidationError(InferenceError):
     error_type, status, label = "validation", 422, "validation"
 
     def __init__(self, reason: str, param: str | None) -> None:
-        super().__init__(f"Input validation error: {reason}")
-        self.param = param
+        super().__init__(f"Input validation error: {reason}", param)
+
+    @classmethod
+    def of(cls, name: str, why: str) -> Self:
+        """The error of a field, whose text begins with the field's name."""
+        return cls(f"`{name}` {why}", name)
 
 
 class TooLongError(ValidationError):
@@ -134,16 +139,14 @@ class TemplateError(InferenceError):
     error_type, status, label = "template_error", 422, "template"
 
     def __init__(self, reason: str, param: str | None) -> None:
-        super().__init__(f"Template error: {reason}")
-        self.param = param
+        super().__init__(f"Template error: {reason}", param)
 
 
 class ToolError(InferenceError):
     error_type, status, label = "tool_error", 422, "validation"
 
     def __init__(self, reason: str, param: str = "tools") -> None:
-        super().__init__(f"Tool error: {reason}")
-        self.param = param
+        super().__init__(f"Tool error: {reason}", param)
 
 
 class OverloadedError(InferenceError):
@@ -340,8 +343,7 @@ class UnprocessableError(BodyError):
 
     def __init__(self, path: str, reason: str) -> None:
         where = f"{path}: " if path else ""
-        super().__init__(f"Failed to deserialize the JSON body into the target type: {where}{reason}")
-        self.param = path or None
+        super().__init__(f"Failed to deserialize the JSON body into the target type: {where}{reason}", path)
 
 
 class TooExpensiveError(BodyError):

@@ -37,9 +37,7 @@ def _are_custom(tools: Any) -> Any:
     for number, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "custom":
-            raise ValidationError(
-                f'`tools[{number}].type` must be "custom": `{kind[:64]}` is not supported', f"tools[{number}].type"
-            )
+            raise ValidationError.of(f"tools[{number}].type", f'must be "custom": `{kind[:64]}` is not supported')
     return tools
 
 
@@ -57,7 +55,7 @@ class ToolChoiceBody(Body):
     def chat_choice(self) -> str | dict[str, Any]:
         if self.type == "tool":
             if self.name is None:
-                raise ValidationError("`tool_choice` of the type `tool` must have a `name`", "tool_choice")
+                raise ValidationError.of("tool_choice", "of the type `tool` must have a `name`")
             return {"type": "function", "function": {"name": self.name}}
         return "required" if self.type == "any" else self.type
 
@@ -102,10 +100,8 @@ class OutputConfig(Body):
         values: dict[str, Any] = {} if self.effort is None else {"reasoning_effort": self.effort}
         if self.format is not None:
             if self.format.get("type") != "json_schema" or not isinstance(self.format.get("schema"), dict):
-                raise ValidationError(
-                    '`output_config.format` must have the `type` "json_schema" and a JSON schema as its `schema`',
-                    "output_config.format",
-                )
+                why = 'must have the `type` "json_schema" and a JSON schema as its `schema`'
+                raise ValidationError.of("output_config.format", why)
             schema = {"schema": self.format.get("schema"), "strict": True}
             values["response_format"] = {"type": "json_schema", "json_schema": schema}
         return values

@@ -60,17 +60,15 @@ class CloudRoutes:
     async def _prompt(self, instance: GenerateRequest | ChatOptions, caller: Caller) -> Prompt:
         if isinstance(instance, GenerateRequest):
             if (instance.parameters.best_of or 1) > 1:
-                raise ValidationError(
-                    "`best_of` is not supported in `instances`: send the instance several times", "best_of"
-                )
+                raise ValidationError.of("best_of", "is not supported in `instances`: send the instance several times")
             drawn = instance.parameters.model_copy(update={"do_sample": True})
             return native_prompt(instance.model_copy(update={"parameters": drawn}))
         if instance.stream:
-            raise ValidationError("`stream` is not supported in `instances`: the answer has all texts", "stream")
+            raise ValidationError.of("stream", "is not supported in `instances`: the answer has all texts")
         if instance.choices != 1:
-            raise ValidationError("`n` is not supported in `instances`: send the instance several times", "n")
+            raise ValidationError.of("n", "is not supported in `instances`: send the instance several times")
         if instance.calling() is not None:
-            raise ValidationError("`tools` is not supported in `instances`: the answer has texts only", "tools")
+            raise ValidationError.of("tools", "is not supported in `instances`: the answer has texts only")
         [prompt] = await self._chats.prompts(instance, caller)
         return prompt
 

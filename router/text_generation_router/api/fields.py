@@ -75,7 +75,7 @@ def stop_limit(name: str) -> BeforeValidator:
     """A check of the number of stop strings. `name`: what the route calls the field."""
     return _at_most(
         lambda limits: limits.stops,
-        lambda most, given: ValidationError(too_many_stops(most, given).replace("`stop`", f"`{name}`"), name),
+        lambda most, given: ValidationError.of(name, too_many_stops(most, given)),
     )
 
 
@@ -83,9 +83,8 @@ def item_limit(name: str, items: str = "items") -> BeforeValidator:
     """A check of the length of a conversation. `name`: what the route calls the field. `items`: what it has."""
     return _at_most(
         lambda limits: limits.messages,
-        lambda most, given: ValidationError(
-            f"`{name}` must have at most {most} {items}, because each takes at least one token. Given: {given}",
-            name,
+        lambda most, given: ValidationError.of(
+            name, f"must have at most {most} {items}, because each takes at least one token. Given: {given}"
         ),
     )
 
@@ -98,7 +97,7 @@ def listed(name: str) -> BeforeValidator:
 
     def check_length(value: Any) -> Any:
         if isinstance(value, (list, dict)) and len(value) > MAX_LISTED:
-            raise ValidationError(too_many_listed(name, len(value)), name)
+            raise ValidationError.of(name, too_many_listed(len(value)))
         return value
 
     return BeforeValidator(check_length)

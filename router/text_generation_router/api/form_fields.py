@@ -47,9 +47,7 @@ def asked_grammar(body: Body) -> AskedGrammar | None:
         value = getattr(body, name, None)
         grammar = read(name, value) if value is not None else None
         if grammar is not None and asked is not None:
-            raise ValidationError(
-                f"`{asked.field}` and `{grammar.field}` both set the form of the text: send one", asked.field
-            )
+            raise ValidationError.of(asked.field, f"and `{grammar.field}` both set the form of the text: send one")
         asked = grammar or asked
     return asked
 

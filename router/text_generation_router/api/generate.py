@@ -138,11 +138,9 @@ def native_prompt(asked: GenerateRequest) -> Prompt:
 
 def check_streamable(asked: GenerateParameters) -> None:
     if asked.best_of not in (None, 1):
-        raise ValidationError("`best_of` != 1 is not supported when streaming tokens", "best_of")
+        raise ValidationError.of("best_of", "!= 1 is not supported when streaming tokens")
     if asked.decoder_input_details:
-        raise ValidationError(
-            "`decoder_input_details` == true is not supported when streaming tokens", "decoder_input_details"
-        )
+        raise ValidationError.of("decoder_input_details", "== true is not supported when streaming tokens")
 
 
 class EventEncoder:

@@ -18,7 +18,6 @@ from text_generation_router.errors import (
     Refusal,
     RefusedError,
     TooLongError,
-    ValidationError,
 )
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.loop_turns import LoopTurns
@@ -221,7 +220,7 @@ class GenerationStream:
         """The request's own fields may be the cause."""
         if cause != NO_TOKEN:
             return GenerationError(cause)
-        return renamed(ValidationError(*no_token(self.request.sampling)), self._names)
+        return renamed(no_token(self.request.sampling), self._names)
 
     def _give_credit(self) -> None:
         read, self._read = self._read, 0
@@ -276,9 +275,9 @@ class GenerationStream:
         if refused.reason in (Refusal.CLOSED, Refusal.DRAINING):
             return IncompleteGenerationError()
         request, limits = self.request, self._engine.snapshot().limits
-        too_long = TooLongError(
-            f"`inputs` tokens + `max_new_tokens` must be <= {limits.max_batch_total_tokens}. Given:"
-            f" {len(request.input_ids)} `inputs` tokens and {request.max_new_tokens} `max_new_tokens`",
+        too_long = TooLongError.of(
             "inputs",
+            f"tokens + `max_new_tokens` must be <= {limits.max_batch_total_tokens}. Given: {len(request.input_ids)}"
+            f" `inputs` tokens and {request.max_new_tokens} `max_new_tokens`",
         )
         return renamed(too_long, self._names)

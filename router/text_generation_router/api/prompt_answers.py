@@ -21,14 +21,12 @@ from text_generation_router.text.events import Token
 def check_echo(asked: CompletionRequest) -> None:
     """Raises ValidationError for fields that cannot be combined."""
     if asked.echo and asked.truncate_prompt_tokens is not None:
-        raise ValidationError(
-            "`echo` must not be true with `truncate_prompt_tokens`: a cut prompt is not repeated", "echo"
-        )
+        raise ValidationError.of("echo", "must not be true with `truncate_prompt_tokens`: a cut prompt is not repeated")
 
 
 def check_prompt_logprobs(asked: OpenAIRequest) -> None:
     if asked.prompt_logprobs is not None and asked.stream:
-        raise ValidationError("`prompt_logprobs` must not be given if `stream` is true", "prompt_logprobs")
+        raise ValidationError.of("prompt_logprobs", "must not be given if `stream` is true")
 
 
 def wanted_logprobs(asked: OpenAIRequest, echoed: int | None = None) -> int | None:

@@ -42,14 +42,14 @@ def chat_of(asked: ResponsesOptions) -> ChatOptions:
     values |= {"max_tokens": asked.max_output_tokens, "logprobs": LOGPROBS in (asked.include or ())}
     values |= asked.chat_values()
     if asked.top_logprobs and not values["logprobs"]:
-        raise ValidationError(f"`top_logprobs` is allowed only if `include` has `{LOGPROBS}`", "top_logprobs")
+        raise ValidationError.of("top_logprobs", f"is allowed only if `include` has `{LOGPROBS}`")
     if isinstance(asked, RenderedResponses):
         return RenderedChat(prompt=asked.prompt, prompt_without_tools=asked.prompt_without_tools, **values)
     assert isinstance(asked, ResponsesRequest)
     messages = messages_of(asked)
     if not messages:
-        raise ValidationError(
-            "`input` must have a message, a call or its result; all that it has is empty reasoning", "input"
+        raise ValidationError.of(
+            "input", "must have a message, a call or its result; all that it has is empty reasoning"
         )
     return check(ChatRequest, {"messages": messages, **values})
 

@@ -39,7 +39,7 @@ class TextConfig(Body):
             return {}
         kind = self.format.get("type")
         if kind not in FORMATS:
-            raise ValidationError(f"`text.format` must have a `type` of {', '.join(FORMATS)}", "text.format")
+            raise ValidationError.of("text.format", f"must have a `type` of {', '.join(FORMATS)}")
         if kind != "json_schema":
             return {"response_format": {"type": kind}}
         if not isinstance(self.format.get("schema"), dict):
@@ -61,8 +61,8 @@ def _choice(value: Any) -> Any:
     """Raises ValidationError for the choice of a tool that is left out."""
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind not in (*KINDS, "allowed_tools"):
-        reason = f"`tool_choice` demands a tool of the type `{kind[:64]}`, which is not supported"
-        raise ValidationError(reason, "tool_choice")
+        why = f"demands a tool of the type `{kind[:64]}`, which is not supported"
+        raise ValidationError.of("tool_choice", why)
     return value | {"type": "function"} if kind == "custom" else value
 
 

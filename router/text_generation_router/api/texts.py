@@ -51,7 +51,7 @@ class TextRoutes:
         size = services.inference.validator.limits.vocab_size
         outside = next((i for i in asked.tokens if i >= size), None) if size else None
         if outside is not None:
-            raise ValidationError(f"`tokens` must have token ids < {size}. Given: {outside}", "tokens")
+            raise ValidationError.of("tokens", f"must have token ids < {size}. Given: {outside}")
         share = services.callers.caller_of(request).share
         with services.inference.counted_failures(), services.inference.permit(share):
             decode = services.tokenizer.tokenizer.decode

@@ -99,13 +99,11 @@ def _functions(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if len(value) > MAX_TOOLS:
-        raise ValidationError(f"`tools` must have at most {MAX_TOOLS} tools. Given: {len(value)}", "tools")
+        raise ValidationError.of("tools", f"must have at most {MAX_TOOLS} tools. Given: {len(value)}")
     for number, tool in enumerate(value):
         kind = tool.get("type", "function") if isinstance(tool, dict) else "function"
         if isinstance(kind, str) and kind != "function":
-            raise ValidationError(
-                f'`tools[{number}].type` must be "function": `{kind[:32]}` is not supported', f"tools[{number}].type"
-            )
+            raise ValidationError.of(f"tools[{number}].type", f'must be "function": `{kind[:32]}` is not supported')
     return value
 
 
@@ -143,9 +141,9 @@ class Calling:
         given = tuple(tools)
         names = [tool.function.name for tool in given]
         if repeated := next((name for name in names if names.count(name) > 1), None):
-            raise ValidationError(f"`tools` has two functions named `{repeated}`", "tools")
+            raise ValidationError.of("tools", f"has two functions named `{repeated}`")
         if not given and choice.mode in (Mode.REQUIRED, Mode.NAMED):
-            raise ValidationError("`tool_choice` is allowed only if `tools` has at least one tool", "tool_choice")
+            raise ValidationError.of("tool_choice", "is allowed only if `tools` has at least one tool")
         if not given or choice.mode is Mode.NONE:
             return None
         wanted = frozenset({choice.name}) if choice.mode is Mode.NAMED else choice.names
@@ -155,7 +153,7 @@ class Calling:
             _check_arguments(tool.function)
         if wanted is not None and not wanted:  # OpenAI's `allowed_tools` with an empty list
             if choice.mode is Mode.REQUIRED:
-                raise ValidationError("`tool_choice` must allow a tool if it requires a call", "tool_choice")
+                raise ValidationError.of("tool_choice", "must allow a tool if it requires a call")
             return None
         called = tuple(tool for tool in given if wanted is None or tool.function.name in wanted)
         is_required = choice.mode is not Mode.AUTO

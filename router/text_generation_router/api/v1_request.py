@@ -16,9 +16,9 @@ def check_request(asked: OpenAIRequest, services: Services) -> None:
     """Raises ValidationError for a field that is wrong in itself or beside another field."""
     most = services.config.requests.max_n
     if not 1 <= asked.choices <= most:
-        raise ValidationError(f"`n` must be >= 1 and <= {most}, the server's --max-n. Given: {asked.n}", "n")
+        raise ValidationError.of("n", f"must be >= 1 and <= {most}, the server's --max-n. Given: {asked.n}")
     if asked.stream_options is not None and not asked.stream and not services.style.is_tgis:
-        raise ValidationError("`stream_options` is allowed only if `stream` is true", "stream_options")
+        raise ValidationError.of("stream_options", "is allowed only if `stream` is true")
     check_prompt_logprobs(asked)
 
 

@@ -144,7 +144,7 @@ class OpenAIRequest(FormFields, AnsweredRequest):
         given = self.sampling_values()
         for name, (is_taken, range_) in TAKEN.items():
             if (value := given.get(name)) is not None and not is_taken(value):
-                raise ValidationError(f"`{name}` must be {range_}", name)
+                raise ValidationError.of(name, f"must be {range_}")
         values = {name: value for name, value in given.items() if value not in MEAN_NONE.get(name, ())}
         values |= {"do_sample": not greedy, "top_n_tokens": top_n_tokens, "min_new_tokens": self.min_tokens}
         keep = self.include_stop_str_in_output
@@ -302,18 +302,14 @@ class ChatRequest(ChatOptions):
     def _check_variables(self) -> Self:
         for name in OTHER_FIELDS:
             if name in (self.chat_template_kwargs or ()):
-                raise ValidationError(
-                    f"`chat_template_kwargs` must not have `{name}`, which is a field of the request",
-                    "chat_template_kwargs",
-                )
+                why = f"must not have `{name}`, which is a field of the request"
+                raise ValidationError.of("chat_template_kwargs", why)
         return self
 
     @model_validator(mode="after")
     def _check_turn(self) -> Self:
         if self.add_generation_prompt and self.continue_final_message:
-            raise ValidationError(
-                "`continue_final_message` and `add_generation_prompt` must not both be true", "continue_final_message"
-            )
+            raise ValidationError.of("continue_final_message", "and `add_generation_prompt` must not both be true")
         return self
 
 

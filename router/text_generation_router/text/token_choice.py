@@ -7,13 +7,13 @@ from text_generation_router.errors import ValidationError
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.tokenization import TextTokenizer
 
-Check = tuple[bool, str, str | None]  # (whether the check fails, its error text, the field that is wrong)
+Check = tuple[bool, str, str]  # (whether the check fails, the field that is wrong, what is wrong with it)
 MAX_LISTED = 1024  # most items of a list, and most token ids of all bad words together, as in the shards
 MAX_WORD_CHARS = 16_384  # most characters of all bad words together: as much as one thread tokenizes in a turn
 
 
-def too_many_listed(name: str, given: int) -> str:
-    return f"`{name}` must have at most {MAX_LISTED} items. Given: {given}"
+def too_many_listed(given: int) -> str:
+    return f"must have at most {MAX_LISTED} items. Given: {given}"
 
 
 def list_checks(
@@ -22,41 +22,33 @@ def list_checks(
     if asked.logit_bias:
         yield from _id_checks("logit_bias", (token_id for token_id, _ in asked.logit_bias), vocab_size)
         outside = any(not -100.0 <= value <= 100.0 for _, value in asked.logit_bias)
-        yield outside, "`logit_bias` must have values >= -100.0 and <= 100.0", "logit_bias"
+        yield outside, "logit_bias", "must have values >= -100.0 and <= 100.0"
     yield from _id_checks("stop_token_ids", stop_token_ids, vocab_size)
     yield from _id_checks("allowed_token_ids", asked.allowed_token_ids, vocab_size)
-    yield "" in bad_words, "`bad_words` must not contain an empty word", "bad_words"
+    yield "" in bad_words, "bad_words", "must not contain an empty word"
     chars = sum(map(len, bad_words))
-    yield (
-        chars > MAX_WORD_CHARS,
-        f"`bad_words` must have at most {MAX_WORD_CHARS} characters in all. Given: {chars}",
-        "bad_words",
-    )
+    yield chars > MAX_WORD_CHARS, "bad_words", f"must have at most {MAX_WORD_CHARS} characters in all. Given: {chars}"
 
 
 def _id_checks(name: str, ids: Iterable[int], vocab_size: int) -> Iterator[Check]:
     strange = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
-    yield (
-        strange is not None,
-        f"`{name}` must have token ids of the model's vocabulary, 0 to {vocab_size - 1}. Given: {strange}",
-        name,
-    )
+    wrong = f"must have token ids of the model's vocabulary, 0 to {vocab_size - 1}. Given: {strange}"
+    yield strange is not None, name, wrong
 
 
 def choice_checks(chosen: Sampling, max_new_tokens: int, vocab_size: int) -> Iterator[Check]:
-    """Checks of parameters whose words and ends of text are token ids."""
+    """Checks of parameters whose words and ends of text are token ids. Raises ValidationError if they leave no
+    token."""
     least = chosen.min_new_tokens
-    yield (
-        least > max_new_tokens,
-        f"`min_new_tokens` must be <= `max_new_tokens`. Given: {least} and {max_new_tokens}",
-        "min_new_tokens",
-    )
-    if chosen.allowed_token_ids or chosen.bad_words_ids or chosen.end_token_ids:
-        yield not leaves_a_token(chosen, vocab_size), *no_token(chosen)
+    wrong = f"must be <= `max_new_tokens`. Given: {least} and {max_new_tokens}"
+    yield least > max_new_tokens, "min_new_tokens", wrong
+    is_limited = chosen.allowed_token_ids or chosen.bad_words_ids or chosen.end_token_ids
+    if is_limited and not leaves_a_token(chosen, vocab_size):
+        raise no_token(chosen)
 
 
-def no_token(chosen: Sampling) -> tuple[str, str | None]:
-    """The text of the error that no token can be chosen, by the fields that the request has, and one of these."""
+def no_token(chosen: Sampling) -> ValidationError:
+    """The error that no token can be chosen. It names the fields that the request has, and blames one of these."""
     given = {
         "allowed_token_ids": chosen.allowed_token_ids,
         "bad_words": chosen.bad_words_ids,
@@ -64,7 +56,7 @@ def no_token(chosen: Sampling) -> tuple[str, str | None]:
     }
     names = [name for name, value in given.items() if value]
     told = [*(["the grammar"] if chosen.grammar else []), *(f"`{name}`" for name in names)]
-    return f"no token that could come next is left by {' and '.join(told)}", next(iter(names), None)
+    return ValidationError(f"no token that could come next is left by {' and '.join(told)}", next(iter(names), None))
 
 
 async def ids_of_bad_words(
@@ -78,13 +70,13 @@ async def ids_of_bad_words(
     sequences = await tokenizer.encode_words([*plain, *(f" {word}" for word in plain)], share)
     for word, ids in zip(plain, sequences, strict=False):
         if not ids:
-            raise ValidationError(f"`bad_words` has a word without tokens: {word[:32]!r}", "bad_words")
+            raise ValidationError.of("bad_words", f"has a word without tokens: {word[:32]!r}")
     found = tuple(ids for ids in dict.fromkeys(sequences) if max(ids, default=vocab_size) < vocab_size)
     if (count := sum(map(len, found))) > MAX_LISTED:
-        raise ValidationError(
-            f"`bad_words` must have at most {MAX_LISTED} tokens in all, counted with and without a space before each"
-            f" word. Given: {count}",
+        raise ValidationError.of(
             "bad_words",
+            f"must have at most {MAX_LISTED} tokens in all, counted with and without a space before each word. Given:"
+            f" {count}",
         )
     return found
 

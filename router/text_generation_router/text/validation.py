@@ -143,8 +143,8 @@ class Validator:
         given = best_of or 1
         _raise_first(
             [
-                (given > 1 and most == 1, "`best_of` != 1 is not allowed for this endpoint", "best_of"),
-                (given > most, f"`best_of` must be > 0 and <= {most}. Given: {given}", "best_of"),
+                (given > 1 and most == 1, "best_of", "!= 1 is not allowed for this endpoint"),
+                (given > most, "best_of", f"must be > 0 and <= {most}. Given: {given}"),
             ]
         )
 
@@ -240,64 +240,46 @@ class Validator:
 
 def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[Check]:
     best_of, given, values = asked.best_of or 1, asked.sampling.given, asked.sampling.values
-    yield best_of > 1 and not asked.sampling.asks_for_sampling, "you must use sampling when `best_of` is > 1", "best_of"
-    yield not values.temperature > 0, "`temperature` must be strictly positive", "temperature"
-    yield not values.repetition_penalty > 0, "`repetition_penalty` must be strictly positive", "repetition_penalty"
-    yield (
-        not -2.0 <= values.frequency_penalty <= 2.0,
-        "`frequency_penalty` must be >= -2.0 and <= 2.0",
-        "frequency_penalty",
-    )
-    yield (
-        not -2.0 <= values.presence_penalty <= 2.0,
-        "`presence_penalty` must be >= -2.0 and <= 2.0",
-        "presence_penalty",
-    )
-    yield "top_p" in given and not 0.0 < values.top_p < 1.0, "`top_p` must be > 0.0 and < 1.0", "top_p"
-    yield "typical_p" in given and not 0.0 < values.typical_p < 1.0, "`typical_p` must be > 0.0 and < 1.0", "typical_p"
-    yield not 0.0 <= values.min_p <= 1.0, "`min_p` must be >= 0.0 and <= 1.0", "min_p"
-    yield "top_k" in given and not values.top_k > 0, "`top_k` must be strictly positive", "top_k"
+    if best_of > 1 and not asked.sampling.asks_for_sampling:
+        raise ValidationError("you must use sampling when `best_of` is > 1", "best_of")
+    yield not values.temperature > 0, "temperature", "must be strictly positive"
+    yield not values.repetition_penalty > 0, "repetition_penalty", "must be strictly positive"
+    yield not -2.0 <= values.frequency_penalty <= 2.0, "frequency_penalty", "must be >= -2.0 and <= 2.0"
+    yield not -2.0 <= values.presence_penalty <= 2.0, "presence_penalty", "must be >= -2.0 and <= 2.0"
+    yield "top_p" in given and not 0.0 < values.top_p < 1.0, "top_p", "must be > 0.0 and < 1.0"
+    yield "typical_p" in given and not 0.0 < values.typical_p < 1.0, "typical_p", "must be > 0.0 and < 1.0"
+    yield not 0.0 <= values.min_p <= 1.0, "min_p", "must be >= 0.0 and <= 1.0"
+    yield "top_k" in given and not values.top_k > 0, "top_k", "must be strictly positive"
     is_none_taken = asked.max_new_tokens == 0 and asked.takes_no_tokens
-    yield (
-        _not_positive(asked.max_new_tokens) and not is_none_taken,
-        "`max_new_tokens` must be strictly positive",
-        "max_new_tokens",
-    )
+    yield _not_positive(asked.max_new_tokens) and not is_none_taken, "max_new_tokens", "must be strictly positive"
     most, stops = limits.asked.max_stop_sequences, len(asked.stop)
-    yield stops > most, too_many_stops(most, stops), "stop"
+    yield stops > most, "stop", too_many_stops(most, stops)
     # TGI lacks this check: there, an empty stop string ends every text at once.
-    yield "" in asked.stop, "`stop` must not contain an empty string", "stop"
-    yield best_of > 1 and "seed" in given, "`seed` must not be set when `best_of` > 1", "seed"
+    yield "" in asked.stop, "stop", "must not contain an empty string"
+    yield best_of > 1 and "seed" in given, "seed", "must not be set when `best_of` > 1"
     most = limits.asked.max_top_n_tokens if asked.max_top_n_tokens is None else asked.max_top_n_tokens
-    yield (
-        values.top_n_tokens > most,
-        f"`top_n_tokens` must be >= 0 and <= {most}. Given: {values.top_n_tokens}",
-        "top_n_tokens",
-    )
-    given_tops = asked.prompt_logprobs or 0  # TGI lists no most likely tokens with those of a prompt
-    yield (
-        not 0 <= given_tops <= most,
-        f"`prompt_logprobs` must be >= 0 and <= {most}. Given: {given_tops}",
-        "prompt_logprobs",
-    )
-    yield _not_positive(asked.timeout), "`timeout` must be strictly positive", "timeout"  # TGI has none
+    tops = values.top_n_tokens
+    yield tops > most, "top_n_tokens", f"must be >= 0 and <= {most}. Given: {tops}"
+    tops = asked.prompt_logprobs or 0  # TGI lists no most likely tokens with those of a prompt
+    yield not 0 <= tops <= most, "prompt_logprobs", f"must be >= 0 and <= {most}. Given: {tops}"
+    yield _not_positive(asked.timeout), "timeout", "must be strictly positive"  # TGI has none
     yield from list_checks(asked.sampling.values, asked.stop_token_ids, asked.bad_words, limits.vocab_size)
     nothing = "allowed_token_ids" in given and not values.allowed_token_ids
-    yield nothing, "`allowed_token_ids` must not be empty", "allowed_token_ids"
+    yield nothing, "allowed_token_ids", "must not be empty"
 
 
 def too_many_stops(most: int, given: int) -> str:
-    return f"`stop` supports up to {most} stop sequences. Given: {given}"
+    return f"supports up to {most} stop sequences. Given: {given}"
 
 
 def input_checks(prompt: Prompt, limits: RequestLimits) -> Iterator[Check]:
-    yield not (prompt.inputs if prompt.ids is None else prompt.ids), "`inputs` cannot be empty", "inputs"
+    yield not (prompt.inputs if prompt.ids is None else prompt.ids), "inputs", "cannot be empty"
     size = limits.vocab_size
     outside = next((i for i in prompt.ids or () if i >= size), None) if size else None
-    yield outside is not None, f"`inputs` must have token ids < {size}. Given: {outside}", "inputs"
+    yield outside is not None, "inputs", f"must have token ids < {size}. Given: {outside}"
     truncate, most = prompt.parameters.truncate, limits.max_input_tokens
     out_of_range = truncate is not None and not 0 < truncate <= most
-    yield out_of_range, f"`truncate` must be strictly positive and less than {most}. Given: {truncate}", "truncate"
+    yield out_of_range, "truncate", f"must be strictly positive and less than {most}. Given: {truncate}"
 
 
 def length_checks(ids: Ids, max_new_tokens: int | None, limits: RequestLimits) -> Iterator[Check]:
@@ -307,13 +289,13 @@ def length_checks(ids: Ids, max_new_tokens: int | None, limits: RequestLimits) -
         wanted = min(max_new_tokens, MUST_FIT)
         yield (
             ids.count + wanted > total,
-            f"`inputs` tokens + `max_new_tokens` must be <= {total}. "
-            f"Given: {given} `inputs` tokens and {wanted} `max_new_tokens`",
             "inputs",
+            f"tokens + `max_new_tokens` must be <= {total}. "
+            f"Given: {given} `inputs` tokens and {wanted} `max_new_tokens`",
         )
-    yield ids.count > most, f"`inputs` must have less than {most} tokens. Given: {given}", "inputs"
+    yield ids.count > most, "inputs", f"must have less than {most} tokens. Given: {given}"
     # TGI lacks this check. It fails only with tokenizers that delete text, for the prompt "\n" for example.
-    yield ids.count == 0, "`inputs` has no tokens", "inputs"
+    yield ids.count == 0, "inputs", "has no tokens"
 
 
 def sampling(asked: AskedSampling) -> Sampling:
@@ -327,9 +309,9 @@ def sampling(asked: AskedSampling) -> Sampling:
 
 
 def _raise_first(checks: "Iterator[Check] | list[Check]", kind: type[ValidationError] = ValidationError) -> None:
-    for fails, text, param in checks:
+    for fails, name, why in checks:
         if fails:
-            raise kind(text, param)
+            raise kind.of(name, why)
 
 
 def _truncated(ids: tuple[int, ...], asked: AskedParameters) -> tuple[int, ...]:
