@@ -15,7 +15,7 @@ from text_generation_router.http.caller import Caller
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.forms import CallsForm, ChatForm, ReasoningForm
-from text_generation_router.text.pieces import FirstCall, PieceReader, WithoutReasoning
+from text_generation_router.text.pieces import Filtered, PieceReader, is_no_later_call, is_of_answer
 from text_generation_router.text.tool_grammar import NO_TOOL, GrammarCallReader, calls_schema, chosen_name, name_pattern
 from text_generation_router.text.validation import AskedParameters, Prompt
 
@@ -24,7 +24,7 @@ async def chat_prompt(services: Services, asked: ChatOptions, caller: Caller, na
     """What to generate from. `names`: see `Prompt`. Raises InferenceError."""
     v1_request.check_request(asked, services)
     if asked.top_logprobs and not asked.logprobs and not services.style.is_tgis:
-        raise ValidationError("`top_logprobs` is allowed only if `logprobs` is true", "top_logprobs")
+        raise ValidationError.of("top_logprobs", "is allowed only if `logprobs` is true")
     parameters = v1_request.parameters_of(asked, services, requested_tokens(asked), asked.top_logprobs)
     calling = asked.calling()
     if calling is not None and parameters.grammar is not None and services.style.is_tgis:
@@ -56,8 +56,8 @@ def divided(services: Services, asked: ChatOptions, calling: Calling | None, pro
     def reader() -> PieceReader:
         found: PieceReader = reading.reader(tools, prompt.inputs, keeps_special)
         if calling is not None and not calling.is_parallel:
-            found = FirstCall(found)
-        return WithoutReasoning(found) if asked.include_reasoning is False else found
+            found = Filtered(found, is_no_later_call)
+        return Filtered(found, is_of_answer) if asked.include_reasoning is False else found
 
     return replace(prompt, parameters=replace(prompt.parameters, markers=markers), reader=reader)
 
@@ -156,5 +156,5 @@ async def rendered_without_tools(services: Services, asked: ChatOptions, share: 
 
 def requested_tokens(asked: ChatOptions) -> int | None:
     if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
-        raise ValidationError("`max_tokens` and `max_completion_tokens` mean the same, send one of them", "max_tokens")
+        raise ValidationError.of("max_tokens", "and `max_completion_tokens` mean the same, send one of them")
     return asked.max_tokens if asked.max_tokens is not None else asked.max_completion_tokens

@@ -56,9 +56,8 @@ class ResponsesRoutes:
     async def answer(self, asked: ResponsesOptions, results: Sequence[Result]) -> dict[str, Any]:
         [result] = results
         ending = ending_of(result.finish.reason)
-        output = output_of(
-            pieces_of_result(result), request_id.get(), ending["status"], names=call_names(asked.tools or ())
-        )
+        names = call_names(asked.tools or ())
+        output = output_of(pieces_of_result(result), request_id.get(), ending["status"], names)
         if has_logprobs(asked):
             rows = rows_of(result, asked.top_logprobs or 0, OPENAI_STYLE)
             messages = [item for item in output if item["type"] == "message"]
@@ -75,9 +74,8 @@ class ResponsesRoutes:
         self, asked: ResponsesOptions, generations: Sequence[Generation], writer: DirectWriter
     ) -> AsyncGenerator[bytes, None]:
         [generation] = generations
-        stream = ResponseStream(
-            head_json(asked, self._services.served_name), request_id.get(), names=call_names(asked.tools or ())
-        )
+        head = head_json(asked, self._services.served_name)
+        stream = ResponseStream(head, request_id.get(), call_names(asked.tools or ()))
         encode = ResponseEncoder(asked, generation, stream, self._logprobs)
         generation.write_through(writer, encode)
         try:

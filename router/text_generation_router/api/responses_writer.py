@@ -3,8 +3,7 @@ output.
 """
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -14,9 +13,6 @@ from text_generation_router.http.encoding import to_json, to_named_event
 from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text, is_json
 
 ID_BYTES = 12
-NewId = Callable[[], str]
-NO_NAMES: Mapping[str, CallName] = MappingProxyType({})
-CUSTOM_DELTA = "response.custom_tool_call_input.delta"
 Event = dict[str, Any]
 
 
@@ -28,12 +24,11 @@ def new_call_id() -> str:
 class OutputItems:
     """Puts the items of one answer together. What is added to them is told as events, without their numbers."""
 
-    def __init__(self, identity: str, names: Mapping[str, CallName], make_call_id: NewId = new_call_id) -> None:
+    def __init__(self, identity: str, names: Mapping[str, CallName]) -> None:
         """`identity`: what the ids of all items end with. `names`: of the calls that are told otherwise."""
         self._names = names
         self.items: list[dict[str, Any]] = []
         self._identity = identity
-        self._make_call_id = make_call_id
         self._open: MessageItem | ReasoningOutputItem | CallItem | None = None
 
     def add(self, piece: Piece, logprobs: Sequence[Any] = ()) -> Iterator[Event]:
@@ -43,10 +38,8 @@ class OutputItems:
             yield from self.end()
             yield from self._begin(kind, piece)
         assert self._open is not None
-        if not isinstance(piece, CallStart):
-            added = self._open.add(piece.text, logprobs)
-            if added is not None:
-                yield self._placed(added)
+        if not isinstance(piece, CallStart) and (added := self._open.add(piece.text, logprobs)) is not None:
+            yield self._placed(added)
 
     def end(self, status: str = "completed") -> Iterator[Event]:
         """Ends the newest item."""
@@ -69,8 +62,7 @@ class OutputItems:
         item_id = f"{kind.prefix}_{self._identity}_{len(self.items)}"
         if isinstance(piece, CallStart):
             name = self._names.get(piece.name, CallName(piece.name))
-            form = CustomCallWriter if name.is_custom else CallItem
-            self._open = form(item_id, piece.id or self._make_call_id(), name)
+            self._open = CallItem(item_id, piece.id or new_call_id(), name)
         else:
             self._open = MessageItem(item_id) if kind is MessageItem else ReasoningOutputItem(item_id)
         self.items.append(self._open.item)
@@ -141,16 +133,19 @@ class ReasoningOutputItem(ItemPart):
 
 
 class CallItem:
+    """A call. The one argument of a custom tool is a text, which is told when it is whole."""
+
     prefix = "fc"
 
     def __init__(self, item_id: str, call_id: str, name: CallName) -> None:
+        self._is_custom = name.is_custom
         self.item: dict[str, Any] = {
             "id": item_id,
-            "type": "function_call",
+            "type": "custom_tool_call" if name.is_custom else "function_call",
             "status": "in_progress",
             "call_id": call_id,
             "name": name.name,
-            "arguments": "",
+            "input" if name.is_custom else "arguments": "",
         }
         if name.namespace is not None:
             self.item["namespace"] = name.namespace
@@ -161,33 +156,19 @@ class CallItem:
 
     def add(self, text: str, logprobs: Sequence[Any]) -> Event | None:
         self._texts.append(text)
-        return {"type": "response.function_call_arguments.delta", "delta": text}
+        return None if self._is_custom else {"type": "response.function_call_arguments.delta", "delta": text}
 
     def end(self, status: str) -> Iterator[Event]:
         arguments = "".join(self._texts)  # which the model may have broken off
-        self.item |= {"arguments": arguments, "status": status if is_json(arguments) else "incomplete"}
-        told = {"name": self.item["name"], "arguments": self.item["arguments"]}
-        yield {"type": "response.function_call_arguments.done"} | told
-
-
-class CustomCallWriter(CallItem):
-    """A call whose one argument is a text, which is told when it is whole."""
-
-    prefix = "ctc"
-
-    def __init__(self, item_id: str, call_id: str, name: CallName) -> None:
-        super().__init__(item_id, call_id, name)
-        del self.item["arguments"]
-        self.item |= {"type": "custom_tool_call", "input": ""}
-
-    def add(self, text: str, logprobs: Sequence[Any]) -> None:
-        self._texts.append(text)
-
-    def end(self, status: str) -> Iterator[Event]:
-        arguments = "".join(self._texts)
-        self.item |= {"input": input_of(arguments), "status": status if is_json(arguments) else "incomplete"}
-        yield {"type": CUSTOM_DELTA, "delta": self.item["input"]}
-        yield {"type": "response.custom_tool_call_input.done", "input": self.item["input"]}
+        self.item["status"] = status if is_json(arguments) else "incomplete"
+        if self._is_custom:
+            self.item["input"] = text = input_of(arguments)
+            yield {"type": "response.custom_tool_call_input.delta", "delta": text}
+            yield {"type": "response.custom_tool_call_input.done", "input": text}
+        else:
+            self.item["arguments"] = arguments
+            told = {"name": self.item["name"], "arguments": arguments}
+            yield {"type": "response.function_call_arguments.done"} | told
 
 
 KINDS: dict[type[Piece], type[MessageItem | ReasoningOutputItem | CallItem]] = {
@@ -203,14 +184,10 @@ def _array(entries: Sequence[bytes]) -> orjson.Fragment:
 
 
 def output_of(
-    pieces: Iterable[Piece],
-    identity: str,
-    status: str,
-    make_call_id: NewId = new_call_id,
-    names: Mapping[str, CallName] = NO_NAMES,
+    pieces: Iterable[Piece], identity: str, status: str, names: Mapping[str, CallName]
 ) -> list[dict[str, Any]]:
     """The items of a whole answer."""
-    output = OutputItems(identity, names, make_call_id)
+    output = OutputItems(identity, names)
     for piece in pieces:
         list(output.add(piece))
     list(output.end_all(status))
@@ -220,16 +197,10 @@ def output_of(
 class ResponseStream:
     """Writes the events of one stream, with their numbers. Each method returns whole events, or nothing."""
 
-    def __init__(
-        self,
-        head: dict[str, Any],
-        identity: str,
-        make_call_id: NewId = new_call_id,
-        names: Mapping[str, CallName] = NO_NAMES,
-    ) -> None:
+    def __init__(self, head: dict[str, Any], identity: str, names: Mapping[str, CallName]) -> None:
         """`head`: the fields of the answer that do not change. `names`: of the calls that are told otherwise."""
         self._head = head
-        self._output = OutputItems(identity, names, make_call_id)
+        self._output = OutputItems(identity, names)
         self._number = 0
 
     def start(self) -> bytes:

@@ -3,7 +3,7 @@ while it is made.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,34 +85,26 @@ class PieceReader(Protocol):
         ...
 
 
-class WithoutReasoning:
-    """Leaves out the reasoning that another reader finds."""
+class Filtered:
+    """Leaves out some of the pieces that another reader finds."""
 
-    def __init__(self, reader: PieceReader) -> None:
+    def __init__(self, reader: PieceReader, is_kept: Callable[[Piece], bool]) -> None:
         self._reader = reader
+        self._is_kept = is_kept
 
     def push(self, text: str, special: bool = False) -> Sequence[Piece]:
-        return [piece for piece in self._reader.push(text, special) if not isinstance(piece, Reasoning)]
+        return [*filter(self._is_kept, self._reader.push(text, special))]
 
     def finish(self, is_cut: bool = False) -> Sequence[Piece]:
-        return [piece for piece in self._reader.finish(is_cut) if not isinstance(piece, Reasoning)]
+        return [*filter(self._is_kept, self._reader.finish(is_cut))]
 
 
-class FirstCall:
-    """Leaves out all calls but the first that another reader finds."""
-
-    def __init__(self, reader: PieceReader) -> None:
-        self._reader = reader
-
-    def push(self, text: str, special: bool = False) -> Sequence[Piece]:
-        return [piece for piece in self._reader.push(text, special) if not _is_later_call(piece)]
-
-    def finish(self, is_cut: bool = False) -> Sequence[Piece]:
-        return [piece for piece in self._reader.finish(is_cut) if not _is_later_call(piece)]
+def is_of_answer(piece: Piece) -> bool:
+    return not isinstance(piece, Reasoning)
 
 
-def _is_later_call(piece: Piece) -> bool:
-    return isinstance(piece, CallStart | CallArguments) and piece.index > 0
+def is_no_later_call(piece: Piece) -> bool:
+    return not isinstance(piece, CallStart | CallArguments) or piece.index == 0
 
 
 def read(reader: PieceReader, event: TokenEvent) -> list[Piece]:

@@ -27,8 +27,8 @@ from text_generation_router.text.grammars.combined import (
 from text_generation_router.text.grammars.conversion import lark_grammar
 from text_generation_router.text.grammars.forms import CallsForm, ChatForm
 
-# Checks what a request asks for, and returns the text of what can be followed, without what is left out; "": all of it.
-# Raises RefusedGrammarError.
+# Checks what a request asks for, and returns the text of what can be followed, without what is left out. Raises
+# RefusedGrammarError.
 Check = Callable[[AskedGrammar], str]
 ANY_TEXT = lark_grammar(f"start: TEXT\n{TEXT}")
 ANY_OBJECT: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
@@ -94,8 +94,7 @@ class ChatGrammar:
         schema = _of_object(given)
         asked, is_followed = asked_arguments(style, schema, is_loose=part.tool not in form.strict), True
         try:
-            if followed := self._check(asked):
-                schema = orjson.loads(followed)[1]
+            schema = orjson.loads(self._check(asked))[1]
         except RefusedGrammarError:
             if not asked.is_loose:
                 raise
@@ -111,8 +110,7 @@ class ChatGrammar:
         text = orjson.dumps(schema).decode()
         asked = AskedGrammar("tools", GrammarKind.JSON_SCHEMA, text, is_loose=name not in form.strict)
         try:
-            if followed := self._check(asked):
-                schema = orjson.loads(followed)
+            schema = orjson.loads(self._check(asked))
         except RefusedGrammarError:
             if not asked.is_loose:
                 raise

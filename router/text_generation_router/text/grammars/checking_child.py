@@ -45,7 +45,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
 
 
 def handlers_of(tokenizer: LLTokenizer) -> Mapping[str, Handler]:
-    return {"check": lambda content: orjson.dumps(Making(tokenizer).made(WantedGrammar.of_json(content)))}
+    return {"check": lambda content: orjson.dumps(made(WantedGrammar.of_json(content), tokenizer))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,44 +53,42 @@ class Checked:
     grammar: str  # llguidance's JSON text; "" if it is refused
     refusal: str = ""  # why it is refused
     left_out: tuple[str, ...] = ()  # names of the schema's keywords that the grammar does not follow
-    followed: str = ""  # the text of what was asked without these; "": the whole text
+    followed: str = ""  # the text of what was asked without these
 
 
-class Making:
-    """Makes the grammar of one request."""
+def made(wanted: WantedGrammar, tokenizer: LLTokenizer) -> MadeGrammar:
+    """The grammar of one request."""
+    left_out: list[tuple[str, str]] = []
+    try:
+        return MadeGrammar(_grammar(wanted, tokenizer, left_out), left_out=left_out)
+    except RefusedGrammarError as refusal:
+        return MadeGrammar("", str(refusal), refusal.field)
+    except BaseException as panic:  # a panic of Rust code is not an Exception
+        if isinstance(panic, Exception):
+            raise
+        return MadeGrammar("", "the grammar cannot be compiled: the compiler fails at it")
 
-    def __init__(self, tokenizer: LLTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._left_out: list[tuple[str, str]] = []
 
-    def made(self, wanted: WantedGrammar) -> MadeGrammar:
-        try:
-            return MadeGrammar(self._grammar(wanted), left_out=self._left_out)
-        except RefusedGrammarError as refusal:
-            return MadeGrammar("", str(refusal), refusal.field)
-        except BaseException as panic:  # a panic of Rust code is not an Exception
-            if isinstance(panic, Exception):
-                raise
-            return MadeGrammar("", "the grammar cannot be compiled: the compiler fails at it")
+def _grammar(wanted: WantedGrammar, tokenizer: LLTokenizer, left_out: list[tuple[str, str]]) -> str:
+    """Adds to `left_out`, as in MadeGrammar. Raises RefusedGrammarError."""
+    if wanted.form is None:
+        assert wanted.asked is not None
+        return _checked(wanted.asked, left_out, tokenizer).grammar
+    answer = None if wanted.asked is None else _checked(wanted.asked, left_out).grammar
+    grammar = ChatGrammar(wanted.form, lambda asked: _checked(asked, left_out).followed).of(answer)
+    compile_grammar(grammar, tokenizer)
+    return grammar
 
-    def _grammar(self, wanted: WantedGrammar) -> str:
-        if wanted.form is None:
-            assert wanted.asked is not None
-            return self._checked(wanted.asked, self._tokenizer).grammar
-        answer = None if wanted.asked is None else self._checked(wanted.asked).grammar
-        grammar = ChatGrammar(wanted.form, lambda asked: self._checked(asked).followed).of(answer)
-        compile_grammar(grammar, self._tokenizer)
-        return grammar
 
-    def _checked(self, asked: AskedGrammar, tokenizer: LLTokenizer | None = None) -> Checked:
-        """Raises RefusedGrammarError."""
-        found = check(asked, tokenizer)
-        if found.refusal:
-            if asked.is_loose:  # any arguments are taken, or the request is refused
-                self._left_out.append((asked.field, "parameters"))
-            raise RefusedGrammarError(found.refusal, asked.field)
-        self._left_out += ((asked.field, name) for name in found.left_out)
-        return found
+def _checked(asked: AskedGrammar, left_out: list[tuple[str, str]], tokenizer: LLTokenizer | None = None) -> Checked:
+    """The same for a part of it."""
+    found = check(asked, tokenizer)
+    if found.refusal:
+        if asked.is_loose:  # any arguments are taken, or the request is refused
+            left_out.append((asked.field, "parameters"))
+        raise RefusedGrammarError(found.refusal, asked.field)
+    left_out += ((asked.field, name) for name in found.left_out)
+    return found
 
 
 def check(asked: AskedGrammar, tokenizer: LLTokenizer | None = None) -> Checked:
@@ -102,7 +100,7 @@ def check(asked: AskedGrammar, tokenizer: LLTokenizer | None = None) -> Checked:
         loose, left_out = loosened(asked, lambda one: not attempt(one).refusal)
     except (RefusedGrammarError, orjson.JSONDecodeError):
         return attempt(asked)
-    return replace(attempt(loose), left_out=left_out, followed=loose.text if left_out else "")
+    return replace(attempt(loose), left_out=left_out, followed=loose.text if left_out else asked.text)
 
 
 def _attempt(asked: AskedGrammar, tokenizer: LLTokenizer | None) -> Checked:
@@ -111,4 +109,4 @@ def _attempt(asked: AskedGrammar, tokenizer: LLTokenizer | None) -> Checked:
         verify(grammar, tokenizer)
     except RefusedGrammarError as refusal:
         return Checked("", str(refusal))
-    return Checked(grammar)
+    return Checked(grammar, followed=asked.text)

@@ -86,10 +86,6 @@ class WantedGrammar:
             return self.asked.field
         return "tools" if self.form is not None and self.form.calls is not None else "max_thinking_tokens"
 
-    @property
-    def noun(self) -> str:
-        return "form of the text" if self.asked is None else self.asked.kind
-
     def to_json(self) -> bytes:
         """Without the field of the asked grammar: requests that differ in it only want the same. Raises
         RefusedGrammarError."""

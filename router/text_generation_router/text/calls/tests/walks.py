@@ -63,7 +63,7 @@ class Calls:
         self, tools: dict[str, Schema], strict: bool = True, several: bool = True, is_required: bool = True
     ) -> str:
         form = CallsForm(self.syntax.name, tools, list(tools if strict else ()), is_required, several)
-        made = checking_child.Making(self._matching).made(WantedGrammar(None, ChatForm.of(self._tokenizer, calls=form)))
+        made = checking_child.made(WantedGrammar(None, ChatForm.of(self._tokenizer, calls=form)), self._matching)
         if made.refusal:
             raise RefusedGrammarError(made.refusal)
         return made.grammar

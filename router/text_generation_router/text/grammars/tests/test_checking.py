@@ -293,7 +293,7 @@ def test_a_panic_of_the_compiler_is_a_refusal(monkeypatch):
         raise PanicError
 
     monkeypatch.setattr(checking_child, "verify", panic)
-    made = checking_child.Making(verification.byte_tokenizer()).made(WantedGrammar(ASKED))
+    made = checking_child.made(WantedGrammar(ASKED), verification.byte_tokenizer())
     assert made.refusal == "the grammar cannot be compiled: the compiler fails at it"
 
 
