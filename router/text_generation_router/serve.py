@@ -45,7 +45,7 @@ from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.grammars.checking import GrammarChecker, children_of
 from text_generation_router.text.model_files import find_model_files
 from text_generation_router.text.rendering import rendering
-from text_generation_router.text.sampling_defaults import SamplingDefaults
+from text_generation_router.text.sampling_defaults import read_defaults
 from text_generation_router.text.template_files import load_chat_template
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import RequestLimits, Validator
@@ -133,7 +133,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         max_part_chars=config.requests.payload_limit // 2,
     )
     takes_defaults = config.requests.generation_config is GenerationConfig.model
-    defaults = SamplingDefaults.read(files.folder) if takes_defaults else SamplingDefaults()
+    defaults = read_defaults(files.folder) if takes_defaults else {}
     chat_template = load_chat_template(files.folder, config.files.tokenizer_config_path)
     metrics, gate = Metrics(config.http.tgi_buckets), Gate()
     hits = LimitHits(metrics)
@@ -163,7 +163,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         stack.push_async_callback(grammar_children.close)
         grammars = GrammarChecker(grammar_children, config.requests.max_concurrent_requests)
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
-        validator = Validator(tokenizer, grammars, lambda: request_limits(config, engine.snapshot()), defaults.filled)
+        validator = Validator(tokenizer, grammars, lambda: request_limits(config, engine.snapshot()), defaults)
         permits = Permits(served.permits, lambda: engine.load().retry_after_s, served.permits_elsewhere)
         tracer = tracer_for(config)
         if tracer is not None:
@@ -185,7 +185,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             renderer,
             speech,
             files.sha,
-            defaults.values,
+            defaults,
             version(),
             gate,
             hits,

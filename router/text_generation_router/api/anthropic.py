@@ -75,13 +75,11 @@ class MessagesRoutes:
     async def answer(self, asked: MessagesOptions, results: Sequence[Result]) -> dict[str, Any]:
         [result] = results
         pieces, timing = pieces_of_result(result), result.timing
-        call = NewestCall()
-        call.add(pieces)
         return message_json(
             f"msg_{request_id.get()}",
             self._services.served_name,
             content_of(pieces),
-            end_of(result.finish, asked, call),
+            end_of(result.finish, asked, NewestCall(pieces)),
             usage_json(timing.prompt_tokens, timing.cached_tokens, timing.generated_tokens, result.reasoning_tokens),
         )
 

@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from text_generation_router.api import tgi_calls, v1_request
 from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import CHAT
-from text_generation_router.api.chat_pieces import Ending, NewId, delta_json, message_json, new_id_for
+from text_generation_router.api.chat_pieces import NewId, delta_json, ending_of, message_json, new_id_for
 from text_generation_router.api.chat_prompt import chat_prompt
 from text_generation_router.api.generation import Generation, Result, close_all
 from text_generation_router.api.openai import (
@@ -28,7 +28,7 @@ from text_generation_router.api.v1_schemas import ChatOptions
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.text.events import TokenEvent
-from text_generation_router.text.pieces import CallStart, Text
+from text_generation_router.text.pieces import CallStart, NewestCall, Text
 from text_generation_router.text.validation import Prompt
 
 KIND = "chat.completion"
@@ -83,15 +83,13 @@ class ChatRoutes:
         return chunk_json(kind, self._style.identity("chatcmpl"), model, self._services.system_fingerprint)
 
     async def _choice(self, index: int, result: Result, asked: ChatOptions) -> dict[str, Any]:
-        ending = Ending(self._style)
-        ending.add(result.pieces)
         choice = {
             "index": index,
             "message": self._message(result),
             "logprobs": await self._logprobs.of_text(rows_of(result, asked.top_logprobs, self._style))
             if asked.logprobs
             else None,
-            "finish_reason": ending.reason(result.finish.reason),
+            "finish_reason": ending_of(result.finish.reason, NewestCall(result.pieces), self._style),
         }
         return choice | {"token_ids": [token.id for token in result.tokens]} if asked.return_token_ids else choice
 
@@ -196,12 +194,12 @@ class PieceEncoder(ChatEncoder):
         super().__init__(index, generation, asked, write, logprobs)
         self._generation = generation
         self._new_id = new_id
-        self._ending = Ending(write.style)
+        self._call = NewestCall()
         self._is_told = False  # whether the chunks until now say that the content is a text, or that there is a call
 
     def __call__(self, event: TokenEvent) -> bytes:
         pieces = self._generation.pieces_of(event)
-        self._ending.add(pieces)
+        self._call.add(pieces)
         deltas = [delta_json(piece, self._new_id) for piece in pieces]
         logprobs, ids = self._token(event)
         if not deltas and (logprobs is not None or ids is not None):
@@ -216,7 +214,7 @@ class PieceEncoder(ChatEncoder):
         if event.finish is None:
             return chunks
         last = {} if self._is_told else {"content": ""}
-        return chunks + self._chunk(last, None, self._ending.reason(event.finish.reason))
+        return chunks + self._chunk(last, None, ending_of(event.finish.reason, self._call, self._write.style))
 
 
 class TgiCallEncoder(ChatEncoder):

@@ -57,21 +57,10 @@ def delta_json(piece: Piece, new_id: NewId) -> dict[str, Any]:
     return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
 
 
-class Ending:
-    """Why an answer in pieces has ended, in OpenAI's words."""
-
-    def __init__(self, style: Style) -> None:
-        self._style = style
-        self._call = NewestCall()
-
-    def add(self, pieces: Iterable[Piece]) -> None:
-        self._call.add(pieces)
-
-    def reason(self, reason: FinishReason) -> str:
-        """`tool_calls` if the answer calls tools and the last call is whole."""
-        word = self._style.reasons[reason]
-        calls = word == "stop" and not self._style.is_tgis and self._call.is_whole
-        return "tool_calls" if calls else word
+def ending_of(reason: FinishReason, call: NewestCall, style: Style) -> str:
+    """`tool_calls` if the answer calls tools and the last call is whole."""
+    word = style.reasons[reason]
+    return "tool_calls" if word == "stop" and not style.is_tgis and call.is_whole else word
 
 
 def _reasoning(text: str) -> dict[str, Any]:

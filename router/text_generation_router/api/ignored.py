@@ -37,16 +37,12 @@ class IgnoredParameters:
         names = [UNPRINTABLE.sub("?", path) for path in unknown]
         if self._is_strict:
             raise unknown_parameter(names[0], known)
-        add_header(request.scope, HEADER, ", ".join(names))
-        for name in names:
-            self._count(name)
+        self._tell(request, names)
 
     def note_left_out(self, request: Request, names: Sequence[str]) -> None:
         """`names`: what the request has and the answer does not follow, by the route's documentation. Never refused."""
         if names:
-            add_header(request.scope, HEADER, ", ".join(UNPRINTABLE.sub("?", name) for name in names))
-        for name in names:
-            self._count(name, "requests have a part that is left out: `%s`")
+            self._tell(request, names, "requests have a part that is left out: `%s`")
 
     def note_model(self, request: Request, given: str | None, served: Sequence[str]) -> None:
         """`served`: names of the model. Raises UnknownModelError if unknown fields are refused."""
@@ -54,19 +50,21 @@ class IgnoredParameters:
             return
         if self._is_strict:
             raise UnknownModelError(UNPRINTABLE.sub("?", given[:MAX_NAME_CHARS]), served[0])
-        add_header(request.scope, HEADER, "model")
-        self._count("model")
+        self._tell(request, ["model"])
 
     def note_part(self, request: Request, name: str) -> None:
         """`name`: a part of the request that cannot be honoured and need not be. Raises UnsupportedParameterError if
         unknown fields are refused."""
         if self._is_strict:
             raise UnsupportedParameterError(name, "is not supported")
-        add_header(request.scope, HEADER, name)
-        self._count(name)
+        self._tell(request, [name])
 
-    def _count(self, name: str, text: str = "requests have a field that has no effect: `%s`") -> None:
-        if name not in self._seen and len(self._seen) < MOST_NAMES:
-            self._seen.add(name)
-            logger.warning(text, name)
-        self._counter.labels(name=name if name in self._seen else "other").inc()
+    def _tell(
+        self, request: Request, names: Sequence[str], text: str = "requests have a field that has no effect: `%s`"
+    ) -> None:
+        add_header(request.scope, HEADER, ", ".join(UNPRINTABLE.sub("?", name) for name in names))
+        for name in names:
+            if name not in self._seen and len(self._seen) < MOST_NAMES:
+                self._seen.add(name)
+                logger.warning(text, name)
+            self._counter.labels(name=name if name in self._seen else "other").inc()

@@ -44,7 +44,7 @@ class ProcessPool:
         self._waiting = Waiting(limits.waiting)
         self._changed = asyncio.Condition()
         self._keepers: list[asyncio.Task[None]] = []
-        self._num_ready = 0
+        self._ready: set[ChildProcess] = set()
         self._is_closed = False
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class ProcessPool:
         """Waits until a child is ready in the place of each that has died, but at most `wait_s` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._limits.wait_s), self._changed:
-                await self._changed.wait_for(lambda: self._num_ready == self._limits.children)
+                await self._changed.wait_for(lambda: len(self._ready) == self._limits.children)
 
     async def close(self) -> None:
         """Kills the children. Waiting and running jobs end with JobLostError. May be called more than once."""
@@ -116,25 +116,17 @@ class ProcessPool:
                 )
                 try:
                     await child.set_up(self._setup)
-                    async with self._counted():
-                        yield child
+                    self._ready.add(child)
+                    async with self._changed:
+                        self._changed.notify_all()
+                    yield child
                     return
                 finally:
+                    self._ready.discard(child)
                     await child.end()
             except (OSError, JobError, TimeoutError) as error:
                 logger.error("a child process did not start (%s): trying again", type(error).__name__)
                 await asyncio.sleep(START_AGAIN_S)
-
-    @asynccontextmanager
-    async def _counted(self) -> AsyncGenerator[None, None]:
-        """Counts a child as ready."""
-        self._num_ready += 1
-        try:
-            async with self._changed:
-                self._changed.notify_all()
-            yield
-        finally:
-            self._num_ready -= 1
 
     async def _next(self) -> Job:
         async with self._changed:

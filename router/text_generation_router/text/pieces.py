@@ -47,8 +47,9 @@ Piece = Text | Reasoning | CallStart | CallArguments
 class NewestCall:
     """The newest call of an answer whose pieces are still coming."""
 
-    def __init__(self) -> None:
+    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
         self._arguments: list[str] | None = None  # None: there is no call
+        self.add(pieces)
 
     def add(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from text_generation_common.flags.requests import RequestFlags
@@ -26,6 +27,8 @@ from text_generation_router.text.output import TextRules
 from text_generation_router.text.pieces import PieceReader
 from text_generation_router.text.token_choice import Check, choice_checks, ids_of_bad_words, list_checks
 from text_generation_router.text.tokenization import COUNTED, Ids, TextTokenizer
+
+PENALTY = "repetition_penalty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,14 @@ class AskedSampling:
     @property
     def asks_for_sampling(self) -> bool:
         return self.values.do_sample or not self.given.isdisjoint(WARPERS)
+
+    def filled(self, defaults: Mapping[str, Any]) -> "AskedSampling":
+        """The same with the model's `defaults` where the request leaves the field out. A request for the most likely
+        tokens, and natively one that asks for no sampling where the model does not either, takes the penalty only."""
+        draws = self.asks_for_sampling or ("do_sample" not in self.stated and bool(defaults.get("do_sample")))
+        usable = {*WARPERS, "do_sample", PENALTY} if draws and not self.greedy else {PENALTY}
+        left_out = {name: defaults[name] for name in usable & defaults.keys() - self.stated}
+        return replace(self, values=replace(self.values, **left_out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +133,11 @@ class Validator:
         tokenizer: TextTokenizer,
         grammars: GrammarChecker,
         limits: Callable[[], RequestLimits],
-        filled: Callable[[AskedSampling], AskedSampling] = lambda asked: asked,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`limits` returns the limits of the current shards. `filled` gives parameters that a request leaves out the
-        model's own values."""
+        """`limits` returns the limits of the current shards. `defaults`: see `read_defaults`."""
         self._limits = limits
-        self._filled = filled
+        self._defaults = defaults
         self._tokenizer = tokenizer
         self._grammars = grammars
 
@@ -160,7 +170,7 @@ class Validator:
 
     async def _validate(self, prompt: Prompt, share: Share, note: Callable[[str], None]) -> GenerationRequest:
         limits, parameters = self.limits, prompt.parameters
-        parameters = replace(parameters, sampling=self._filled(parameters.sampling))
+        parameters = replace(parameters, sampling=parameters.sampling.filled(self._defaults))
         _raise_first(parameter_checks(parameters, limits))
         _raise_first(input_checks(prompt, limits))
         ids = await self._ids(prompt, limits, share)

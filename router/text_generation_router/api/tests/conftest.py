@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,6 @@ from text_generation_router.text.grammars import checking_child
 from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.grammars.verification import byte_tokenizer
 from text_generation_router.text.rendering import Renderer
-from text_generation_router.text.sampling_defaults import SamplingDefaults
 from text_generation_router.text.tokenization import TextTokenizer
 from text_generation_router.text.validation import Validator
 from text_generation_router.tracing import Tracer
@@ -370,11 +369,10 @@ class Server:
         tracer: Tracer | None = None,
         template: str = TEMPLATE,
         replicas: ReplicaControl | None = None,
-        defaults: SamplingDefaults | None = None,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
         **config: Any,
     ) -> None:
         self.engine, self.metrics = FakeEngine(), Metrics()
-        defaults = defaults or SamplingDefaults()
         limits = self.engine.limits
         self.metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
         self.config = make_config(**config)
@@ -384,7 +382,7 @@ class Server:
         self.tokenizer.max_chars_per_token = None
         grammars = GrammarChecker(InProcess(checking_child.handlers_of(byte_tokenizer())), max_waiting=16)
         validator = Validator(
-            self.tokenizer, grammars, lambda: request_limits(self.config, self.engine.snapshot()), defaults.filled
+            self.tokenizer, grammars, lambda: request_limits(self.config, self.engine.snapshot()), defaults
         )
         inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics, tracer)
         chats = ChatTemplate(template, {})
@@ -414,7 +412,7 @@ class Server:
             Renderer(chats, InProcess(rendering_child.make_handlers(orjson.dumps(chats.setup))), max_waiting=16),
             speech,
             None,
-            defaults.values,
+            defaults,
             "1.2.3",
             self.gate,
             self.limit_hits,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from text_generation_router.errors import StartError
-from text_generation_router.text.sampling_defaults import SamplingDefaults
+from text_generation_router.text.sampling_defaults import read_defaults
 from text_generation_router.text.validation import AskedSampling
 
 FILE = {
@@ -25,9 +25,9 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "model":
 RESPONSE = {"input": "a", "max_output_tokens": 16, "model": "m"}
 
 
-def read(folder: Path, **content: Any) -> SamplingDefaults:
+def read(folder: Path, **content: Any) -> dict[str, Any]:
     (folder / "generation_config.json").write_text(json.dumps(content))
-    return SamplingDefaults.read(folder)
+    return read_defaults(folder)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_without_do_sample_in_the_file_its_values_count_for_requests_that_sample
     tmp_path: Path,
 ) -> None:
     defaults = read(tmp_path, temperature=0.5)
-    assert defaults.filled(AskedSampling()).values.temperature == 1.0
-    assert defaults.filled(AskedSampling.of({"do_sample": True})).values.temperature == 0.5
-    assert defaults.filled(AskedSampling.of({"top_p": 0.5})).values.temperature == 0.5
-    assert read(tmp_path, temperature=0, do_sample=True).values == {}
-    assert SamplingDefaults.read(tmp_path / "nowhere").values == {}
+    assert AskedSampling().filled(defaults).values.temperature == 1.0
+    assert AskedSampling.of({"do_sample": True}).filled(defaults).values.temperature == 0.5
+    assert AskedSampling.of({"top_p": 0.5}).filled(defaults).values.temperature == 0.5
+    assert read(tmp_path, temperature=0, do_sample=True) == {}
+    assert read_defaults(tmp_path / "nowhere") == {}
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_p": 2}, {"top_k": 1.5}, {"do_sample": "yes"}])
