@@ -209,13 +209,11 @@ class Validator:
         parameters = prompt.parameters
         if parameters.grammar is None and parameters.form is None:
             return ""
+        field = parameters.grammar.field if parameters.grammar else "tools"
         if limits.asked.disable_grammar_support:
-            raise ValidationError(
-                "grammar is not supported", parameters.grammar.field if parameters.grammar else "tools"
-            )
+            raise ValidationError("grammar is not supported", field)
         if limits.grammar_refusal:
-            raise GrammarError(parameters.grammar.field if parameters.grammar else "tools", limits.grammar_refusal)
-
+            raise GrammarError(field, limits.grammar_refusal)
         wanted = WantedGrammar(parameters.grammar, parameters.form)
         made = await self._grammars.grammar(wanted, share)
         for place, name in made.left_out:

@@ -87,35 +87,30 @@ class ChatGrammar:
         return self._schema(form, part.tool)
 
     def _rule(self, part: Arguments, form: CallsForm, place: int) -> DefinedRule:
-        """The arguments of a tool. Unless the tool is strict, keywords that no grammar can follow are left out, and a
-        schema that is refused without them counts as any arguments."""
-        given, tags = form.schemas[part.tool], form.syntax.xml
-        style = ArgumentStyle(tags, part.is_loose)
-        schema = _of_object(given)
-        asked, is_followed = asked_arguments(style, schema, is_loose=part.tool not in form.strict), True
-        try:
-            schema = orjson.loads(self._check(asked))[1]
-        except RefusedGrammarError:
-            if not asked.is_loose:
-                raise
-            is_followed = False
+        """The arguments of a tool."""
+        style = ArgumentStyle(form.syntax.xml, part.is_loose)
+        schema, is_loose = _of_object(form.schemas[part.tool]), part.tool not in form.strict
+        followed = self._followed(asked_arguments(style, schema, is_loose))
         markers = map(self._marker, form.syntax.texts)
         ids = {marker.text: marker.token_id for marker in markers if marker.token_id is not None}
-        return arguments_rule(style, schema if is_followed else None, f"a{place}", ids)
+        return arguments_rule(style, None if followed is None else followed[1], f"a{place}", ids)
 
     def _schema(self, form: CallsForm, name: str) -> Schema:
-        """The schema of a tool's arguments. Unless the tool is strict, keywords that no grammar can follow are left
-        out, and a schema that is refused without them counts as any object."""
-        schema = _of_object(form.schemas[name])
-        text = orjson.dumps(schema).decode()
+        """The schema of a tool's arguments."""
+        text = orjson.dumps(_of_object(form.schemas[name])).decode()
         asked = AskedGrammar("tools", GrammarKind.JSON_SCHEMA, text, is_loose=name not in form.strict)
+        followed = self._followed(asked)
+        return Schema.of(dict(ANY_OBJECT) if followed is None else followed)
+
+    def _followed(self, asked: AskedGrammar) -> Any:
+        """What was asked, read as JSON. Unless the tool is strict, keywords that no grammar can follow are left out;
+        None: the schema is refused without them too, and any arguments are taken."""
         try:
-            schema = orjson.loads(self._check(asked))
+            return orjson.loads(self._check(asked))
         except RefusedGrammarError:
             if not asked.is_loose:
                 raise
-            schema = dict(ANY_OBJECT)
-        return Schema.of(schema)
+            return None
 
     def _texts(self, texts: Sequence[str]) -> list[str | Marker]:
         markers = [self._marker(text) for text in texts]

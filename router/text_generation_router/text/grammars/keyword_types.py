@@ -13,10 +13,6 @@ def _is_type(value: Any) -> bool:
     return isinstance(value, str) and value in TYPES
 
 
-def _is_schema(value: Any) -> bool:
-    return isinstance(value, dict | bool)
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -25,8 +21,8 @@ def _is_count(value: Any) -> bool:
     return _is_number(value) and value >= 0 and value % 1 == 0
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _is(*kinds: type) -> Check:
+    return lambda value: isinstance(value, kinds)
 
 
 def _list_of(check: Check) -> Check:
@@ -37,23 +33,25 @@ def _map_of(check: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
-SCHEMAS: Final = _list_of(_is_schema)
+TEXT, SCHEMA = _is(str), _is(dict, bool)
+SCHEMAS: Final = _list_of(SCHEMA)
 # By the value's type in words, as far as the standard knows the keyword: what it must be, and the keywords.
 KEYWORDS: Final[tuple[tuple[str, Check, tuple[str, ...]], ...]] = (
     ("a type's name or a list of them", lambda value: _is_type(value) or _list_of(_is_type)(value), ("type",)),
-    ("a string", _is_text, ("$ref", "format", "pattern")),
+    ("a string", TEXT, ("$ref", "format", "pattern")),
     ("a number", _is_number, ("maximum", "minimum")),
     # Truth values are those of the standard's draft 4.
-    ("a number", lambda value: isinstance(value, int | float), ("exclusiveMaximum", "exclusiveMinimum")),
+    ("a number", _is(int, float), ("exclusiveMaximum", "exclusiveMinimum")),
     ("a number > 0", lambda value: _is_number(value) and value > 0, ("multipleOf",)),
     ("a whole number >= 0", _is_count, ("maxItems", "maxLength", "maxProperties", "minItems", "minLength",
      "minProperties")),
-    ("a list", lambda value: isinstance(value, list), ("enum",)),
-    ("a list of strings", _list_of(_is_text), ("required",)),
-    ("a schema", _is_schema, ("additionalItems", "additionalProperties")),
-    ("a schema or a list of schemas", lambda value: _is_schema(value) or SCHEMAS(value), ("items",)),
+    ("true or false", _is(bool), ("nullable",)),
+    ("a list", _is(list), ("enum",)),
+    ("a list of strings", _list_of(TEXT), ("required",)),
+    ("a schema", SCHEMA, ("additionalItems", "additionalProperties")),
+    ("a schema or a list of schemas", lambda value: SCHEMA(value) or SCHEMAS(value), ("items",)),
     ("a list of schemas", SCHEMAS, ("allOf", "anyOf", "oneOf", "prefixItems")),
-    ("an object of schemas", _map_of(_is_schema), ("$defs", "definitions", "patternProperties", "properties")),
+    ("an object of schemas", _map_of(SCHEMA), ("$defs", "definitions", "patternProperties", "properties")),
 )  # fmt: skip
 CHECKS: Final = {name: (words, check) for words, check, names in KEYWORDS for name in names}
 

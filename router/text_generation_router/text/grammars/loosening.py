@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import orjson
@@ -22,7 +21,7 @@ TRIED = (
 
 def loosened(asked: AskedGrammar, is_followed: Callable[[AskedGrammar], bool]) -> tuple[AskedGrammar, tuple[str, ...]]:
     """What was asked without the keywords that cannot be followed, and their names. Raises RefusedGrammarError."""
-    loosening, is_followed = Loosening(asked), cache(is_followed)
+    loosening = Loosening(asked)
     if not is_followed(loosening.result()):
         loosening.leave_out_patterns(is_followed)
     tried = set(loosening.present)
@@ -42,7 +41,7 @@ class Loosening:
         self._patterns = set[str]()  # which no grammar follows
         parts = parts_of(self._schema(orjson.loads(asked.text)))
         self.present = {name for part in parts for name in TRIED if name in part}
-        self._given_patterns = {part["pattern"] for part in parts if isinstance(part.get("pattern"), str)}
+        self._given_patterns = {part["pattern"] for part in parts if "pattern" in part}
         self.left_out = set[str]()
 
     def leave_out_patterns(self, is_followed: Callable[[AskedGrammar], bool]) -> None:
@@ -59,7 +58,7 @@ class Loosening:
         multiples = {"multipleOf"} if has_large_multiples(parts) else set[str]()
         for part in parts:
             names = {*unsupported(schema, part), *(multiples & part.keys())}
-            if self._patterns and part.get("pattern") in self._patterns:
+            if part.get("pattern") in self._patterns:
                 names.add("pattern")
             self.left_out |= names
             for name in {*names, *tried} & part.keys():
@@ -78,5 +77,4 @@ def _remove(root: Schema, part: Schema, name: str) -> None:
         return
     value = part.pop(name)
     if name == "oneOf":  # a value of exactly one of several schemas is a value of any of them
-        others = part.get("allOf")
-        part["allOf"] = [*(others if isinstance(others, list) else []), {"anyOf": value}]
+        part["allOf"] = [*part.get("allOf", ()), {"anyOf": value}]

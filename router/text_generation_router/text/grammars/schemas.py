@@ -43,7 +43,7 @@ def prepare(schema: Schema) -> None:
         if "anyOf" not in part and have_discriminator(part.get("oneOf"), lambda one: resolved(schema, one)):
             part["anyOf"] = part.pop("oneOf")
         if may_be(part, "string") and part.get("format") in CALENDAR:
-            part["allOf"] = [*_list(part.get("allOf")), {"pattern": CALENDAR[part["format"]]}]
+            part["allOf"] = [*part.get("allOf", ()), {"pattern": CALENDAR[part["format"]]}]
     Closing(schema).close()
 
 
@@ -64,10 +64,6 @@ def parts_of(schema: Schema) -> list[Schema]:
 def _found(schema: Schema) -> list[Schema]:
     # References may lead to schemas below keywords that are not the standard's.
     return list({id(part): part for part in (*all_parts(schema), *Closing(schema).parts)}.values())
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def all_parts(schema: Schema) -> Iterator[Schema]:
@@ -97,7 +93,7 @@ def _refuse_keywords(root: Schema, schema: Schema) -> None:
             raise RefusedGrammarError(f"the schema's `format` {str(schema['format'])[:64]!r} is not supported")
         raise RefusedGrammarError(f"the schema's keyword `{name}` is not supported")
     for name, most in MAX_NAMES.items():
-        if isinstance(schema.get(name), dict) and len(schema[name]) > most:
+        if len(schema.get(name, ())) > most:
             raise RefusedGrammarError(f"the schema has more than {most} `{name}` in one object")
 
 
@@ -106,8 +102,8 @@ def has_large_multiples(parts: list[Schema]) -> bool:
     multiple."""
     common = 1
     for part in parts:
-        given = part.get("multipleOf")
-        if isinstance(given, int | float) and 0 < given < math.inf:
+        given = part.get("multipleOf", math.inf)
+        if given < math.inf:
             common = math.lcm(common, int("".join(map(str, Decimal(str(given)).normalize().as_tuple().digits))))
     return common > MAX_MULTIPLE
 
@@ -169,11 +165,9 @@ def _is_combined(schema: Schema) -> bool:
 
 
 def _lists_all_properties(schema: Schema) -> bool:
-    listed, required, fewest = schema.get("properties"), schema.get("required", []), schema.get("minProperties", 0)
-    if not isinstance(listed, dict) or not SAYS_MORE.isdisjoint(schema):
+    listed, required, fewest = schema.get("properties"), schema.get("required", ()), schema.get("minProperties", 0)
+    if listed is None or not SAYS_MORE.isdisjoint(schema):
         return False
     if any(name in schema for name in ("$ref", "allOf", "anyOf", "oneOf")):
         return False
-    if not isinstance(required, list) or not all(isinstance(name, str) and name in listed for name in required):
-        return False
-    return isinstance(fewest, int) and fewest <= len(listed)
+    return all(name in listed for name in required) and isinstance(fewest, int) and fewest <= len(listed)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from text_generation_router.text.grammars.asked import RefusedGrammarError
 from text_generation_router.text.grammars.keywords import FORMATS, OF_TYPE, OTHER_FORMATS, REFUSED
 from text_generation_router.text.schema_references import ANNOTATIONS, resolved
 
@@ -19,10 +18,8 @@ _STAYS = frozenset(("$anchor", "$defs", "$id", "$schema", "definitions"))
 def unsupported(root: Schema, schema: Schema) -> Iterator[str]:
     """The names of the schema's keywords that change which values are valid, and that no grammar follows."""
     yield from (name for name in REFUSED if name in schema and not _says_nothing(root, schema, name))
-    if "format" in schema and may_be(schema, "string"):
-        name = schema["format"]
-        if not isinstance(name, str) or name in OTHER_FORMATS:
-            yield "format"
+    if schema.get("format") in OTHER_FORMATS and may_be(schema, "string"):
+        yield "format"
 
 
 def drop_neutral(schema: Schema) -> None:
@@ -56,11 +53,8 @@ def may_be(schema: Schema, kind: str) -> bool:
 
 
 def take_nullable(schema: Schema) -> None:
-    """Changes a schema with OpenAPI's `nullable` to the same without it. Raises RefusedGrammarError."""
-    given = schema.pop("nullable", False)
-    if not isinstance(given, bool):
-        raise RefusedGrammarError("the schema's keyword `nullable` must be true or false")
-    if not given:
+    """Changes a schema with OpenAPI's `nullable` to the same without it."""
+    if not schema.pop("nullable", False):
         return
     if not schema.keys().isdisjoint(("$ref", "allOf", "anyOf", "oneOf", "not", "if")):
         inner = {name: schema.pop(name) for name in list(schema) if name not in _STAYS}
@@ -68,8 +62,8 @@ def take_nullable(schema: Schema) -> None:
         return
     if "const" in schema:
         schema["enum"] = [schema.pop("const")]
-    if isinstance(listed := schema.get("enum"), list) and None not in listed:
-        schema["enum"] = [*listed, None]
+    if "enum" in schema and None not in schema["enum"]:
+        schema["enum"] = [*schema["enum"], None]
     kinds = schema.get("type", "null")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     if "null" not in kinds:
