@@ -62,15 +62,17 @@ class InferenceError(Exception):
     error_type: str
     status: int
     label: str
+    text: str  # set by the class where all its errors have the same
     retry_after_s: int | None = None  # seconds until a retry may succeed; None: the error is not temporary
     headers: Mapping[str, str] = MappingProxyType({})  # additional headers of the answer
     param: str | None = None  # path of the field that is wrong
     code: str | None = None  # OpenAI's `code`
     is_counted: bool = False  # whether tgi_request_failure has counted this error
+    closes: bool = False  # whether the answer ends the connection, because the rest of the request is not read
 
-    def __init__(self, text: str, param: str | None = None) -> None:
-        super().__init__(text)
-        self.text = text
+    def __init__(self, text: str | None = None, param: str | None = None) -> None:
+        self.text = self.text if text is None else text
+        super().__init__(self.text)
         self.param = param or self.param
 
     @classmethod
@@ -159,11 +161,7 @@ class OverloadedError(InferenceError):
 
 class DeadlineError(InferenceError):
     error_type, status, label = "deadline", 504, "deadline"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "The request timed out before its first token: give it a longer timeout, or send it again later"
-        )
+    text = "The request timed out before its first token: give it a longer timeout, or send it again later"
 
 
 class GenerationError(InferenceError):
@@ -175,24 +173,18 @@ class GenerationError(InferenceError):
 
 class IncompleteGenerationError(InferenceError):
     error_type, status, label = "incomplete_generation", 500, "incomplete"
-
-    def __init__(self) -> None:
-        super().__init__("Incomplete generation")
+    text = "Incomplete generation"
 
 
 class IncompleteStreamError(InferenceError):
     error_type, status, label = "incomplete_generation_stream", 500, "incomplete"
-
-    def __init__(self) -> None:
-        super().__init__("Incomplete generation stream")
+    text = "Incomplete generation stream"
 
 
 class SuffixError(InferenceError):
     error_type, status, label = "suffix not supported", 422, "validation"
     param = "suffix"
-
-    def __init__(self) -> None:
-        super().__init__("Suffix is not supported and can be achieved by preprocessing the prompt.")
+    text = "Suffix is not supported and can be achieved by preprocessing the prompt."
 
 
 class TooManyPromptsError(InferenceError):
@@ -205,25 +197,21 @@ class TooManyPromptsError(InferenceError):
 
 class UnhealthyError(InferenceError):
     error_type, status, label = "healthcheck", 503, "healthcheck"
-
-    def __init__(self) -> None:
-        super().__init__("unhealthy")
+    text = "unhealthy"
 
 
 class ShuttingDownError(InferenceError):
     error_type, status, label = "unavailable", 503, "unavailable"
+    closes = True
     retry_after_s = 1
-
-    def __init__(self) -> None:
-        super().__init__("The server is shutting down: send the request to another server")
+    text = "The server is shutting down: send the request to another server"
 
 
 class TooManyConnectionsError(InferenceError):
     error_type, status, label = "unavailable", 503, "unavailable"
+    closes = True
     retry_after_s = 1
-
-    def __init__(self) -> None:
-        super().__init__("Too many connections are open: try again later")
+    text = "Too many connections are open: try again later"
 
 
 class RequestTimeoutError(InferenceError):
@@ -235,6 +223,7 @@ class RequestTimeoutError(InferenceError):
 
 class HeadersTooLargeError(InferenceError):
     error_type, status, label = "headers_too_large", 431, "headers"
+    closes = True
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request's headers are too large, send at most {limit} bytes")
@@ -242,6 +231,7 @@ class HeadersTooLargeError(InferenceError):
 
 class InvalidRequestError(InferenceError):
     error_type, status, label = "invalid_request", 400, "request"
+    closes = True
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"Invalid HTTP request: {reason}")
@@ -261,6 +251,7 @@ class PipelineError(InvalidRequestError):
 
 class CodingError(InferenceError):
     error_type, status, label = "not_implemented", 501, "request"
+    closes = True
 
     def __init__(self, codings: str) -> None:
         super().__init__(f"`Transfer-Encoding: {codings}` is not supported: send `chunked`, or a `Content-Length`")
@@ -269,9 +260,7 @@ class CodingError(InferenceError):
 class UnauthorizedError(InferenceError):
     error_type, status, label = "unauthorized", 401, "key"
     headers = MappingProxyType({"www-authenticate": "Bearer"})
-
-    def __init__(self) -> None:
-        super().__init__("This route needs an API key: send one as `Authorization: Bearer KEY`")
+    text = "This route needs an API key: send one as `Authorization: Bearer KEY`"
 
 
 class ScalingError(InferenceError):
@@ -282,9 +271,7 @@ class ScalingError(InferenceError):
 
 class NoSuchRouteError(InferenceError):
     error_type, status, label = "not_found", 404, "route"
-
-    def __init__(self) -> None:
-        super().__init__("There is no such route: /docs lists all routes")
+    text = "There is no such route: /docs lists all routes"
 
 
 class MethodError(InferenceError):
@@ -297,9 +284,7 @@ class MethodError(InferenceError):
 
 class InternalError(InferenceError):
     error_type, status, label = "internal", 500, "internal"
-
-    def __init__(self) -> None:
-        super().__init__("Internal error of the server: its log has the cause")
+    text = "Internal error of the server: its log has the cause"
 
 
 class BodyError(InferenceError):
@@ -310,20 +295,20 @@ class BodyError(InferenceError):
 
 class UnsupportedMediaTypeError(BodyError):
     error_type, status = "unsupported_media_type", 415
-
-    def __init__(self) -> None:
-        super().__init__("Expected request with `Content-Type: application/json`")
+    text = "Expected request with `Content-Type: application/json`"
 
 
 class EncodedBodyError(UnsupportedMediaTypeError):
     headers = MappingProxyType({"accept-encoding": "identity"})
+    closes = True
 
     def __init__(self, codings: str) -> None:
-        InferenceError.__init__(self, f"`Content-Encoding: {codings}` is not supported: send the body as it is")
+        super().__init__(f"`Content-Encoding: {codings}` is not supported: send the body as it is")
 
 
 class PayloadTooLargeError(BodyError):
     error_type, status = "payload_too_large", 413
+    closes = True
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"Failed to buffer the request body: length limit exceeded, send at most {limit} bytes")

@@ -18,7 +18,7 @@ class TooDeepError(ValueError):
 
 
 def read_json(text: str | bytes) -> Any:
-    """Raises orjson.JSONDecodeError or TooDeepError."""
+    """Raises ValueError: orjson.JSONDecodeError or TooDeepError."""
     value = orjson.loads(text)
     brackets = (b"{", b"[") if isinstance(text, bytes) else ("{", "[")
     # Counting brackets is quick, and nearly every text has less than MAX_DEPTH of them.

@@ -2,7 +2,6 @@
 
 from typing import Any, Protocol
 
-import orjson
 from fastapi import Request, Response
 
 from text_generation_common.deployment import ReplicaReport
@@ -15,7 +14,7 @@ from text_generation_router.errors import (
 )
 from text_generation_router.http.encoding import json_response
 from text_generation_router.http.keys import allowed_digest, authorization_of
-from text_generation_router.json_depth import TooDeepError, read_json
+from text_generation_router.json_depth import read_json
 
 # Most bytes of a body.
 BODY_BYTES = 4096
@@ -77,7 +76,7 @@ async def _body(request: Request) -> bytes:
 def _wanted(body: bytes) -> int:
     try:
         fields: Any = read_json(body)
-    except (orjson.JSONDecodeError, TooDeepError) as error:
+    except ValueError as error:
         raise InvalidJsonError(str(error)) from None
     if not isinstance(fields, dict) or fields.keys() != {"replicas"}:
         raise UnprocessableError("", 'give {"replicas": NUMBER} and nothing else')

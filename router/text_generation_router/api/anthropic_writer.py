@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from text_generation_router.http.encoding import to_named_event
-from text_generation_router.json_depth import TooDeepError, read_json
+from text_generation_router.json_depth import read_json
 from text_generation_router.text.pieces import CallArguments, CallStart, NewestCall, Piece, Reasoning, Text
 
 ID_BYTES = 12
@@ -91,7 +89,7 @@ def _object(arguments: str) -> dict[str, Any]:
     """The arguments of a call; empty if the text has ended within them."""
     try:
         value = read_json(arguments)
-    except (orjson.JSONDecodeError, TooDeepError):
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-import orjson
 import pydantic
 
 from text_generation_router.api import anthropic_fields, known_fields, responses_fields
@@ -40,7 +39,7 @@ from text_generation_router.api.surveys import (
 )
 from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, CompletionRequest, RenderedChat
 from text_generation_router.errors import InvalidJsonError, TooManyPromptsError, UnprocessableError
-from text_generation_router.json_depth import TooDeepError, read_json
+from text_generation_router.json_depth import read_json
 
 B = TypeVar("B", bound=Body)
 A = TypeVar("A", bound=Body, covariant=True)
@@ -77,7 +76,7 @@ class Question(Generic[A]):
 def parse(content: bytes) -> dict[str, Any]:
     try:
         value = read_json(content)
-    except (orjson.JSONDecodeError, TooDeepError) as error:
+    except ValueError as error:
         raise InvalidJsonError(str(error)) from error
     if not isinstance(value, dict):
         raise UnprocessableError("", "Input should be an object")

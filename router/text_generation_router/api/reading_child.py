@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from text_generation_router import errors
 from text_generation_router.api.anthropic_chat import NAMES as MESSAGES_NAMES
 from text_generation_router.api.anthropic_chat import chat_of as chat_of_messages
 from text_generation_router.api.anthropic_chat import counted_chat_of
@@ -36,18 +37,7 @@ from text_generation_router.api.fields import Body, ListLimits
 from text_generation_router.api.responses_chat import NAMES as RESPONSES_NAMES
 from text_generation_router.api.responses_chat import chat_of as chat_of_response
 from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest
-from text_generation_router.errors import (
-    GrammarError,
-    InferenceError,
-    InvalidJsonError,
-    SuffixError,
-    TemplateError,
-    ToolError,
-    TooManyPromptsError,
-    UnprocessableError,
-    UnsupportedParameterError,
-    ValidationError,
-)
+from text_generation_router.errors import InferenceError, TemplateError
 from text_generation_router.offload.child import Handler
 from text_generation_router.text.chat_template import ChatTemplate
 from text_generation_router.text.tool_grammar import CallWays
@@ -55,18 +45,7 @@ from text_generation_router.text.validation import renaming
 
 ENTRY = f"{__name__}:make_handlers"
 ERRORS: Mapping[str, type[InferenceError]] = {
-    error.__name__: error
-    for error in (
-        GrammarError,
-        InvalidJsonError,
-        SuffixError,
-        TemplateError,
-        TooManyPromptsError,
-        ToolError,
-        UnprocessableError,
-        UnsupportedParameterError,
-        ValidationError,
-    )
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, InferenceError)
 }
 
 B = TypeVar("B", bound=Body)

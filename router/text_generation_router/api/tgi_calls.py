@@ -8,7 +8,7 @@ import orjson
 
 from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest
 from text_generation_router.errors import ToolError
-from text_generation_router.json_depth import TooDeepError, read_json
+from text_generation_router.json_depth import read_json
 from text_generation_router.text.pieces import CallArguments, CallStart, Piece
 
 NUMBER = re.compile("[0-9]{1,18}")  # this server gives no id of more digits
@@ -20,7 +20,7 @@ def message_json(pieces: Sequence[Piece], text: str) -> dict[str, Any]:
     written = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
     try:
         arguments = read_json(written)
-    except (orjson.JSONDecodeError, TooDeepError) as error:
+    except ValueError as error:
         raise ToolError(f"Failed to parse generated text: {error} {orjson.dumps(text).decode()}") from None
     assert start is not None
     function = {"description": None, "name": start.name, "arguments": orjson.dumps(arguments).decode()}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from text_generation_router.http.disconnect import leaves_by_half_close
+from text_generation_router.http.disconnect import HALF_CLOSE
 
 
 def until_closed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
@@ -37,7 +37,7 @@ def until_half_closed(app: ASGIApp, cycle: RequestResponseCycle, is_half_closed:
 
         async def receive_or_leave() -> Message:
             nonlocal is_read
-            while not (is_read and is_half_closed() and leaves_by_half_close(scope)):
+            while not (is_read and is_half_closed() and HALF_CLOSE in scope):
                 message = await receive()
                 if not is_read or message["type"] == "http.disconnect":
                     is_read = not message.get("more_body", False)

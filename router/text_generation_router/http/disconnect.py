@@ -20,10 +20,6 @@ def end_at_half_close(scope: Scope) -> None:
     scope[HALF_CLOSE] = True
 
 
-def leaves_by_half_close(scope: Scope) -> bool:
-    return HALF_CLOSE in scope
-
-
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Runs `work` and returns its result. If the client disconnects first, `work` is cancelled and ClientDisconnect is
     raised.

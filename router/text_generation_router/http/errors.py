@@ -9,17 +9,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from text_generation_router.errors import (
-    CodingError,
-    EncodedBodyError,
-    HeadersTooLargeError,
     InferenceError,
     InternalError,
-    InvalidRequestError,
     MethodError,
     NoSuchRouteError,
     PayloadTooLargeError,
-    ShuttingDownError,
-    TooManyConnectionsError,
 )
 from text_generation_router.http.answer_headers import added_headers
 from text_generation_router.http.closing import ClosingResponse
@@ -29,21 +23,10 @@ from text_generation_router.http.limits import LimitHits
 from text_generation_router.http.request_log import CLIENT_GONE
 from text_generation_router.metrics import Limit
 
-# Errors whose answer ends the connection, because the rest of the request is not read.
-CLOSING = (
-    CodingError,
-    EncodedBodyError,
-    HeadersTooLargeError,
-    InvalidRequestError,
-    PayloadTooLargeError,
-    ShuttingDownError,
-    TooManyConnectionsError,
-)
-
 
 def error_response(error: InferenceError, dialect: ErrorDialect) -> Response:
     content, headers, status = dialect.answer(error), error_headers(error, dialect), dialect.status(error)
-    if isinstance(error, CLOSING):
+    if error.closes:
         return ClosingResponse(to_json(content), status, headers, "application/json")
     return json_response(content, headers, status)
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -369,7 +369,7 @@ class Server:
         tracer: Tracer | None = None,
         template: str = TEMPLATE,
         replicas: ReplicaControl | None = None,
-        defaults: Mapping[str, Any] = MappingProxyType({}),
+        defaults: dict[str, Any] | None = None,
         **config: Any,
     ) -> None:
         self.engine, self.metrics = FakeEngine(), Metrics()
@@ -382,7 +382,7 @@ class Server:
         self.tokenizer.max_chars_per_token = None
         grammars = GrammarChecker(InProcess(checking_child.handlers_of(byte_tokenizer())), max_waiting=16)
         validator = Validator(
-            self.tokenizer, grammars, lambda: request_limits(self.config, self.engine.snapshot()), defaults
+            self.tokenizer, grammars, lambda: request_limits(self.config, self.engine.snapshot()), defaults or {}
         )
         inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics, tracer)
         chats = ChatTemplate(template, {})
@@ -412,7 +412,7 @@ class Server:
             Renderer(chats, InProcess(rendering_child.make_handlers(orjson.dumps(chats.setup))), max_waiting=16),
             speech,
             None,
-            defaults,
+            defaults or {},
             "1.2.3",
             self.gate,
             self.limit_hits,
