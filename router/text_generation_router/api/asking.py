@@ -27,15 +27,12 @@ from text_generation_router.api.fields import Body, ListLimits
 from text_generation_router.api.responses_schemas import RenderedResponses, ResponsesOptions, ResponsesRequest
 from text_generation_router.api.schemas import CompatGenerateRequest, DetokenizeRequest, GenerateRequest
 from text_generation_router.api.surveys import (
+    survey,
     survey_chat,
-    survey_compat,
     survey_completion,
-    survey_count_tokens,
-    survey_detokenize,
-    survey_generate,
-    survey_messages,
+    survey_native,
+    survey_prompt,
     survey_responses,
-    survey_tokenize,
 )
 from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, CompletionRequest, RenderedChat
 from text_generation_router.errors import InvalidJsonError, TooManyPromptsError, UnprocessableError
@@ -46,7 +43,7 @@ A = TypeVar("A", bound=Body, covariant=True)
 
 
 # Refuses unsupported fields of a body, and returns the paths of its unknown fields.
-Survey = Callable[[dict[str, Any]], tuple[str, ...]]
+Survey = Callable[[dict[str, Any], Contract], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,12 @@ def _path(place: tuple[int | str, ...]) -> str:
 
 
 def _question(
-    schema: type[B], name: str, survey: Survey, contract: Contract, condensed: type[B] | None = None
+    schema: type[B],
+    name: str,
+    look_through: Survey,
+    contract: Contract,
+    condensed: type[B] | None = None,
+    known: frozenset[str] | None = None,
 ) -> Question[B]:
     """If a body has a field of a wrong type and an unsupported field, the error names the field of the wrong type, as
     in TGI; with `condensed`, the schema of what a child has read, the unsupported field: it may be the reason why
@@ -128,29 +130,31 @@ def _question(
     """
 
     def read(value: dict[str, Any], limits: ListLimits) -> Read[B]:
-        if condensed is not None:
-            unknown = survey(value)
-            left_out: tuple[str, ...] = ()
-            if not limits.keeps_agent_lines:
-                value, left_out = without_agent_lines(value)
-            return Read(check(schema, value, limits), unknown, left_out)
-        asked = check(schema, value, limits)
-        return Read(asked, survey(value))
+        if condensed is None:
+            asked = check(schema, value, limits)
+            return Read(asked, look_through(value, contract))
+        unknown, left_out = look_through(value, contract), tuple[str, ...]()
+        if not limits.keeps_agent_lines:
+            value, left_out = without_agent_lines(value)
+        return Read(check(schema, value, limits), unknown, left_out)
 
-    return Question(name, read, partial(check, condensed or schema), contract.known)
+    return Question(name, read, partial(check, condensed or schema), known or contract.known)
 
 
-GENERATE = _question(GenerateRequest, "generate", survey_generate, known_fields.PARAMETERS)
-COMPAT_GENERATE = _question(CompatGenerateRequest, "compat_generate", survey_compat, known_fields.PARAMETERS)
-TOKENIZE = _question(GenerateRequest, "tokenize", survey_tokenize, known_fields.TOKENIZE)
-DETOKENIZE = _question(DetokenizeRequest, "detokenize", survey_detokenize, known_fields.DETOKENIZE)
+_PARAMETERS = known_fields.PARAMETERS.known
+GENERATE = _question(GenerateRequest, "generate", survey_native, known_fields.GENERATE, known=_PARAMETERS)
+COMPAT_GENERATE = _question(
+    CompatGenerateRequest, "compat_generate", survey_native, known_fields.COMPAT_GENERATE, known=_PARAMETERS
+)
+TOKENIZE = _question(GenerateRequest, "tokenize", survey, known_fields.TOKENIZE)  # `parameters` have no effect on it
+DETOKENIZE = _question(DetokenizeRequest, "detokenize", survey, known_fields.DETOKENIZE)
 COMPLETION = _question(CompletionRequest, "completion", survey_completion, known_fields.COMPLETION)
 CHAT: Question[ChatOptions] = _question(ChatRequest, "chat", survey_chat, known_fields.CHAT, RenderedChat)
 MESSAGES: Question[MessagesOptions] = _question(
-    MessagesRequest, "messages", survey_messages, anthropic_fields.MESSAGES, RenderedMessages
+    MessagesRequest, "messages", survey_prompt, anthropic_fields.MESSAGES, RenderedMessages
 )
 COUNT_TOKENS: Question[CountOptions] = _question(
-    CountTokensRequest, "count_tokens", survey_count_tokens, anthropic_fields.COUNT_TOKENS, RenderedCount
+    CountTokensRequest, "count_tokens", survey_prompt, anthropic_fields.COUNT_TOKENS, RenderedCount
 )
 RESPONSES: Question[ResponsesOptions] = _question(
     ResponsesRequest, "responses", survey_responses, responses_fields.RESPONSES, RenderedResponses

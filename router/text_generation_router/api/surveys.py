@@ -3,7 +3,7 @@
 Each function returns the paths of the unknown fields, and raises a ValidationError for the first unsupported field.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from text_generation_router.api import anthropic_fields, known_fields, responses_fields
@@ -14,85 +14,58 @@ from text_generation_router.errors import SuffixError
 Value = dict[str, Any]
 
 
-def survey_generate(value: Value) -> tuple[str, ...]:
-    return _native(value, known_fields.GENERATE)
+def survey(value: Value, contract: Contract, where: str = "") -> tuple[str, ...]:
+    contract.refuse(value, where)
+    if value.keys() <= contract.known:
+        return ()
+    return tuple(contract.unknown(value, where))
 
 
-def survey_compat(value: Value) -> tuple[str, ...]:
-    return _native(value, known_fields.COMPAT_GENERATE)
-
-
-def _native(value: Value, contract: Contract) -> tuple[str, ...]:
+def survey_native(value: Value, contract: Contract) -> tuple[str, ...]:
     parameters = _object(value.get("parameters"))
-    unknown = _survey(value, contract)
+    unknown = survey(value, contract)
     known_fields.PARAMETERS.refuse(parameters)  # as in TGI, errors name a parameter without its place
     return *unknown, *known_fields.PARAMETERS.unknown(parameters, "parameters.")
 
 
-def survey_tokenize(value: Value) -> tuple[str, ...]:
-    """`parameters` have no effect on tokenizing, whatever fields they have."""
-    return _survey(value, known_fields.TOKENIZE)
-
-
-def survey_detokenize(value: Value) -> tuple[str, ...]:
-    return _survey(value, known_fields.DETOKENIZE)
-
-
-def survey_completion(value: Value) -> tuple[str, ...]:
+def survey_completion(value: Value, contract: Contract) -> tuple[str, ...]:
     """Also raises SuffixError, an error that TGI has."""
     if value.get("suffix") is not None:
         raise SuffixError
-    return *_survey(value, known_fields.COMPLETION), *_stream_options(value)
+    return *survey(value, contract), *_stream_options(value)
 
 
-def survey_chat(value: Value) -> tuple[str, ...]:
-    unknown = *_survey(value, known_fields.CHAT), *_stream_options(value), *_tools(value.get("tools"))
-    messages = value.get("messages")
-    for number, message in enumerate(messages if isinstance(messages, list) else ()):
-        if isinstance(message, dict) and not message.keys() <= known_fields.MESSAGE.honoured:
-            known_fields.MESSAGE.refuse(message, f"messages[{number}].")
+def survey_chat(value: Value, contract: Contract) -> tuple[str, ...]:
+    unknown = *survey(value, contract), *_stream_options(value), *_tools(value.get("tools"))
+    for where, message in _objects(value.get("messages"), "messages"):
+        known_fields.MESSAGE.refuse(message, where)
     return unknown
 
 
-def survey_messages(value: Value) -> tuple[str, ...]:
-    return _prompt(value, anthropic_fields.MESSAGES)
-
-
-def survey_count_tokens(value: Value) -> tuple[str, ...]:
-    return _prompt(value, anthropic_fields.COUNT_TOKENS)
-
-
-def _prompt(value: Value, contract: Contract) -> tuple[str, ...]:
-    unknown = [*_survey(value, contract), *_listed_tools(value, anthropic_fields.TOOL)]
+def survey_prompt(value: Value, contract: Contract) -> tuple[str, ...]:
+    """Looks through a prompt of Anthropic's API."""
+    unknown = [*survey(value, contract)]
+    for where, tool in _objects(value.get("tools"), "tools"):
+        if tool.get("type") in (None, "custom", "function"):  # a tool of another kind is refused by the schema
+            unknown += survey(tool, anthropic_fields.TOOL, where)
     for name, of_part in (
         ("tool_choice", anthropic_fields.TOOL_CHOICE),
         ("thinking", anthropic_fields.THINKING),
         ("output_config", anthropic_fields.OUTPUT_CONFIG),
     ):
-        unknown += _survey(_object(value.get(name)), of_part, f"{name}.")
+        unknown += survey(_object(value.get(name)), of_part, f"{name}.")
     return tuple([*unknown, *_turns(value)][:MAX_NAMES])
 
 
-def _listed_tools(value: Value, contract: Contract) -> list[str]:
-    """The unknown fields of tools. A tool of another kind is refused by the schema."""
-    return [
-        path
-        for where, tool in _objects(value.get("tools"), "tools")
-        if tool.get("type") in (None, "custom", "function")
-        for path in _survey(tool, contract, where)
-    ]
-
-
-def survey_responses(value: Value) -> tuple[str, ...]:
-    unknown = [*_survey(value, responses_fields.RESPONSES), *_stream_options(value)]
-    unknown += _survey(_object(value.get("text")), responses_fields.TEXT, "text.")
-    unknown += _survey(_object(value.get("reasoning")), responses_fields.REASONING, "reasoning.")
+def survey_responses(value: Value, contract: Contract) -> tuple[str, ...]:
+    unknown = [*survey(value, contract), *_stream_options(value)]
+    unknown += survey(_object(value.get("text")), responses_fields.TEXT, "text.")
+    unknown += survey(_object(value.get("reasoning")), responses_fields.REASONING, "reasoning.")
     unknown += _responses_tools(value.get("tools"), "tools")
     for where, item in _objects(value.get("input"), "input"):
         kind = item.get("type", "message")
         unknown += [where + kind] if kind == "web_search_call" else ()
-        contract = responses_fields.ITEMS.get(kind) if isinstance(kind, str) else None
-        unknown += () if contract is None else _survey(item, contract, where)
+        unknown += _of_kind(item, kind, responses_fields.ITEMS, where)
     return tuple(unknown[:MAX_NAMES])
 
 
@@ -103,7 +76,7 @@ def _responses_tools(tools: Any, place: str) -> list[str]:
         if is_left_out(tool):
             unknown.append(where + tool["type"][:MAX_NAME_CHARS])
         elif isinstance(kind := tool.get("type"), str):
-            unknown += _survey(tool, responses_fields.TOOLS[kind], where)
+            unknown += survey(tool, responses_fields.TOOLS[kind], where)
             unknown += _responses_tools(tool.get("tools"), f"{where}tools")
             if kind == "custom" and "definition" in _object(tool.get("format")):
                 unknown.append(f"{where}format")
@@ -114,7 +87,7 @@ def _turns(value: Value) -> tuple[str, ...]:
     """The unknown fields of messages and of their blocks."""
     unknown = [*_blocks(value.get("system"), "system")]
     for where, turn in _objects(value.get("messages"), "messages"):
-        unknown += _survey(turn, anthropic_fields.TURN, where)
+        unknown += survey(turn, anthropic_fields.TURN, where)
         for place, block in _objects(turn.get("content"), f"{where}content"):
             unknown += _block(block, place)
             unknown += _blocks(block.get("content"), f"{place}content")  # the blocks of a result
@@ -126,10 +99,13 @@ def _blocks(blocks: Any, where: str) -> list[str]:
 
 
 def _block(block: Value, where: str) -> tuple[str, ...]:
-    """A block of another kind is refused by the schema."""
-    kind = block.get("type")
-    contract = anthropic_fields.BLOCKS.get(kind) if isinstance(kind, str) else None
-    return () if contract is None else _survey(block, contract, where)
+    return _of_kind(block, block.get("type"), anthropic_fields.BLOCKS, where)
+
+
+def _of_kind(value: Value, kind: Any, contracts: Mapping[str, Contract], where: str) -> tuple[str, ...]:
+    """An object of another kind is refused by the schema."""
+    contract = contracts.get(kind) if isinstance(kind, str) else None
+    return () if contract is None else survey(value, contract, where)
 
 
 def _objects(values: Any, where: str) -> Iterator[tuple[str, Value]]:
@@ -140,22 +116,13 @@ def _objects(values: Any, where: str) -> Iterator[tuple[str, Value]]:
 
 
 def _tools(tools: Any) -> Iterator[str]:
-    for number, tool in enumerate(tools if isinstance(tools, list) else ()):
-        where = f"tools[{number}]."
-        yield from _survey(_object(tool), known_fields.TOOL, where)
-        function = _object(_object(tool).get("function"))
-        yield from _survey(function, known_fields.FUNCTION, f"{where}function.")
-
-
-def _survey(value: Value, contract: Contract, where: str = "") -> tuple[str, ...]:
-    contract.refuse(value, where)
-    if value.keys() <= contract.known:
-        return ()
-    return tuple(contract.unknown(value, where))
+    for where, tool in _objects(tools, "tools"):
+        yield from survey(tool, known_fields.TOOL, where)
+        yield from survey(_object(tool.get("function")), known_fields.FUNCTION, f"{where}function.")
 
 
 def _stream_options(value: Value) -> tuple[str, ...]:
-    return _survey(_object(value.get("stream_options")), known_fields.STREAM_OPTIONS, "stream_options.")
+    return survey(_object(value.get("stream_options")), known_fields.STREAM_OPTIONS, "stream_options.")
 
 
 def _object(value: Any) -> Value:
