@@ -140,7 +140,7 @@ class UnknownModelError(InferenceError):
 class TemplateError(InferenceError):
     error_type, status, label = "template_error", 422, "template"
 
-    def __init__(self, reason: str, param: str | None) -> None:
+    def __init__(self, reason: str, param: str | None = "messages") -> None:
         super().__init__(f"Template error: {reason}", param)
 
 

@@ -135,6 +135,7 @@ class ChatEncoder:
         self, index: int, generation: Generation, asked: ChatOptions, write: ChunkWriter, logprobs: ChatLogprobs
     ) -> None:
         self._index = index
+        self._generation = generation
         self._asked = asked
         self._write = write
         self._logprobs = logprobs
@@ -192,7 +193,6 @@ class PieceEncoder(ChatEncoder):
         new_id: NewId,
     ) -> None:
         super().__init__(index, generation, asked, write, logprobs)
-        self._generation = generation
         self._new_id = new_id
         self._call = NewestCall()
         self._is_told = False  # whether the chunks until now say that the content is a text, or that there is a call
@@ -224,7 +224,6 @@ class TgiCallEncoder(ChatEncoder):
         self, index: int, generation: Generation, asked: ChatOptions, write: ChunkWriter, logprobs: ChatLogprobs
     ) -> None:
         super().__init__(index, generation, asked, write, logprobs)
-        self._generation = generation
         self._id = tgi_calls.stream_id(asked)
 
     def __call__(self, event: TokenEvent) -> bytes:

@@ -195,11 +195,7 @@ class CompletionEncoder:
         return self._write.chunk(choice, self._made)
 
     def _reason(self, event: TokenEvent) -> str | None:
+        """In streams of completions TGI names the end of the text as its own routes do."""
         if self._write.style.is_tgis:
-            return _tgi_reason(event)
+            return "" if event.finish is None else event.finish.reason.value
         return None if event.finish is None else self._write.style.reasons[event.finish.reason]
-
-
-def _tgi_reason(event: TokenEvent) -> str:
-    """In streams of completions TGI names the end of the text as its own routes do."""
-    return "" if event.finish is None else event.finish.reason.value

@@ -40,7 +40,7 @@ class ErrorDialect:
     status: Callable[[InferenceError], int]
     body: Callable[[InferenceError], dict[str, Any]]  # makes the body of a refusal
     encode: Callable[[InferenceError], bytes]  # makes the event of an error in a stream, after status 200
-    headers: Callable[[InferenceError], dict[str, str]]  # makes additional headers
+    headers: Callable[[InferenceError], dict[str, str]] = lambda _: {}  # makes additional headers
 
     def answer(self, error: InferenceError) -> dict[str, Any]:
         self.note(error)
@@ -89,10 +89,6 @@ def _status(error: InferenceError) -> int:
     return error.status
 
 
-def _no_headers(_: InferenceError) -> dict[str, str]:
-    return {}
-
-
 def _tgi_openai_event(error: InferenceError) -> bytes:
     return to_event({"error": {"message": error.text, "http_status_code": error.status}})
 
@@ -126,7 +122,7 @@ def _openai_headers(error: InferenceError) -> dict[str, str]:
     return NO_RETRY if error.status == 424 else {}
 
 
-NATIVE = ErrorDialect(_status, _native, lambda error: to_event(_native(error)), _no_headers)
+NATIVE = ErrorDialect(_status, _native, lambda error: to_event(_native(error)))
 OPENAI = ErrorDialect(_openai_status, _openai, lambda error: to_event(_openai(error)), _openai_headers)
 ANTHROPIC = ErrorDialect(_openai_status, _anthropic, lambda error: to_named_event(_anthropic(error)), _openai_headers)
-TGI_OPENAI = ErrorDialect(_status, _native, _tgi_openai_event, _no_headers)
+TGI_OPENAI = ErrorDialect(_status, _native, _tgi_openai_event)

@@ -132,7 +132,7 @@ class ChatTemplate:
         continued = None
         if conversation.is_continued:
             if given[-1].content is None:
-                raise TemplateError("the last message has no content that could be continued", "messages")
+                raise TemplateError("the last message has no content that could be continued")
             continued = _mark_end(messages[-1])
         text = template.render(
             {
@@ -167,7 +167,7 @@ def _mark_end(message: dict[str, Any]) -> str:
         if isinstance(text := part.get("text"), str):
             part["text"] = text + END_MARK
             return text
-    raise TemplateError("the last message has no content that could be continued", "messages")
+    raise TemplateError("the last message has no content that could be continued")
 
 
 def _cut(prompt: str, continued: str) -> str:
@@ -176,7 +176,6 @@ def _cut(prompt: str, continued: str) -> str:
     if not mark or continued.strip() not in text:
         raise TemplateError(
             "the chat template does not show the last message as it is, so it cannot be continued; send"
-            " `continue_final_message` false",
-            "messages",
+            " `continue_final_message` false"
         )
     return text if rest.startswith(" ") else text.rstrip()

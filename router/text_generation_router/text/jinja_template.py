@@ -44,7 +44,7 @@ class JinjaTemplate:
         except TemplateError:
             raise
         except RaisedError as error:
-            raise TemplateError(f"the model's chat template refuses the conversation: {error}", "messages") from error
+            raise TemplateError(f"the model's chat template refuses the conversation: {error}") from error
         except Exception as error:  # a template is a program that may raise anything; the client gets the error
             reason = f"{type(error).__name__}: {error}"
             raise TemplateError(
@@ -56,9 +56,7 @@ class JinjaTemplate:
         for piece in self._template.generate(variables):
             size += len(piece)
             if size > MAX_RENDERED_CHARS or time.monotonic() > deadline:
-                raise TemplateError(
-                    f"the prompt exceeds {MAX_RENDERED_CHARS} characters or {MAX_RENDER_S:.0f} s", "messages"
-                )
+                raise TemplateError(f"the prompt exceeds {MAX_RENDERED_CHARS} characters or {MAX_RENDER_S:.0f} s")
             pieces.append(piece)
         return "".join(pieces)
 

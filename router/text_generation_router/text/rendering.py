@@ -70,7 +70,7 @@ class Renderer:
         except BusyError as error:  # no child could be started
             raise OverloadedError from error
         except JobError as error:
-            raise TemplateError(f"the prompt was not rendered: {_reason(error)}", "messages") from error
+            raise TemplateError(f"the prompt was not rendered: {_reason(error)}") from error
         if answer[0] == Kind.ERROR:
             param, _, text = answer[1:].partition("\n")
             raise TemplateError.restored(text, param)
