@@ -16,7 +16,6 @@ class CustomTool(Body):
     type: Literal["custom"] | None = None
     """The kind of tool."""
     name: FunctionName
-    """1 to 128 letters, digits, underscores, dots and hyphens."""
     description: str | None = None
     """Tells the model what the tool does."""
     input_schema: dict[str, Any]

@@ -5,22 +5,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from text_generation_router.api.anthropic_options import PromptOptions
-from text_generation_router.api.fields import I32, MESSAGE_LIMIT, U32, Body, Strings, stop_limit
+from text_generation_router.api.fields import I32, MESSAGE_LIMIT, U32, Body, Strings, kind_of, stop_limit
 from text_generation_router.api.schemas import CacheSalt, Priority, SamplingFields, Timeout
 from text_generation_router.api.v1_schemas import AnsweredRequest, ModelName, Rendered
 from text_generation_router.errors import ValidationError
 
 
 class TextBlock(Body):
-    type: Literal["text"]
-    """The kind of block."""
+    type: Annotated[Literal["text"], kind_of("block")]
     text: str
     """The text."""
 
 
 class ThinkingBlock(Body):
-    type: Literal["thinking"]
-    """The kind of block."""
+    type: Annotated[Literal["thinking"], kind_of("block")]
     thinking: str
     """What the model has written for itself."""
     signature: str = ""
@@ -28,15 +26,13 @@ class ThinkingBlock(Body):
 
 
 class RedactedThinkingBlock(Body):
-    type: Literal["redacted_thinking"]
-    """The kind of block."""
+    type: Annotated[Literal["redacted_thinking"], kind_of("block")]
     data: str
     """Not looked at: only the server that has made it can read it."""
 
 
 class ToolUseBlock(Body):
-    type: Literal["tool_use"]
-    """The kind of block."""
+    type: Annotated[Literal["tool_use"], kind_of("block")]
     id: str
     """The name by which the result refers to this call."""
     name: str
@@ -90,8 +86,7 @@ TextBlocks = Annotated[
 
 
 class ToolResultBlock(Body):
-    type: Literal["tool_result"]
-    """The kind of block."""
+    type: Annotated[Literal["tool_result"], kind_of("block")]
     tool_use_id: str
     """The id of the call that it is the result of."""
     content: TextBlocks = Field(default_factory=list)

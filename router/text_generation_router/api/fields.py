@@ -92,6 +92,11 @@ def item_limit(name: str, items: str = "items") -> BeforeValidator:
 PromptInput = str | tuple[int, ...]
 
 
+def kind_of(what: str) -> Any:
+    """The description of a field such as `type`."""
+    return Field(description=f"The kind of {what}.")
+
+
 def listed(name: str) -> BeforeValidator:
     """A check that the field `name`, a list or an object, is not longer than a request's lists of tokens may be."""
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from text_generation_router.api.fields import I32, U32, Body, item_limit
+from text_generation_router.api.fields import I32, U32, Body, item_limit, kind_of
 from text_generation_router.api.messages import flattened
 from text_generation_router.api.responses_options import AnswerOptions
 from text_generation_router.api.schemas import CacheSalt, Priority, SamplingFields, Timeout
@@ -18,8 +18,7 @@ Content = Annotated[str, BeforeValidator(flattened("input"), json_schema_input_t
 class InputMessage(Body):
     """A message."""
 
-    type: Literal["message"] = "message"
-    """The kind of item."""
+    type: Annotated[Literal["message"], kind_of("item")] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     """The sender; `developer` is the same as `system`."""
     content: Content
@@ -29,8 +28,7 @@ class InputMessage(Body):
 class FunctionCallItem(Body):
     """A call of a function, as an answer has it."""
 
-    type: Literal["function_call"]
-    """The kind of item."""
+    type: Annotated[Literal["function_call"], kind_of("item")]
     call_id: str
     """The name by which the result refers to this call."""
     name: str
@@ -44,8 +42,7 @@ class FunctionCallItem(Body):
 class CustomCallItem(Body):
     """A call of a custom tool, as an answer has it."""
 
-    type: Literal["custom_tool_call"]
-    """The kind of item."""
+    type: Annotated[Literal["custom_tool_call"], kind_of("item")]
     call_id: str
     """The name by which the result refers to this call."""
     name: str
@@ -59,15 +56,13 @@ class CustomCallItem(Body):
 class WebSearchItem(Body):
     """A search that another server has made. It is not part of the prompt."""
 
-    type: Literal["web_search_call"]
-    """The kind of item."""
+    type: Annotated[Literal["web_search_call"], kind_of("item")]
 
 
 class FunctionResultItem(Body):
     """What a function or a custom tool has returned."""
 
-    type: Literal["function_call_output", "custom_tool_call_output"]
-    """The kind of item."""
+    type: Annotated[Literal["function_call_output", "custom_tool_call_output"], kind_of("item")]
     call_id: str
     """The call that it is the result of."""
     output: Content
@@ -75,8 +70,7 @@ class FunctionResultItem(Body):
 
 
 class ReasoningPart(Body):
-    type: Literal["reasoning_text", "summary_text"]
-    """The kind of part."""
+    type: Annotated[Literal["reasoning_text", "summary_text"], kind_of("part")]
     text: str
     """The text."""
 
@@ -84,8 +78,7 @@ class ReasoningPart(Body):
 class ReasoningItem(Body):
     """What the model has written for itself, as an answer has it."""
 
-    type: Literal["reasoning"]
-    """The kind of item."""
+    type: Annotated[Literal["reasoning"], kind_of("item")]
     summary: Annotated[list[ReasoningPart], Field(fail_fast=True)] = Field(default_factory=list)
     """A summary, which counts if there is no content."""
     content: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BeforeValidator, Field, model_validator
 
-from text_generation_router.api.fields import Body
+from text_generation_router.api.fields import Body, kind_of
 from text_generation_router.api.tools import MAX_NAME, FunctionName
 
 # The one argument of the function that a custom tool is in chats.
@@ -32,10 +32,8 @@ def chat_name(name: str, namespace: str | None) -> str:
 class FunctionTool(Body):
     """A function that the client runs."""
 
-    type: Literal["function"]
-    """The kind of tool."""
+    type: Annotated[Literal["function"], kind_of("tool")]
     name: FunctionName
-    """1 to 128 letters, digits, underscores, dots and hyphens."""
     description: str | None = None
     """Tells the model what the function does."""
     parameters: dict[str, Any] | None = None
@@ -52,10 +50,8 @@ class FunctionTool(Body):
 class TextTool(Body):
     """A tool that takes any text. The model calls it as a function with one string, `input`."""
 
-    type: Literal["custom"]
-    """The kind of tool."""
+    type: Annotated[Literal["custom"], kind_of("tool")]
     name: FunctionName
-    """1 to 128 letters, digits, underscores, dots and hyphens."""
     description: str | None = None
     """Tells the model what the tool does."""
     format: dict[str, Any] | None = None
@@ -74,10 +70,8 @@ class TextTool(Body):
 class NamespaceTool(Body):
     """Several tools. In chats their names begin with the namespace's and two underscores."""
 
-    type: Literal["namespace"]
-    """The kind of tool."""
+    type: Annotated[Literal["namespace"], kind_of("tool")]
     name: FunctionName
-    """1 to 128 letters, digits, underscores, dots and hyphens."""
     description: str | None = None
     """What the tools have in common."""
     tools: Annotated[

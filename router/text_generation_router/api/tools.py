@@ -7,21 +7,26 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field
 
-from text_generation_router.api.fields import Body
+from text_generation_router.api.fields import Body, kind_of
 from text_generation_router.errors import GrammarError, ToolError, ValidationError
 from text_generation_router.text.calls.typed_values import types_of
 from text_generation_router.text.tool_grammar import CallWays
 
 MAX_TOOLS = 128
 MAX_NAME = 128  # characters of a function's name
-FunctionName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}$")]
+FunctionName = Annotated[
+    str,
+    Field(
+        pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}$",
+        description="1 to 128 letters, digits, underscores, dots and hyphens.",
+    ),
+]
 
 
 class FunctionBody(Body):
     """A function that the model may call. The client calls it, not the server."""
 
     name: FunctionName
-    """1 to 128 letters, digits, underscores, dots and hyphens."""
     description: str | None = None
     """Tells the model what the function does."""
     parameters: Annotated[
@@ -39,8 +44,7 @@ class FunctionBody(Body):
 class ToolBody(Body):
     model_config = ConfigDict(title="Tool")
 
-    type: Literal["function"] = "function"
-    """The kind of tool."""
+    type: Annotated[Literal["function"], kind_of("tool")] = "function"
     function: FunctionBody
     """The function."""
 

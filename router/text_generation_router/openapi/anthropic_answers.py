@@ -1,7 +1,8 @@
 """The answers of Anthropic's routes, as the OpenAPI document describes them."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from text_generation_router.api.fields import kind_of
 from text_generation_router.openapi.native_answers import AnswerJson, Count
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -32,8 +33,7 @@ class MessageUsageJson(AnswerJson):
 class AnsweredTextJson(AnswerJson):
     """A text."""
 
-    type: Literal["text"]
-    """The kind of block."""
+    type: Annotated[Literal["text"], kind_of("block")]
     text: str
     """The text."""
 
@@ -41,8 +41,7 @@ class AnsweredTextJson(AnswerJson):
 class AnsweredThinkingJson(AnswerJson):
     """What the model has written for itself."""
 
-    type: Literal["thinking"]
-    """The kind of block."""
+    type: Annotated[Literal["thinking"], kind_of("block")]
     thinking: str
     """The text."""
     signature: Literal[""]
@@ -52,8 +51,7 @@ class AnsweredThinkingJson(AnswerJson):
 class AnsweredToolUseJson(AnswerJson):
     """A call of a tool."""
 
-    type: Literal["tool_use"]
-    """The kind of block."""
+    type: Annotated[Literal["tool_use"], kind_of("block")]
     id: str
     """The name by which the result refers to this call."""
     name: str
@@ -70,8 +68,7 @@ class AnsweredMessageJson(AnswerJson):
 
     id: str
     """The request's id, behind `msg_`."""
-    type: Literal["message"]
-    """The kind of answer."""
+    type: Annotated[Literal["message"], kind_of("answer")]
     role: Literal["assistant"]
     """The sender."""
     model: str
@@ -89,8 +86,7 @@ class AnsweredMessageJson(AnswerJson):
 class MessageStartJson(AnswerJson):
     """The first event of a stream."""
 
-    type: Literal["message_start"]
-    """The kind of event."""
+    type: Annotated[Literal["message_start"], kind_of("event")]
     message: AnsweredMessageJson
     """The message without its content."""
 
@@ -98,8 +94,7 @@ class MessageStartJson(AnswerJson):
 class BlockStartJson(AnswerJson):
     """A block begins."""
 
-    type: Literal["content_block_start"]
-    """The kind of event."""
+    type: Annotated[Literal["content_block_start"], kind_of("event")]
     index: Count
     """Number of the block."""
     content_block: AnsweredBlockJson
@@ -109,8 +104,7 @@ class BlockStartJson(AnswerJson):
 class TextDeltaJson(AnswerJson):
     """The next part of a text."""
 
-    type: Literal["text_delta"]
-    """The kind of part."""
+    type: Annotated[Literal["text_delta"], kind_of("part")]
     text: str
     """The part."""
 
@@ -118,8 +112,7 @@ class TextDeltaJson(AnswerJson):
 class ThinkingDeltaJson(AnswerJson):
     """The next part of the model's thinking."""
 
-    type: Literal["thinking_delta"]
-    """The kind of part."""
+    type: Annotated[Literal["thinking_delta"], kind_of("part")]
     thinking: str
     """The part."""
 
@@ -127,8 +120,7 @@ class ThinkingDeltaJson(AnswerJson):
 class SignatureDeltaJson(AnswerJson):
     """Ends the model's thinking."""
 
-    type: Literal["signature_delta"]
-    """The kind of part."""
+    type: Annotated[Literal["signature_delta"], kind_of("part")]
     signature: Literal[""]
     """Always empty."""
 
@@ -136,8 +128,7 @@ class SignatureDeltaJson(AnswerJson):
 class InputDeltaJson(AnswerJson):
     """The next part of a call's arguments."""
 
-    type: Literal["input_json_delta"]
-    """The kind of part."""
+    type: Annotated[Literal["input_json_delta"], kind_of("part")]
     partial_json: str
     """The part; all parts together are a JSON object."""
 
@@ -145,8 +136,7 @@ class InputDeltaJson(AnswerJson):
 class BlockDeltaJson(AnswerJson):
     """A block goes on."""
 
-    type: Literal["content_block_delta"]
-    """The kind of event."""
+    type: Annotated[Literal["content_block_delta"], kind_of("event")]
     index: Count
     """Number of the block."""
     delta: TextDeltaJson | ThinkingDeltaJson | SignatureDeltaJson | InputDeltaJson
@@ -156,8 +146,7 @@ class BlockDeltaJson(AnswerJson):
 class BlockStopJson(AnswerJson):
     """A block is complete."""
 
-    type: Literal["content_block_stop"]
-    """The kind of event."""
+    type: Annotated[Literal["content_block_stop"], kind_of("event")]
     index: Count
     """Number of the block."""
 
@@ -174,8 +163,7 @@ class MessageEndJson(AnswerJson):
 class MessageDeltaJson(AnswerJson):
     """The message is complete."""
 
-    type: Literal["message_delta"]
-    """The kind of event."""
+    type: Annotated[Literal["message_delta"], kind_of("event")]
     delta: MessageEndJson
     """Why the message ended."""
     usage: MessageUsageJson
@@ -185,15 +173,13 @@ class MessageDeltaJson(AnswerJson):
 class MessageStopJson(AnswerJson):
     """The last event of a stream."""
 
-    type: Literal["message_stop"]
-    """The kind of event."""
+    type: Annotated[Literal["message_stop"], kind_of("event")]
 
 
 class PingJson(AnswerJson):
     """Shows that the connection is open: behind the first event, and after a long silence."""
 
-    type: Literal["ping"]
-    """The kind of event."""
+    type: Annotated[Literal["ping"], kind_of("event")]
 
 
 MessageEventJson = (
@@ -220,8 +206,7 @@ class AnthropicToldJson(AnswerJson):
 class AnthropicErrorJson(AnswerJson):
     """An error of Anthropic's routes; in a stream, an event."""
 
-    type: Literal["error"]
-    """The kind of answer."""
+    type: Annotated[Literal["error"], kind_of("answer")]
     error: AnthropicToldJson
     """The error as Anthropic's clients read it."""
     request_id: str | None

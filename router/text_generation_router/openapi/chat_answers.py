@@ -1,7 +1,8 @@
 """The answers of chats, as the OpenAPI document describes them."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from text_generation_router.api.fields import kind_of
 from text_generation_router.openapi.native_answers import AnswerJson, Count, Logprob
 from text_generation_router.openapi.v1_answers import HeadJson, PromptLogprobs, Reason, UsageJson
 
@@ -22,8 +23,7 @@ class CallJson(AnswerJson):
 
     id: str
     """Names the call in the message of the role `tool` that has its result."""
-    type: Literal["function"]
-    """The kind of tool."""
+    type: Annotated[Literal["function"], kind_of("tool")]
     function: CalledJson
     """The function and its arguments."""
 
@@ -143,8 +143,7 @@ class ChatHeadJson(HeadJson):
 class ChatJson(ChatHeadJson):
     """The model's messages."""
 
-    object: Literal["chat.completion"]
-    """The kind of answer."""
+    object: Annotated[Literal["chat.completion"], kind_of("answer")]
     choices: list[ChatChoiceJson]
     """`n` messages."""
     usage: UsageJson
@@ -156,8 +155,7 @@ class ChatJson(ChatHeadJson):
 class ChatChunkJson(ChatHeadJson):
     """One event of a stream."""
 
-    object: Literal["chat.completion.chunk"]
-    """The kind of answer."""
+    object: Annotated[Literal["chat.completion.chunk"], kind_of("answer")]
     choices: list[ChatChunkChoiceJson]
     """One part of one message; empty in events that have the usage or the prompt's token ids."""
     usage: UsageJson | None = None

@@ -1,18 +1,23 @@
 """The answer and the events of /v1/responses, as the OpenAPI document describes them."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from text_generation_router.api.fields import kind_of
 from text_generation_router.openapi.chat_answers import ChatTokenJson
 from text_generation_router.openapi.native_answers import AnswerJson, Count
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
+AS_ASKED = Field(description="As in the request.")
+PartNumber = Annotated[Literal[0], Field(description="Number of the part.")]
+
 
 class OutputTextJson(AnswerJson):
     """The text of a message."""
 
-    type: Literal["output_text"]
-    """The kind of part."""
+    type: Annotated[Literal["output_text"], kind_of("part")]
     text: str
     """The text."""
     annotations: list[Any]
@@ -24,8 +29,7 @@ class OutputTextJson(AnswerJson):
 class ReasoningTextJson(AnswerJson):
     """What the model has written for itself."""
 
-    type: Literal["reasoning_text"]
-    """The kind of part."""
+    type: Annotated[Literal["reasoning_text"], kind_of("part")]
     text: str
     """The text."""
 
@@ -35,8 +39,7 @@ class OutputMessageJson(AnswerJson):
 
     id: str
     """The item's name."""
-    type: Literal["message"]
-    """The kind of item."""
+    type: Annotated[Literal["message"], kind_of("item")]
     status: ItemStatus
     """Whether the item is complete."""
     role: Literal["assistant"]
@@ -50,8 +53,7 @@ class OutputReasoningJson(AnswerJson):
 
     id: str
     """The item's name."""
-    type: Literal["reasoning"]
-    """The kind of item."""
+    type: Annotated[Literal["reasoning"], kind_of("item")]
     status: ItemStatus
     """Whether the item is complete."""
     summary: list[Any]
@@ -65,8 +67,7 @@ class OutputCallJson(AnswerJson):
 
     id: str
     """The item's name."""
-    type: Literal["function_call"]
-    """The kind of item."""
+    type: Annotated[Literal["function_call"], kind_of("item")]
     status: ItemStatus
     """Whether the item is complete."""
     call_id: str
@@ -114,8 +115,7 @@ class ResponseUsageJson(AnswerJson):
 class ResponseErrorJson(AnswerJson):
     """Why an answer failed."""
 
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
-    """The kind of error."""
+    code: Annotated[Literal["server_error", "rate_limit_exceeded", "invalid_prompt"], kind_of("error")]
     message: str
     """What is wrong, why, and what to do."""
 
@@ -132,8 +132,7 @@ class ResponseJson(AnswerJson):
 
     id: str
     """The request's id, behind `resp_`."""
-    object: Literal["response"]
-    """The kind of answer."""
+    object: Annotated[Literal["response"], kind_of("answer")]
     created_at: Count
     """When the answer was begun, in seconds since 1970."""
     status: Literal["in_progress", "completed", "incomplete", "failed"]
@@ -146,34 +145,24 @@ class ResponseJson(AnswerJson):
     """Why the answer is incomplete."""
     instructions: str | None
     """As in the request, without lines that agents write anew for every request."""
-    max_output_tokens: Count | None
-    """As in the request."""
-    metadata: dict[str, str]
-    """As in the request."""
+    max_output_tokens: Annotated[Count | None, AS_ASKED]
+    metadata: Annotated[dict[str, str], AS_ASKED]
     model: str
     """The served model."""
     output: list[OutputItemJson]
     """The items, in order; none when a stream begins."""
-    parallel_tool_calls: bool
-    """As in the request."""
+    parallel_tool_calls: Annotated[bool, AS_ASKED]
     previous_response_id: None
     """Always null: answers are not stored."""
-    reasoning: dict[str, Any]
-    """As in the request."""
+    reasoning: Annotated[dict[str, Any], AS_ASKED]
     store: Literal[False]
     """Always false."""
-    temperature: float
-    """As in the request."""
-    text: dict[str, Any]
-    """As in the request."""
-    tool_choice: Any
-    """As in the request."""
-    tools: list[dict[str, Any]]
-    """As in the request."""
-    top_logprobs: Count
-    """As in the request."""
-    top_p: float
-    """As in the request."""
+    temperature: Annotated[float, AS_ASKED]
+    text: Annotated[dict[str, Any], AS_ASKED]
+    tool_choice: Annotated[Any, AS_ASKED]
+    tools: Annotated[list[dict[str, Any]], AS_ASKED]
+    top_logprobs: Annotated[Count, AS_ASKED]
+    top_p: Annotated[float, AS_ASKED]
     truncation: Literal["disabled"]
     """Always `disabled`."""
     usage: ResponseUsageJson | None
@@ -201,8 +190,7 @@ class LifecycleEventJson(ResponseEvent):
 class ItemEventJson(ResponseEvent):
     """An item begins or is complete."""
 
-    type: Literal["response.output_item.added", "response.output_item.done"]
-    """The kind of event."""
+    type: Annotated[Literal["response.output_item.added", "response.output_item.done"], kind_of("event")]
     output_index: Count
     """Number of the item."""
     item: OutputItemJson
@@ -221,10 +209,8 @@ class OfItemEvent(ResponseEvent):
 class PartEventJson(OfItemEvent):
     """A part of an item begins or is complete."""
 
-    type: Literal["response.content_part.added", "response.content_part.done"]
-    """The kind of event."""
-    content_index: Literal[0]
-    """Number of the part."""
+    type: Annotated[Literal["response.content_part.added", "response.content_part.done"], kind_of("event")]
+    content_index: PartNumber
     part: OutputTextJson | ReasoningTextJson
     """The part."""
 
@@ -232,10 +218,8 @@ class PartEventJson(OfItemEvent):
 class OutputDeltaJson(OfItemEvent):
     """The next part of a text."""
 
-    type: Literal["response.output_text.delta"]
-    """The kind of event."""
-    content_index: Literal[0]
-    """Number of the part."""
+    type: Annotated[Literal["response.output_text.delta"], kind_of("event")]
+    content_index: PartNumber
     delta: str
     """The next part of the text."""
     logprobs: list[ChatTokenJson]
@@ -245,10 +229,8 @@ class OutputDeltaJson(OfItemEvent):
 class OutputDoneJson(OfItemEvent):
     """A text is complete."""
 
-    type: Literal["response.output_text.done"]
-    """The kind of event."""
-    content_index: Literal[0]
-    """Number of the part."""
+    type: Annotated[Literal["response.output_text.done"], kind_of("event")]
+    content_index: PartNumber
     text: str
     """The text."""
     logprobs: list[ChatTokenJson]
@@ -258,10 +240,8 @@ class OutputDoneJson(OfItemEvent):
 class ReasoningDeltaJson(OfItemEvent):
     """The next part of the reasoning."""
 
-    type: Literal["response.reasoning_text.delta"]
-    """The kind of event."""
-    content_index: Literal[0]
-    """Number of the part."""
+    type: Annotated[Literal["response.reasoning_text.delta"], kind_of("event")]
+    content_index: PartNumber
     delta: str
     """The next part of the text."""
 
@@ -269,10 +249,8 @@ class ReasoningDeltaJson(OfItemEvent):
 class ReasoningDoneJson(OfItemEvent):
     """The reasoning is complete."""
 
-    type: Literal["response.reasoning_text.done"]
-    """The kind of event."""
-    content_index: Literal[0]
-    """Number of the part."""
+    type: Annotated[Literal["response.reasoning_text.done"], kind_of("event")]
+    content_index: PartNumber
     text: str
     """The text."""
 
@@ -280,8 +258,7 @@ class ReasoningDoneJson(OfItemEvent):
 class ArgumentsDeltaJson(OfItemEvent):
     """The next part of a call's arguments."""
 
-    type: Literal["response.function_call_arguments.delta"]
-    """The kind of event."""
+    type: Annotated[Literal["response.function_call_arguments.delta"], kind_of("event")]
     delta: str
     """The next part of the arguments."""
 
@@ -289,8 +266,7 @@ class ArgumentsDeltaJson(OfItemEvent):
 class ArgumentsDoneJson(OfItemEvent):
     """The arguments of a call are complete."""
 
-    type: Literal["response.function_call_arguments.done"]
-    """The kind of event."""
+    type: Annotated[Literal["response.function_call_arguments.done"], kind_of("event")]
     name: str
     """The function's name."""
     arguments: str

@@ -1,7 +1,8 @@
 """The answers of OpenAI's routes but those of chats, as the OpenAPI document describes them."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from text_generation_router.api.fields import kind_of
 from text_generation_router.openapi.native_answers import AnswerJson, Count, Logprob
 
 Reason = Literal["stop", "length", "tool_calls", "stop_sequence", "eos_token", "deadline", ""]
@@ -110,8 +111,7 @@ class CompletionChunkChoiceJson(CompletionTextJson):
 class CompletionJson(HeadJson):
     """The texts of all prompts."""
 
-    object: Literal["text_completion"]
-    """The kind of answer."""
+    object: Annotated[Literal["text_completion"], kind_of("answer")]
     choices: list[CompletionChoiceJson]
     """Prompts times `n` texts, in this order."""
     usage: UsageJson
@@ -121,8 +121,7 @@ class CompletionJson(HeadJson):
 class CompletionChunkJson(HeadJson):
     """One event of a stream."""
 
-    object: Literal["text_completion"]
-    """The kind of answer."""
+    object: Annotated[Literal["text_completion"], kind_of("answer")]
     choices: list[CompletionChunkChoiceJson]
     """One part of one text; empty in the event that has the usage."""
     usage: UsageJson | None = None
@@ -134,8 +133,7 @@ class ModelJson(AnswerJson):
 
     id: str
     """The model's name."""
-    object: Literal["model"]
-    """The kind of entry."""
+    object: Annotated[Literal["model"], kind_of("entry")]
     created: Count
     """Always 0: the server does not know."""
     owned_by: str
@@ -149,8 +147,7 @@ class ModelJson(AnswerJson):
 class ModelsJson(AnswerJson):
     """The served models: one."""
 
-    object: Literal["list"]
-    """The kind of answer."""
+    object: Annotated[Literal["list"], kind_of("answer")]
     data: list[ModelJson]
     """The model."""
 
@@ -158,8 +155,7 @@ class ModelsJson(AnswerJson):
 class AnthropicModelJson(AnswerJson):
     """A served model, in Anthropic's form."""
 
-    type: Literal["model"]
-    """The kind of entry."""
+    type: Annotated[Literal["model"], kind_of("entry")]
     id: str
     """The model's name."""
     display_name: str
