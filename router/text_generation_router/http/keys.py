@@ -91,17 +91,13 @@ def names_of_keys(keys: Iterable[str], file: str | None) -> dict[bytes, str]:
     """The names of `keys`, and of the keys listed in `file`, by the keys' digests; "" for a key without a name. Raises
     StartError, whose text never shows a key or a digest.
     """
-    names = {_digest_of(number, key): "" for number, key in enumerate(keys, start=1)}
+    names = {_digest(f"--api-key number {number}", key): "" for number, key in enumerate(keys, start=1)}
     return names | (_read(Path(file)) if file is not None else {})
 
 
 def admin_digest_of(key: str | None) -> bytes | None:
     """The digest of the administrators' key. Raises StartError, whose text never shows the key."""
     return None if not key else _digest("--admin-api-key", key)
-
-
-def _digest_of(number: int, key: str) -> bytes:
-    return _digest(f"--api-key number {number}", key)
 
 
 def _digest(name: str, key: str) -> bytes:

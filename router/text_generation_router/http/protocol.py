@@ -24,7 +24,7 @@ from text_generation_router.errors import (
     SmallChunksError,
     TooManyConnectionsError,
 )
-from text_generation_router.http.closing import LINGER, LINGER_BYTES, LINGER_S, closing
+from text_generation_router.http.closing import CLOSE, LINGER, LINGER_BYTES, LINGER_S, closing
 from text_generation_router.http.cycles import until_closed, until_half_closed
 from text_generation_router.http.deadlines import Deadline, WriteDeadline
 from text_generation_router.http.dialects import ErrorDialects
@@ -310,7 +310,7 @@ class Connection(HttpToolsProtocol):
         requests that come later."""
         for cycle in self._cycles:
             if not cycle.response_started:
-                cycle.default_headers = [*cycle.default_headers, (b"connection", b"close")]
+                cycle.default_headers = [*cycle.default_headers, CLOSE]
 
     def make_room(self) -> None:
         """Ends the connection, which has no whole request, because there are too many."""
