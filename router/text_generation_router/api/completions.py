@@ -24,7 +24,6 @@ from text_generation_router.api.openai import (
     usage_json,
 )
 from text_generation_router.api.prompt_answers import (
-    check_echo,
     offsets_in,
     prompt_logprobs_json,
     rows_of_prompt,
@@ -32,6 +31,7 @@ from text_generation_router.api.prompt_answers import (
 )
 from text_generation_router.api.services import Services
 from text_generation_router.api.v1_schemas import CompletionRequest
+from text_generation_router.errors import ValidationError
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.text.events import TokenEvent
@@ -62,7 +62,9 @@ class CompletionRoutes:
 
     async def prompts(self, asked: CompletionRequest, _: Caller) -> Sequence[Prompt]:
         v1_request.check_request(asked, self._services)
-        check_echo(asked)
+        if asked.echo and asked.truncate_prompt_tokens is not None:
+            why = "must not be true with `truncate_prompt_tokens`: a cut prompt is not repeated"
+            raise ValidationError.of("echo", why)
         echoed = asked.logprobs if asked.echo else None
         parameters = v1_request.parameters_of(asked, self._services, asked.max_tokens, asked.logprobs, echoed)
         parameters = replace(parameters, takes_no_tokens=bool(asked.echo))

@@ -12,21 +12,9 @@ from tokenizers import Tokenizer
 
 from text_generation_router.api.generation import Result, Row
 from text_generation_router.api.openai import TextSizes
-from text_generation_router.api.v1_schemas import CompletionRequest, OpenAIRequest
-from text_generation_router.errors import ValidationError
+from text_generation_router.api.v1_schemas import OpenAIRequest
 from text_generation_router.http.encoding import ROWS_PER_PIECE
 from text_generation_router.text.events import Token
-
-
-def check_echo(asked: CompletionRequest) -> None:
-    """Raises ValidationError for fields that cannot be combined."""
-    if asked.echo and asked.truncate_prompt_tokens is not None:
-        raise ValidationError.of("echo", "must not be true with `truncate_prompt_tokens`: a cut prompt is not repeated")
-
-
-def check_prompt_logprobs(asked: OpenAIRequest) -> None:
-    if asked.prompt_logprobs is not None and asked.stream:
-        raise ValidationError.of("prompt_logprobs", "must not be given if `stream` is true")
 
 
 def wanted_logprobs(asked: OpenAIRequest, echoed: int | None = None) -> int | None:

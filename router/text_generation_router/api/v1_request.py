@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from text_generation_router.api.prompt_answers import check_prompt_logprobs, wanted_logprobs
+from text_generation_router.api.prompt_answers import wanted_logprobs
 from text_generation_router.api.services import Services
 from text_generation_router.api.v1_schemas import OpenAIRequest
 from text_generation_router.errors import ValidationError
@@ -19,7 +19,8 @@ def check_request(asked: OpenAIRequest, services: Services) -> None:
         raise ValidationError.of("n", f"must be >= 1 and <= {most}, the server's --max-n. Given: {asked.n}")
     if asked.stream_options is not None and not asked.stream and not services.style.is_tgis:
         raise ValidationError.of("stream_options", "is allowed only if `stream` is true")
-    check_prompt_logprobs(asked)
+    if asked.prompt_logprobs is not None and asked.stream:
+        raise ValidationError.of("prompt_logprobs", "must not be given if `stream` is true")
 
 
 def parameters_of(
