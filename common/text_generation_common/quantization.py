@@ -36,12 +36,12 @@ KINDS: Mapping[str, str] = {
 LONGEST_NAME = 60
 
 
-def refusal(folder: Path, config: Mapping[str, Any]) -> str | None:
+def refusal(folder: Path, config: Mapping[str, Any], served: Mapping[str, tuple[str, ...]] = SERVED) -> str | None:
     """One line that names the format, or None when the weights are not quantized or their format is served. `config` is
     the content of the folder's config.json."""
     for where, settings in _announcements(folder, config):
         name = format_name(settings)
-        if config.get("model_type") not in SERVED.get(name, ()):
+        if config.get("model_type") not in served.get(name, ()):
             return (
                 f"{folder / where}: the weights are quantized as {name}, which is not supported yet: choose the same "
                 "model with unquantized weights (--quantize int8 makes them smaller on CPUs)"

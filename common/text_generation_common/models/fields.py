@@ -83,6 +83,9 @@ class Sizes(Protocol):
     @property
     def ropes(self) -> tuple[Rope, ...]: ...
 
+    @property
+    def query_key_norm(self) -> bool: ...
+
 
 def unknown_fields(fields: Fields, model_type: str, sizes: Sizes) -> tuple[str, ...]:
     """Names of fields that the family's reader did not ask for, for a warning. ModelError names the first that must be
@@ -157,7 +160,7 @@ def _sees_everything(raw: Mapping[str, Any], sizes: Sizes) -> bool:
     return all(is_number(width) and width >= sizes.max_positions for width in widths)
 
 
-def _neutral_values(sizes: Sizes) -> Mapping[str, float | str]:
+def _neutral_values(sizes: Sizes) -> Mapping[str, float | str | bool]:
     scale, size = sizes.head_size**-0.5, float(sizes.head_size)
     turned = float(sizes.ropes[0].size) if sizes.ropes else size
     return {
@@ -176,4 +179,5 @@ def _neutral_values(sizes: Sizes) -> Mapping[str, float | str]:
         "residual_multiplier": 1.0,
         "rotary_dim": turned,
         "rotary_pct": turned / size,
+        "use_qk_norm": sizes.query_key_norm,
     }

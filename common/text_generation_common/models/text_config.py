@@ -4,6 +4,7 @@ loaded."""
 from collections.abc import Mapping
 from typing import Any
 
+from text_generation_common.errors import ModelError
 from text_generation_common.model_types import MULTIMODAL
 from text_generation_common.models.values import Fields
 
@@ -25,6 +26,11 @@ def text_fields(fields: Fields) -> Fields:
     if not isinstance(model_type, str) or model_type not in MULTIMODAL:
         return fields
     inner = fields.inner("text_config")
+    if not inner.raw and any(fields.has(name) for name in SIZES[:-1]):  # vocab_size may stand beside a text_config
+        raise ModelError(
+            f"{fields.where} has no field text_config, and the text model's sizes stand in its place: the file is in"
+            f" the form of the model's authors, which is not supported: choose a {model_type} that transformers reads"
+        )
     shared: dict[str, Any] = {name: fields.raw[name] for name in SHARED if fields.has(name)}
     if fields.flag("tie_word_embeddings"):
         shared["tie_word_embeddings"] = True

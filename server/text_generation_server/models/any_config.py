@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from text_generation_common import quantization
 from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import config_fields, unknown_type
@@ -31,4 +32,6 @@ def read_any_config(
         )
     if (config := read_fallback_config(fields, generation)) is None:
         raise unknown_type(fields)
+    if reason := quantization.refusal(path, text_fields(fields).raw, served={}):
+        raise ModelError(reason)
     return replace(config, option=option)

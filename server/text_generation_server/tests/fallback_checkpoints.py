@@ -124,9 +124,14 @@ def make_model(path: Path, model_type: str, **changes: Any) -> torch.nn.Module:
     """Writes a tiny checkpoint under `path`, with no parameter at its default, and returns transformers' own model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **{**SHAPE, **MODELS.get(model_type, {}), **changes})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    return drawn(path, AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+
+
+def drawn(path: Path, model: torch.nn.Module) -> torch.nn.Module:
+    """Draws all parameters, and writes the model under `path`."""
+    torch.manual_seed(0)
+    model.eval()
     corrections = [(name, buffer) for name, buffer in model.named_buffers() if "correction_bias" in name]
     for name, parameter in [*model.named_parameters(), *corrections]:
         if parameter.dim() == 1:

@@ -79,12 +79,13 @@ class Standing:
     reason: str = ""  # the line that a user sees, without the folder's name
 
 
-def standing(raw: Raw) -> Standing:
-    """What the server does with a model whose config.json has these fields."""
+def standing(raw: Raw, beside: Mapping[str, Raw] | None = None) -> Standing:
+    """What the server does with a model whose config.json has these fields. `beside`: other files of its folder."""
     if raw["model_type"] in FAMILIES and len(raw) == 1:
         return Standing(NATIVE)  # a family's fields, sizes above all, have no defaults
     with TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(raw))
+        for name, content in {"config.json": raw, **(beside or {})}.items():
+            (Path(folder) / name).write_text(json.dumps(content))
         try:
             config = read_any_config(Path(folder))
         except ModelError as refusal:

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -176,11 +176,12 @@ def forms_table() -> str:
 
 
 def published_table() -> str:
-    rows = (
-        (line["model"], f"`{line['repository']}` `{line['path']}`, commit `{line['commit'][:12]}`", line["outcome"])
-        for line in published()
-    )
+    rows = ((line["model"], f"{_origin(line)} `{line['path']}`", line["outcome"]) for line in published())
     return table(("model", "file", "outcome"), rows)
+
+
+def _origin(line: Mapping[str, str]) -> str:
+    return f"package `{line['package']}`" if "package" in line else f"`{line['repository']}` `{line['commit'][:12]}`"
 
 
 def native_table(results: Results) -> str:

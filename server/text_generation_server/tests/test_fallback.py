@@ -65,6 +65,13 @@ def test_the_lists_of_types_and_fields_are_those_of_the_installed_transformers()
     assert (REFUSED.read_text(), OF_FAMILIES.read_text()) == (refused_text(), fields_text()), told
 
 
+def test_a_file_beside_config_json_that_names_quantized_weights_is_not_overlooked(tmp_path: Path) -> None:
+    make_model(tmp_path, "seed_oss")
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    with pytest.raises(ModelError, match=r"hf_quant_config\.json: the weights are quantized as modelopt \(NVFP4\)"):
+        read_any_config(tmp_path)
+
+
 def refusal(path: Path, **options: Any) -> str:
     with pytest.raises(ModelError) as refused:
         make_runner(path, with_families=False, **{"max_total_tokens": 256, **options})
@@ -87,8 +94,10 @@ def refusal(path: Path, **options: Any) -> str:
         ({"model_type": "my_own", "auto_map": {"AutoConfig": "a.B"}}, "(auto_map), and such code is never run"),
         (
             {"model_type": "olmo2", "quantization_config": {"quant_method": "awq"}},
-            "quantization_config is not supported",
+            "the weights are quantized as awq, which is not supported yet",
         ),
+        # Without quantization it would not be served either, and that is the reason to give.
+        ({"model_type": "mamba", "quantization_config": {"quant_method": "fp8"}}, "its layers keep a state"),
         ({"model_type": "olmo2", "vocab_size": 0}, 'vocab_size is "0", and must be a whole number from 1'),
         ({"model_type": "olmo2", "hidden_size": "wide"}, "transformers cannot read it: "),
     ],

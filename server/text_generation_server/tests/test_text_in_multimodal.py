@@ -146,6 +146,8 @@ def test_sizes_that_are_left_out_are_those_of_transformers(model_type: str) -> N
         ({"text_config": {"model_type": "llama", "hidden_size": "a"}}, 'text_config: hidden_size is the string "a"'),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized as gptq"),
         ({"model_type": "paligemma"}, 'model type "paligemma"'),
+        # LLaVA as its authors have published it. transformers reads no field of the text model there.
+        ({"text_config": None, "hidden_size": 5120, "rms_norm_eps": 1e-5}, "config.json has no field text_config"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], told: str) -> None:

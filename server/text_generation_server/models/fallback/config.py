@@ -48,11 +48,6 @@ def read_fallback_config(whole: Fields, generation: Fields) -> FallbackConfig | 
     model_type = fields.word("model_type")
     if importlib.util.find_spec("transformers") is None:
         raise needs_transformers(fields)
-    if fields.has("quantization_config"):
-        raise ModelError(
-            f"{fields.where}: quantization_config is not supported for model type {shown(model_type)}: quantized"
-            " weights are for the server's own model types"
-        )
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

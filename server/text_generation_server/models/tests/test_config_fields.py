@@ -147,6 +147,17 @@ def test_a_repeated_size_is_compared_with_what_the_family_says(tmp_path: Path) -
             unknown(tmp_path, **fields)
 
 
+def test_a_norm_that_the_family_always_has_may_be_asked_for(tmp_path: Path) -> None:
+    """As in the config.json of Qwen3-Coder-480B. transformers reads this field in models of other types alone."""
+    asked = {"use_qk_norm": True, "num_key_value_heads": 4}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    assert unknown(tmp_path, model_type="qwen3", **asked) == ()
+    assert unknown(tmp_path, model_type="qwen3_moe", **asked, **experts) == ()
+    for model_type in ("llama", "qwen2"):
+        with pytest.raises(ModelError, match="use_qk_norm"):
+            unknown(tmp_path, model_type=model_type, **asked)
+
+
 def test_no_field_of_a_scale_is_on_the_list_of_harmless_fields() -> None:
     words = ("rope", "scale", "multiplier", "norm", "window", "cap", "quant", "bias")
     assert not [name for name in HARMLESS if any(word in name for word in words)]
