@@ -27,7 +27,9 @@ MESSAGES = (
     (r"^no tokenizer - can't validate", "special tokens are not supported"),
     (r"look-?arounds?", "a regular expression must not have look-around, nor anchors or word boundaries inside it"),
     (r"^NoExtension", NOTHING),
+    (r"^Failed to generate regex for \w+ range", "a bound of a number is too large or has too many digits"),
     (r"^(Unable to determine if regex is empty|ParserTooComplex|LexerTooComplex|.*fuel exhausted|.*Current row has|"
+     r".*lexer precomputation failed|"
      r".*[Tt]oo (large|big|many))", "it is too large or complex"),
     (r"backreferences are not supported", "a regular expression must not have back-references"),
 )  # fmt: skip

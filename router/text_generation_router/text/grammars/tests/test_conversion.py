@@ -6,6 +6,7 @@ import pytest
 from text_generation_router.text.grammars.asked import MAX_CHOICES, MAX_DEPTH, GrammarKind
 from text_generation_router.text.grammars.keywords import FORMATS, OTHER_FORMATS, REFUSED, SUPPORTED
 from text_generation_router.text.grammars.tests.matching import grammar_of, matches, refusal_of
+from text_generation_router.text.grammars.verification import explained
 from text_generation_router.text.schema_references import ANNOTATIONS
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["age"]}
@@ -168,6 +169,8 @@ def test_strings_have_a_format_that_is_supported(name):
         ({"type": "string", "pattern": r"(a)\1"}, "a regular expression must not have back-references"),
         ({"type": "string", "pattern": "a("}, "a regular expression cannot be read: unclosed group"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "the schema allows no value: "),
+        ({"type": "integer", "minimum": -(2**63)}, "a bound of a number is too large or has too many digits"),
+        ({"type": "number", "maximum": 1e300}, "a bound of a number is too large or has too many digits"),
         ({"$ref": "#"}, "no text has the form that it asks for"),
         (
             {"patternProperties": {"^a": {"type": "string"}, "^ab": {"type": "integer"}}},
@@ -186,6 +189,10 @@ def test_strings_have_a_format_that_is_supported(name):
 )
 def test_a_schema_that_cannot_be_followed_is_refused_with_the_reason(schema, reason):
     assert schema_refusal(schema).startswith(reason)
+
+
+def test_what_is_too_large_for_a_models_tokens_alone_is_told_in_the_same_words():
+    assert explained("lexer precomputation failed; either increase limits") == "it is too large or complex"
 
 
 @pytest.mark.parametrize(
