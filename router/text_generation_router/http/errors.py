@@ -84,5 +84,5 @@ def add_error_handlers(app: FastAPI, hits: LimitHits, dialects: ErrorDialects) -
 
 def allowed_methods(app: FastAPI, path: str) -> str:
     """Methods of all routes of `path`. Starlette itself would name only the methods of the first route."""
-    routes = (route for route in app.routes if isinstance(route, Route) and route.path == path)
+    routes = (route for route in app.routes if isinstance(route, Route) and route.path_regex.match(path))
     return ",".join(sorted({method for route in routes for method in route.methods or ()}))

@@ -154,7 +154,8 @@ def test_unknown_paths_and_methods_are_refused_in_json(server):
         answer = server.get(path)
         assert (answer.status, answer.json["error_type"]) == (404, "not_found")
         assert answer.headers["content-type"] == "application/json"
-    for path, allowed in (("/generate", "POST"), ("/info", "GET,HEAD"), ("/", "GET,HEAD,POST")):
+    allowed_of = {"/generate": "POST", "/info": "GET,HEAD", "/": "GET,HEAD,POST", "/v1/models/local/model": "GET,HEAD"}
+    for path, allowed in allowed_of.items():
         answer = server.get(path, "DELETE")
         assert (answer.status, answer.json["error_type"], answer.headers["allow"]) == (
             405,
