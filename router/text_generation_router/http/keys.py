@@ -59,9 +59,11 @@ def is_open(routes: Iterable[BaseRoute], scope: Scope) -> bool:
 
 def authorization_of(scope: Scope) -> bytes:
     """The request's `Authorization`; b"" if there is none, or more than one. Anthropic's clients may send the key as
-    `X-Api-Key` instead, which counts on Anthropic's routes if there is no `Authorization`."""
+    `X-Api-Key` instead, which counts if there is no `Authorization`: on Anthropic's routes, and where the header
+    `anthropic-version` says that such a client asks, as for /v1/models."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
-    if not given and is_anthropics(scope["path"]):
+    is_theirs = is_anthropics(scope["path"]) or any(name == b"anthropic-version" for name, _ in scope["headers"])
+    if not given and is_theirs:
         given = [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
     return given[0] if len(given) == 1 else b""
 

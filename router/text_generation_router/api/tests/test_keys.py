@@ -138,6 +138,14 @@ def test_anthropics_routes_take_the_key_in_a_header_of_its_own_and_no_other_rout
     assert status_of(guarded[True].app, "POST", "/v1/messages", two) == 401
 
 
+def test_a_closed_list_of_models_takes_the_header_of_anthropics_clients(guarded):
+    headers = {"x-api-key": KEY, "anthropic-version": "2023-06-01"}
+    for path in ("/v1/models", "/v1/models/local/model"):
+        assert guarded[True].get(path, headers=headers).status == 200
+        assert guarded[True].get(path, headers=headers | {"x-api-key": "x"}).status == 401
+        assert guarded[True].get(path, headers=headers | {"authorization": "Bearer x"}).status == 401
+
+
 def test_nothing_of_the_body_is_read_without_a_key(guarded):
     assert status_of(guarded[False].app, "POST", "/generate", [(b"content-type", b"application/json")]) == 401
 
