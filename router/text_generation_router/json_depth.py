@@ -14,12 +14,18 @@ TOO_DEEP = f"more than {MAX_DEPTH} levels of objects and lists"
 
 
 class TooDeepError(ValueError):
-    """The JSON is valid, and has more than MAX_DEPTH levels."""
+    """The JSON has more than MAX_DEPTH levels."""
 
 
 def read_json(text: str | bytes) -> Any:
     """Raises ValueError: orjson.JSONDecodeError or TooDeepError."""
-    value = orjson.loads(text)
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        read = error.doc[: error.pos]  # orjson stops at bounds of its own, too
+        if read.count("{") + read.count("[") - read.count("}") - read.count("]") > MAX_DEPTH:
+            raise TooDeepError(f"it has {TOO_DEEP}") from None
+        raise
     brackets = (b"{", b"[") if isinstance(text, bytes) else ("{", "[")
     # Counting brackets is quick, and nearly every text has less than MAX_DEPTH of them.
     if sum(map(text.count, brackets)) > MAX_DEPTH and is_deeper(value, MAX_DEPTH):  # type: ignore[arg-type]

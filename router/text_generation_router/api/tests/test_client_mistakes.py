@@ -36,7 +36,7 @@ def test_json_of_every_route_is_as_deep_as_the_limit_at_most(make_server, route:
 
 
 @pytest.mark.parametrize("padding", ["", PADDING], ids=["small", "large"])
-@pytest.mark.parametrize("levels", [MAX_DEPTH, MAX_DEPTH + 1, 300, 900])
+@pytest.mark.parametrize("levels", [MAX_DEPTH, MAX_DEPTH + 1, 300, 900, 1200])
 def test_arguments_as_text_are_as_deep_as_the_limit_at_most(make_server, levels: int, padding: str) -> None:
     server = make_server(payload_limit=10**6)
     server.engine.limits = LARGE
