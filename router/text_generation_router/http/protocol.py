@@ -34,7 +34,7 @@ from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.peer import group_of
 from text_generation_router.http.request_log import IS_LOGGED, RefusalLog
 from text_generation_router.http.room import ConnectionRoom
-from text_generation_router.http.rules import problem_of
+from text_generation_router.http.rules import problem_of, without_upgrade
 from text_generation_router.metrics import Limit
 
 HEADER_OVERHEAD = 4  # bytes that each header needs besides name and value: ": " and "\r\n"
@@ -118,7 +118,7 @@ class Connection(HttpToolsProtocol):
         was_in_headers = self._in_headers
         self._may_answer_at_once = True
         self._other_bytes += len(data)
-        super().data_received(data)
+        super().data_received(data if self._unread is not None else without_upgrade(data))
         if self.transport.is_closing():
             return
         if self._other_bytes > self._limits.header_bytes and not (self._in_headers or self._is_idle()):

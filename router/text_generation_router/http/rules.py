@@ -2,9 +2,20 @@
 as a different request.
 """
 
+import re
 from collections.abc import Sequence
 
 from text_generation_router.errors import CodingError, EncodedBodyError, InferenceError, InvalidRequestError
+
+UPGRADE = re.compile(rb"(?i)(?<=\n)upgrade(?=[ \t]*:)")
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """Bytes that begin with a request, whose header `Upgrade` has another name then: a server may ignore the header
+    (RFC 9110, section 7.8), but the parser would pass over the body. Java's client sends it with the first request of
+    each connection."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return UPGRADE.sub(b"ignored", head) + end + rest
 
 
 def problem_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> InferenceError | None:

@@ -592,6 +592,28 @@ def test_codings_that_are_not_undone_are_refused_by_name(loop, header, status):
 
 
 @loops
+@pytest.mark.parametrize(
+    "body", [b"content-length: 5\r\n\r\nhello", b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"]
+)
+@pytest.mark.parametrize("at", [None, -5, 40])
+def test_a_body_is_read_although_its_client_would_speak_http2(loop, body, at):
+    """As Java's client sends it, also in two parts."""
+    head = post(b"x", b"connection: Upgrade, HTTP2-Settings", b"http2-settings: AAEAAEAAAAIAAAAB", b"Upgrade: h2c")[:-2]
+
+    async def test(edge: Edge) -> tuple[bytes, int]:
+        reader, writer = await edge.open()
+        for part in ((head + body)[:at], (head + body)[at:] if at else b""):
+            writer.write(part)
+            await asyncio.sleep(0.01)
+        answer = await reader.readuntil(b"ok")
+        writer.write(ONCE)  # the connection goes on
+        return answer + await reader.read(), edge.app.received
+
+    answers, received = run(loop, test)
+    assert answers.count(b"HTTP/1.1 200 ") == 2 and received == 5
+
+
+@loops
 def test_a_client_that_leaves_with_a_second_request_waiting_ends_the_first(loop):
     async def test(edge: Edge) -> None:
         reader, writer = await edge.open()
