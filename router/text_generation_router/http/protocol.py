@@ -159,7 +159,7 @@ class Connection(HttpToolsProtocol):
             self._reading.stop()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         if len(self._cycles) == self._limits.pipelined_requests:
-            self._end(Limit.PIPELINE, PipelineError(self._limits.pipelined_requests))
+            self._end(Limit.PIPELINE, PipelineError(self._limits.pipelined_requests), lingers=True)
             raise ConnectionAbortedError  # stops the parser, whose data may contain more requests
         self.app = self._app_of_request()
         super().on_headers_complete()
@@ -214,7 +214,7 @@ class Connection(HttpToolsProtocol):
         with the headers of a request says more than that its body cannot be read."""
         if not (self.transport.is_closing() or self._is_refused):
             problem = None if self._unread is None else self._problem
-            self._refuse(problem or InvalidRequestError("the bytes cannot be parsed as HTTP/1.1"))
+            self._refuse(problem or InvalidRequestError("the bytes cannot be parsed as HTTP/1.1"), lingers=True)
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)

@@ -614,6 +614,22 @@ def test_a_body_is_read_although_its_client_would_speak_http2(loop, body, at):
 
 
 @loops
+@pytest.mark.parametrize(
+    ("bad", "count"), [(b"no HTTP\r\n\r\n", 2), (post(b"x", b"transfer-encoding: gzip"), 2), (GET * 40, 9)]
+)
+def test_answers_are_not_lost_when_more_comes_behind_what_is_refused(loop, bad, count):
+    async def test(edge: Edge) -> bytes:
+        reader, writer = await edge.open()
+        for part in (GET + bad, b"more", b"and more"):
+            writer.write(part)
+            await asyncio.sleep(0.02)
+        return await reader.read()
+
+    answers = run(loop, test)
+    assert answers.startswith(b"HTTP/1.1 200 ") and answers.count(b"HTTP/1.1 ") == count
+
+
+@loops
 def test_a_client_that_leaves_with_a_second_request_waiting_ends_the_first(loop):
     async def test(edge: Edge) -> None:
         reader, writer = await edge.open()
