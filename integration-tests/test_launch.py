@@ -56,6 +56,10 @@ def broken_copy(folder: Path, breakage: str) -> Path:
         (model / "tokenizer.json").unlink()
     elif breakage == "no config.json":
         (model / "config.json").unlink()
+    elif breakage == "unreadable tokenizer":
+        (model / "tokenizer.json").write_text('{"model": {"type": "X"}}')
+    elif breakage == "broken template":
+        (model / "chat_template.jinja").write_text("{{ messages | nofilter }}")
     return model
 
 
@@ -66,11 +70,13 @@ def broken_copy(folder: Path, breakage: str) -> Path:
         ("garbage header", "model.safetensors"),
         ("no tokenizer.json", "tokenizer.json"),
         ("no config.json", "config.json"),
+        ("unreadable tokenizer", "tokenizer.json cannot be read as a tokenizer"),
+        ("broken template", "No filter named 'nofilter'"),
     ],
 )
 def test_a_broken_model_is_named_in_two_lines(tmp_path: Path, breakage: str, named: str) -> None:
     status, output = run_to_its_end(ServerProcess("--model-id", str(broken_copy(tmp_path, breakage))))
-    error, hint = output.splitlines()
+    error, hint = [line for line in output.splitlines() if " INFO " not in line]
     assert status == 1 and error.startswith("error: ") and named in error and hint.startswith("hint: ")
 
 

@@ -71,6 +71,14 @@ def download(plan: LaunchPlan, programs: Programs, environ: Mapping[str, str]) -
     return Command("download", argv, _server_env(plan, environ))
 
 
+def file_check(plan: LaunchPlan, environ: Mapping[str, str], folder: Path) -> Command:
+    """The process that checks the tokenizer and the chat templates in `folder`, as the router would. It runs a module
+    of its own, because the router's other modules take a second to load."""
+    config = plan.files.tokenizer_config_path
+    argv = (sys.executable, "-P", "-m", "text_generation_router.text.file_check", str(folder))
+    return Command("check", (*argv, config) if config else argv, without_secrets(_inherited(plan, environ)))
+
+
 def shard(
     plan: LaunchPlan,
     programs: Programs,
@@ -116,11 +124,16 @@ def router(
     listen_fd: int,
     port: int,
     launcher_fd: int,
+    probed_tokenizer: str | None = None,
 ) -> Command:
     """The router's command. `listen_fd` is the bound API socket and `port` its number, which the kernel has chosen if
     --port was 0. `launcher_fd` is the router's end of the line to the launcher.
     """
-    options = _options(master_shard_uds_path=place.socket(0), **_of_router(plan, listen_fd, launcher_fd))
+    options = _options(
+        master_shard_uds_path=place.socket(0),
+        probed_tokenizer=probed_tokenizer,
+        **_of_router(plan, listen_fd, launcher_fd),
+    )
     options += _router_flags(plan, replace(plan.http, port=port))
     env = _router_env(plan, environ)
     return Command("router", (programs.router, *options), env, pass_fds=(listen_fd, launcher_fd))
@@ -136,6 +149,7 @@ def front(
     port: int,
     launcher_fd: int,
     connections_fd: int | None = None,
+    probed_tokenizer: str | None = None,
 ) -> Command:
     """The command of front `number`: a router whose engines are other processes. `connections_fd`: a file of
     `connection_counts.py`, by which the fronts share out connections; None: this one does not."""
@@ -144,6 +158,7 @@ def front(
         front_number=number if connections_fd is not None else None,
         engines_by_launcher=plan.cluster.way in (Way.REPLICAS, Way.RAY),
         metrics_file=place.metrics_file(f"front{number}"),
+        probed_tokenizer=probed_tokenizer,
         **_of_router(plan, listen_fd, launcher_fd),
     )
     options += _router_flags(plan, replace(plan.http, port=port))

@@ -1,11 +1,13 @@
 """Starts the children of one server, and knows which children are running."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from text_generation_common.connection_counts import PLACES, ConnectionCounts, make_file
 from text_generation_common.cores import usable_cores
-from text_generation_common.errors import CommandError
+from text_generation_common.errors import ArgumentValidation, CommandError
 from text_generation_common.places import ServerPlace
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Command, Programs
@@ -35,6 +37,8 @@ class Spawner:
         self.plan = plan
         self.running: list[Child] = []
         self.num_replicas = 1  # number of replicas that share this machine
+        self.has_checked_files = asyncio.Event()  # routers and fronts wait for it
+        self.probed_tokenizer: str | None = None
         self._programs = programs
         self._environ = environ
         self._place = place
@@ -48,6 +52,9 @@ class Spawner:
         command = commands.download(self.plan, self._programs, self._environ)
         return await self._start(command, DownloadError, takes)
 
+    async def start_file_check(self, folder: Path) -> Child:
+        return await self._start(commands.file_check(self.plan, self._environ, folder), ArgumentValidation)
+
     async def start_shard(self, site: ReplicaSite, rank: int, epoch: int) -> Child:
         site.place.make_again()
         cores = usable_cores()
@@ -57,8 +64,16 @@ class Spawner:
     async def start_router(self, launcher_fd: int) -> Child:
         """Starts a router. `launcher_fd` is the router's end of the line to the launcher."""
         assert self._listen_fd is not None
+        await self.has_checked_files.wait()
         command = commands.router(
-            self.plan, self._programs, self._environ, self._place, self._listen_fd, self.port, launcher_fd
+            self.plan,
+            self._programs,
+            self._environ,
+            self._place,
+            self._listen_fd,
+            self.port,
+            launcher_fd,
+            self.probed_tokenizer,
         )
         return await self._start(command, WebserverCannotStart)
 
@@ -73,6 +88,7 @@ class Spawner:
         if self._connections is None:
             self._connections_fd = make_file()
             self._connections = ConnectionCounts(self._connections_fd)
+        await self.has_checked_files.wait()
         connections, is_placed = self._connections, number < PLACES
         command = commands.front(
             self.plan,
@@ -84,6 +100,7 @@ class Spawner:
             self.port,
             launcher_fd,
             self._connections_fd if is_placed else None,
+            self.probed_tokenizer,
         )
         child = await self._start(command, WebserverCannotStart)
         if is_placed:

@@ -11,8 +11,12 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from text_generation_common.errors import ArgumentValidation
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
+from text_generation_common.weights.child import why_killed
+from text_generation_common.weights.tokenizer_files import FILE
+from text_generation_common.weights.tokenizer_probe import identity_of
 from text_generation_launcher import model
 from text_generation_launcher.commands import Programs
 from text_generation_launcher.config import LaunchPlan
@@ -36,7 +40,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RESTART_SIGNAL = signal.SIGUSR2
 # Seconds between SIGTERM and SIGKILL for each kind of child, in the order in which children are stopped. A router gets
 # additional time before that in which it drains.
-STOP_S: Mapping[str, float] = {"download": 10.0, "router": 5.0, "engine": 5.0, "shard": 5.0, "ray": 5.0}
+STOP_S: Mapping[str, float] = {"check": 0.0, "download": 10.0, "router": 5.0, "engine": 5.0, "shard": 5.0, "ray": 5.0}
 # The same for all children at once before the server has served: no request is lost.
 STOP_UNREADY_S = 0.7
 INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C, as shells have it
@@ -62,6 +66,7 @@ class Supervisor:
         self._kill_asked = asyncio.Event()
         self._first_signal: signal.Signals | None = None
         self._machine = machine
+        self._has_weights = asyncio.Event()
         self._spawner = Spawner(plan, programs, environ, place, listen_fd, port, janitor)
         self._serving = serving_of(self._spawner, place)
 
@@ -98,9 +103,37 @@ class Supervisor:
         self._stop_asked.set()
 
     async def _serve(self) -> None:
-        """Returns when `stop` has ended what serves. Raises when that cannot be kept alive."""
+        """Returns when `stop` has ended what serves. Raises when that cannot be kept alive, or a file is refused."""
+        tasks = [asyncio.create_task(self._check_files()), asyncio.create_task(self._serve_model())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            await cancelled(*tasks)
+
+    async def _check_files(self) -> None:
+        """Checks tokenizer and chat templates in a child: beside the download, or beside the shards' start if they are
+        downloaded or made first. Routers, which read the same files, start afterwards."""
+        plan = self._spawner.plan
+        folder = model.folder_of(plan) if model.is_local(plan) else None
+        if folder is None or not (folder / FILE).is_file():
+            await self._has_weights.wait()
+            folder = model.folder_of(plan)
+        if folder is not None and (folder / FILE).is_file():
+            identity = identity_of(folder / FILE)
+            child = await self._spawner.start_file_check(folder)
+            if status := await asyncio.shield(child.exited):
+                why = why_killed(status) if status < 0 else child.how_it_ended
+                raise ArgumentValidation(child.error or f"the check of {folder / FILE} and of the chat templates {why}")
+            self._spawner.probed_tokenizer = identity
+        self._spawner.has_checked_files.set()
+
+    async def _serve_model(self) -> None:
         if self._spawner.plan.cluster.has_model_here:  # Fronts read no weights.
             await self._get_weights()
+        self._has_weights.set()
         async with AsyncExitStack() as stack:
             if self._spawner.plan.cluster.api_workers:
                 await stack.enter_async_context(controlled(self._place.control_socket, commands_of(self._serving)))
@@ -171,11 +204,13 @@ class Supervisor:
 
     async def _stop_child(self, child: Child, timeout_s: float | None = None) -> None:
         name = "webserver" if child.command.name == "router" else child.command.name
-        logger.info("Terminating %s", name)
+        # After an error of the start, its two lines are all that matters.
+        level = logging.DEBUG if timeout_s is not None and not self._stop_asked.is_set() else logging.INFO
+        logger.log(level, "Terminating %s", name)
         if timeout_s is None:
             timeout_s = STOP_S[child.command.name]
         timeout_s = 0.0 if self._kill_asked.is_set() else timeout_s
-        logger.info("%s %s", name, "terminated" if await child.stop(timeout_s) else "killed")
+        logger.log(level, "%s %s", name, "terminated" if await child.stop(timeout_s) else "killed")
 
 
 async def _first_of(task: "asyncio.Task[None]", event: asyncio.Event, timeout_s: float | None = None) -> None:

@@ -49,6 +49,7 @@ class RouterFlags:
     block_hash_key: str = flag("", "Key of what engines tell of their caches.", hidden=True, secret=True)
     security: SecurityFlags = SecurityFlags()
     launcher_fd: int | None = flag(None, "An inherited socket to the launcher.", env=False, hidden=True, min=0)
+    probed_tokenizer: str | None = flag(None, "Which tokenizer.json the launcher has probed.", env=False, hidden=True)
     connections_fd: int | None = flag(
         None, "An inherited file with the number of connections of each front.", env=False, hidden=True, min=0
     )
@@ -79,6 +80,7 @@ class RouterConfig:
     tracing: TracingFlags
     listen_fd: int | None  # a bound socket, inherited; replaces hostname and port
     launcher_fd: int | None  # an inherited socket to the launcher; None: no launcher
+    probed_tokenizer: str | None  # the identity of a tokenizer.json that need not be probed again
     connections_fd: int | None  # see `connection_counts.py`; None: there are no other fronts
     front_number: int
     metrics_file: str | None  # file with this process's metrics; None: /metrics shows this process only

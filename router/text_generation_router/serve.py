@@ -131,6 +131,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         # Tokenizing takes 150 times the size of a part in memory, if the part cannot be cut. A text with cuts takes
         # little.
         max_part_chars=config.requests.payload_limit // 2,
+        probed=config.probed_tokenizer,
     )
     takes_defaults = config.requests.generation_config is GenerationConfig.model
     defaults = read_defaults(files.folder) if takes_defaults else {}

@@ -18,6 +18,7 @@ from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.fitting import check_length, check_quantize, choose_dtype
 from text_generation_common.models.rope import Rope
 from text_generation_common.shard_counts import one_shard_only
+from text_generation_common.weights.tokenizer_files import unreadable
 from text_generation_server.config import ShardConfig
 from text_generation_server.device.graphs import (
     DEFAULT_SIZES,
@@ -164,8 +165,7 @@ def _read_tokenizer(path: Path) -> tuple[str, Tokenizer]:
     except ModelFileError as error:
         raise ModelError(str(error)) from None
     except Exception as error:  # tokenizers raises bare Exception
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"{path} cannot be read as a tokenizer: {reason}; download the model again") from None
+        raise ModelError(unreadable(path, error)) from None
 
 
 def _check_fallback(config: ShardConfig, model_config: FallbackConfig) -> None:

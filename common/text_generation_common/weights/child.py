@@ -33,14 +33,18 @@ def run_child(module: str, *arguments: str) -> None:
         errors="replace",
     )
     if result.returncode < 0:
-        number = signal.Signals(-result.returncode)
-        why = OUT_OF_TIME if number is signal.SIGXCPU else OUT_OF_MEMORY
-        raise WeightsError(f"{module} was killed by {number.name}: {why}")
+        raise WeightsError(f"{module} {why_killed(result.returncode)}")
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if line.strip()] or [
             f"{module} failed without an error message"
         ]
         raise WeightsError(lines[-1].strip().removeprefix("Error: "))
+
+
+def why_killed(status: int) -> str:
+    """Why a signal has ended a reader with this exit status."""
+    number = signal.Signals(-status)
+    return f"was killed by {number.name}: {OUT_OF_TIME if number is signal.SIGXCPU else OUT_OF_MEMORY}"
 
 
 def limit_reader(files: Iterable[Path]) -> None:
@@ -62,10 +66,10 @@ def _lower(limit: int, value: int) -> None:
     resource.setrlimit(limit, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
-def main_of(work: Callable[[Path], None]) -> None:
-    """The main function of such a module: calls `work` with its argument, and ends with one line if that fails."""
+def main_of(work: Callable[..., None]) -> None:
+    """The main function of such a module: calls `work` with its paths, and ends with one line if that fails."""
     try:
-        work(Path(sys.argv[1]))
+        work(*map(Path, sys.argv[1:]))
     except MemoryError:
         sys.exit(f"Error: {OUT_OF_MEMORY}")
     except Exception as error:  # libraries raise errors of many classes; the parent prints this line

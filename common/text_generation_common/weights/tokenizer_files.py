@@ -18,6 +18,11 @@ def no_tokenizer(path: Path) -> str:
     return f"{path} has no {FILE} (a fast tokenizer)"
 
 
+def unreadable(file: Path, error: BaseException) -> str:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return f"{file} cannot be read as a tokenizer: {reason}; download it again"
+
+
 def check_tokenizer(path: Path) -> None:
     """WeightsError if the folder has no tokenizer, and no files from which one can be made, or if tokenizer.json is
     empty or cut off. It is not parsed: large ones take a third of a second."""

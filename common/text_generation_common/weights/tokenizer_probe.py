@@ -18,6 +18,12 @@ PROBE_CHARS = 1024
 PRINTABLE = "".join(map(chr, range(0x20, 0x7F))) + "\n\t äß€ 語🦊"
 
 
+def identity_of(file: Path) -> str:
+    """Differs when the file is replaced or written: what was found in a probe may not hold any more."""
+    status = file.stat()
+    return f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
+
+
 def probe_tokenizer(file: Path) -> None:
     """WeightsError if the file cannot be read as a tokenizer, or takes more than the limits of a reader."""
     run_child(__name__, str(file))

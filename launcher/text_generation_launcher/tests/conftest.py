@@ -181,12 +181,13 @@ CONFIG = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "dtype": "bfloat16",
 }  # fmt: skip
+TOKENIZER = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
 
 
 def make_model(folder: Path, **changes: object) -> None:
     """Writes a small model of CONFIG whose weights are zeros; `changes` are made in its config.json only."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     write_weights(folder / "model.safetensors", shapes(read_config(folder)))
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
 

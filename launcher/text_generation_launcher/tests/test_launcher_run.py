@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from text_generation_common.weights.tokenizer_probe import identity_of
+
 
 def port_of(site) -> str:
     argv = site.started("router")["argv"]
@@ -180,6 +182,53 @@ def test_a_child_s_error_is_the_launcher_s_only_error(site, role, kind):
     told = json.loads(launch.stderr)
     assert (told["message"], told["hint"], told["kind"]) == ("the disk is full", "delete something", kind)
     assert all(json.loads(line) for line in launch.stdout.splitlines()) and "disk" not in launch.stdout
+
+
+BAD_FILES = {
+    "tokenizer.json": ('{"version": "1.0", "model": {"type": "X"}}', "cannot be read as a tokenizer"),
+    "chat_template.jinja": ("{% if %}", "the model's chat template is not valid Jinja"),
+    "chat_template.json": ('{"chat_template": "{{ a | nofilter }}"}', "the model's chat template is not valid Jinja"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_tokenizer_or_template_ends_the_start_beside_the_download(site, name):
+    content, told = BAD_FILES[name]
+    (site.model / name).write_text(content)
+    launch = site.launch(FAKE_DOWNLOAD="hang")
+    assert launch.end() == 1
+    error, hint = launch.stderr.splitlines()
+    assert error.startswith("error: ") and told in error and hint.startswith("hint: ")
+    assert "Terminating" not in launch.stdout and {entry["role"] for entry in site.events("start")} <= {"download"}
+
+
+def test_a_bad_tokenizer_that_is_downloaded_ends_the_start_beside_the_shards(site):
+    tokenizer = site.model / "tokenizer.json"
+    tokenizer.rename(f"{tokenizer}.partial")
+    (site.model / "tokenizer.model").touch()
+    Path(f"{tokenizer}.partial").write_text(BAD_FILES[tokenizer.name][0])
+    launch = site.launch(FAKE_DOWNLOADED=str(tokenizer), FAKE_SHARD="loads_for_ever")
+    assert launch.end() == 1
+    assert "cannot be read as a tokenizer" in launch.stderr and len(launch.stderr.splitlines()) == 2
+    assert site.starts("router") == []
+
+
+def test_a_check_that_runs_out_of_its_limits_is_told_and_leaves_nothing(site):
+    blow_up = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 3000}
+    tokenizer = json.loads((site.model / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [blow_up] * 3}
+    (site.model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    launch = site.launch()
+    assert launch.end() == 1
+    assert "more memory than a file of its size may take" in launch.stderr.splitlines()[0]
+    site.assert_no_children()
+
+
+def test_a_tokenizer_that_was_checked_is_named_to_every_router_and_front(site):
+    for flags, number in (((), 1), (("--api-workers", "1"), 2)):
+        site.launch(*flags).ready().end(signal.SIGTERM)
+        argv = site.starts("router")[number - 1]["argv"]
+        assert argv[argv.index("--probed-tokenizer") + 1] == identity_of(site.model / "tokenizer.json")
 
 
 def test_the_error_of_a_child_that_is_started_again_is_logged(site):

@@ -11,7 +11,8 @@ import orjson
 from tokenizers import Encoding, Tokenizer
 
 from text_generation_common.model_files import MissingFileError, ModelFileError, read_model_file
-from text_generation_common.weights.tokenizer_probe import probe_tokenizer
+from text_generation_common.weights.tokenizer_files import unreadable
+from text_generation_common.weights.tokenizer_probe import identity_of, probe_tokenizer
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.fair_threads import FairThreads
 from text_generation_router.malloc import give_back_memory
@@ -87,13 +88,17 @@ class TextTokenizer:
         self._large = FairThreads(1, max_waiting, "tokenize-large")
 
     @classmethod
-    def load(cls, folder: Path, workers: int, max_waiting: int, max_part_chars: int | None = None) -> Self:
-        """Loads the model's tokenizer. Raises StartError if the model has no fast tokenizer."""
+    def load(
+        cls, folder: Path, workers: int, max_waiting: int, max_part_chars: int | None = None, probed: str | None = None
+    ) -> Self:
+        """Loads the model's tokenizer. Raises StartError if the model has no fast tokenizer. `probed`: identity of the
+        file for which a probe has just succeeded; None: there was none."""
         path = folder / "tokenizer.json"
         try:
             # Read as bytes: tokenizer.json is UTF-8 in every locale.
             content = read_model_file(path)
-            probe_tokenizer(path)
+            if identity_of(path) != probed:
+                probe_tokenizer(path)
             tokenizer = Tokenizer.from_buffer(content)
             return cls.of(tokenizer, workers, max_waiting, max_part_chars=max_part_chars)
         except MissingFileError:
@@ -104,7 +109,7 @@ class TextTokenizer:
         except ModelFileError as error:
             raise StartError(str(error)) from None
         except Exception as error:  # tokenizers raises bare Exception
-            raise StartError(f"{path} cannot be read as a tokenizer: {error}; download it again") from error
+            raise StartError(unreadable(path, error)) from error
 
     @classmethod
     def of(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from text_generation_common.weights.tokenizer_probe import identity_of
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.fair_threads import FairThreads
 from text_generation_router.scheduling.share import Share
@@ -108,6 +109,21 @@ def test_a_text_that_a_normalizer_blows_up_ends_a_child_and_not_the_router(tmp_p
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(StartError, match=r"cannot be read as a tokenizer: .* more memory than a file of its size"):
         TextTokenizer.load(tmp_path, workers=1, max_waiting=1)
+
+
+def test_a_tokenizer_that_the_launcher_has_probed_is_probed_again_only_if_it_has_changed(tmp_path, monkeypatch):
+    file, probes = tmp_path / "tokenizer.json", []
+    trained().save(str(file))
+    monkeypatch.setattr("text_generation_router.text.tokenization.probe_tokenizer", probes.append)
+    probed = identity_of(file)
+    for identity, number in ((probed, 0), (None, 1), ("another", 2)):
+        TextTokenizer.load(tmp_path, workers=1, max_waiting=1, probed=identity).close()
+        assert len(probes) == number
+    for change in (lambda: os.utime(file, ns=(0, 0)), lambda: file.write_text(file.read_text() + " ")):
+        change()
+        assert identity_of(file) != probed
+        TextTokenizer.load(tmp_path, workers=1, max_waiting=1, probed=probed).close()
+    assert probes == [file] * 4
 
 
 @pytest.mark.slow
