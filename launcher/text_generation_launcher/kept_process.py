@@ -131,10 +131,11 @@ class KeptProcess:
         """Runs one process to its end. WebserverFailed if it was asked to end and failed to."""
         self._has_hung = False
         ours, theirs = socket.socketpair()
-        self._link = link = await Link.open(ours)
+        link = await Link.open(ours)
         try:
             with theirs:
                 self._child = child = await self._start(theirs.fileno())
+            self._link = link  # Not before: what came during the start is sent now, and would be sent twice.
             if self._stopping.is_set():
                 self._signal(signal.SIGTERM)  # `stop` was called before the process existed.
             for message in filter(None, (self._ready, self._engines)):

@@ -106,6 +106,24 @@ def test_a_later_router_is_notified_of_living_shards_and_not_of_dead_ones():
     assert '"epoch": 2' not in lost[1]
 
 
+def test_a_router_is_notified_once_of_shards_that_become_ready_while_it_is_started():
+    async def run() -> list[str]:
+        keeper = Keeper("import time\n" + LISTENING + "time.sleep(0.3)\n" + READ + "print(text)\n", chances=0)
+        start = keeper.start_router
+
+        async def start_late(fd: int) -> Child:
+            await asyncio.sleep(0.1)
+            keeper.webserver.notify(LinkMessage(LinkEvent.READY, 7))
+            return await start(fd)
+
+        keeper.webserver = KeptProcess(start_late, "Webserver", print, lambda: None, Chances(0, 0.0))
+        with pytest.raises(WebserverFailed):
+            await asyncio.wait_for(keeper.webserver.run(), 30)
+        return keeper.outputs
+
+    assert asyncio.run(run())[0].count('"epoch": 7') == 1
+
+
 def test_after_a_stop_between_two_routers_no_router_is_started():
     async def run() -> Keeper:
         keeper = Keeper(LISTENING, LISTENING)
