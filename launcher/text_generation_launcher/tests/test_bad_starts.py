@@ -219,7 +219,7 @@ BAD: dict[str, Bad] = {
     **{
         f"a {model_type}": configured(f'model type "{model_type}" is not supported: {reason}', model_type=model_type)
         for model_type, reason in {
-            "stablelm": "its attention does not go through",
+            "stablelm": "transformers does not declare",
             "llama4": "it is more than a text model",
             "qwen3_next": "its layers keep a state for each text",
             "qwen3_5": "it is more than a text model",
