@@ -11,8 +11,19 @@ from pathlib import Path
 from text_generation_common.cores import CGROUP
 from text_generation_common.errors import MemoryLimitError
 
+# Parts of the errors of torch, C++, Rust, the loader of libraries and threads that are refused memory.
+_REFUSED = (
+    "allocate memory",
+    "out of memory",
+    "bad_alloc",
+    "memory allocation of",
+    "can't start new thread",
+    "OutOfMemoryError",
+)
 # Share of the available memory that CPU shards use for keys and values. The rest is left to other processes.
 CPU_SHARE = 0.5
+# Lower bound of what loading takes besides the weights: small ones share mappings.
+LOADING_BYTES = 64 * 2**20
 
 
 def free_bytes(cgroup: Path = CGROUP) -> int:
@@ -26,6 +37,28 @@ def _of_the_machine() -> int:
     except OSError:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the system, or a GPU, has refused memory."""
+    return isinstance(error, MemoryError) or is_refused_memory(f"{type(error).__name__}: {error}")
+
+
+def is_refused_memory(text: str) -> bool:
+    """Whether the last words of a process say that it was refused memory."""
+    return any(part in text for part in _REFUSED)
+
+
+def refused_while_loading(error: Exception, weights: int) -> str:
+    """What an operator is told when a shard whose weights have this number of bytes was refused memory."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    told = f"the system refused memory while {weights >> 20} MiB of weights were loaded ({reason})"
+    if (limit := address_limit()) is None:
+        return (
+            f"{told}, and {free_bytes() >> 20} MiB are free: choose a smaller model, or give it more memory or shards"
+        )
+    least = limit + weights + LOADING_BYTES
+    return f"{told}, and `ulimit -v` allows {limit >> 20} MiB: raise this limit to {least >> 20} MiB at least"
 
 
 def address_limit() -> int | None:

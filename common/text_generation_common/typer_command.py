@@ -118,8 +118,9 @@ def _check_of(flag: Flag) -> Callable[[typer.Context, Any], Any]:
     def check(context: typer.Context, value: Any) -> Any:
         source = context.get_parameter_source(flag.name)
         is_given = source is not None and source.name == "COMMANDLINE"
-        # typer takes an empty variable for one that is not set.
-        if flag.not_empty and (not value or (not is_given and os.environ.get(flag.variable or "") == "")):
+        # typer takes an empty variable, and one of spaces for a list, for one that is not set.
+        given = value if is_given else os.environ.get(flag.variable or "", "-")
+        if flag.not_empty and not all(map(str.strip, given if isinstance(given, list) else [given])):
             name = flag.flag_name if is_given else f"{flag.variable} in the environment"
             raise typer.BadParameter(f"{name} is empty: give it a value, or leave it out")
         if flag.is_address and is_given:

@@ -4,7 +4,6 @@ help.
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,6 +60,7 @@ class Epochs:
             finally:
                 self._group = None
                 await group.unwatch()
+            await group.await_told()
             error = self._final_error(loss, group, wait_s)
             if error is None or not group.error_of(loss):
                 _log_loss(loss, group)
@@ -116,7 +116,7 @@ class Epochs:
         """The error that ends the launcher, or None if there should be a next start."""
         kind = ShardFailed if self._has_been_ready else ShardCannotStart
         told = group.error_of(loss)
-        if self._number == 1 and not self._has_been_ready and _is_user_error(loss, group):
+        if self._number == 1 and not self._has_been_ready and group.is_user_error():
             return kind(told) if told else kind(loss.reason, SEE_LOG)
         if wait_s is not None:
             return None
@@ -135,14 +135,6 @@ async def _is_ready(group: ShardGroup) -> bool:
         return not group.lost.done()
     finally:
         await cancelled(ready)
-
-
-def _is_user_error(loss: Loss, group: ShardGroup) -> bool:
-    """Whether a shard ended with EX_CONFIG: the user must correct something, which the shard has logged."""
-    if loss.rank is None:
-        return False
-    exited = group.children[loss.rank].exited
-    return exited.done() and exited.result() == os.EX_CONFIG
 
 
 def _log_loss(loss: Loss, group: ShardGroup) -> None:

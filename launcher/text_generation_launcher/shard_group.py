@@ -1,15 +1,17 @@
 """One group of shards, which start together, are watched together and are killed together."""
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
+from text_generation_common.memory import is_refused_memory
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ShardFailed
 from text_generation_launcher.health import HealthClient, Watchdog
-from text_generation_launcher.process import Child
+from text_generation_launcher.process import HELD_S, Child
 
 # Starts the shard of a rank and an epoch.
 StartShard = Callable[[int, int], Awaitable[Child]]
@@ -59,11 +61,26 @@ class ShardGroup:
 
     def error_of(self, loss: Loss) -> str:
         """The error with which the shard at fault has ended, "" if it printed none. A shard that lost its group to
-        another rank's error ends first at times: then it is that error."""
+        another rank's error ends first at times: then it is that error, also if that rank is only about to end."""
         if loss.rank is None:
             return ""
-        errors = [child.error for child in (self.children[loss.rank], *self.children) if child.exited.done()]
-        return next(filter(None, errors), "")
+        return next(filter(None, (child.error for child in (self.children[loss.rank], *self.children))), "")
+
+    async def await_told(self) -> None:
+        """Waits for the end of ranks that have printed their error, for their exit statuses."""
+        ending = [child.exited for child in self.children if child.error and not child.exited.done()]
+        if ending:
+            await asyncio.wait(ending, timeout=HELD_S)
+
+    def is_user_error(self) -> bool:
+        """Whether a rank ended with EX_CONFIG, or native code ended it for lack of memory: the user must correct
+        something, which the shard has logged."""
+        ended = [child for child in self.children if child.exited.done()]
+        return any(
+            child.exited.result() == os.EX_CONFIG
+            or (child.exited.result() == -signal.SIGABRT and is_refused_memory(child.last_lines))
+            for child in ended
+        )
 
     async def unwatch(self) -> None:
         await cancelled(*self._watchers)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from text_generation_common import faults, places
-from text_generation_common.errors import CommandError, ShardError
+from text_generation_common.errors import CommandError, MemoryLimitError, ShardError
 from text_generation_common.flags import checks
 from text_generation_common.flags.declaration import flags_of, from_values, values_of
 from text_generation_common.flags.environment import VariableError, from_environment
@@ -22,6 +22,7 @@ from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import CacheFlags
 from text_generation_common.flags.programs import SHARD
 from text_generation_common.logs import setup_logging
+from text_generation_common.memory import is_out_of_memory, refused_while_loading
 from text_generation_common.typer_command import make_app, taking
 from text_generation_server.config import DownloadFlags, ServeFlags, ShardConfig, ShardVariables, graph_sizes
 from text_generation_server.errors import OptionError
@@ -59,10 +60,15 @@ def serve(values: dict[str, Any]) -> None:
     )
     if config.load_format is not LoadFormat.dummy:
         verify(config.model_path)
+    try:
+        from text_generation_server import server
 
-    from text_generation_server import server
-
-    server.serve(config)
+        server.serve(config)
+    except Exception as error:  # libraries have many classes, also while they are imported
+        if not is_out_of_memory(error):
+            raise
+        weights = sum(file.stat().st_size for file in config.model_path.glob("*.safetensors"))
+        raise MemoryLimitError(refused_while_loading(error, weights)) from error
 
 
 def download_weights(values: dict[str, Any]) -> None:

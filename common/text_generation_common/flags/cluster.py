@@ -28,6 +28,7 @@ class SecurityFlags:
         None,
         "Folder with certificates for ports between machines, made by `text-generation-launcher certs`: that of this "
         "role and host, or the whole of DIR.",
+        not_empty=True,
     )
     insecure_cluster: bool = flag(
         False, "Open ports between machines without encryption and authentication, for private networks."

@@ -31,7 +31,9 @@ class Flag:
     hidden: bool = False  # whether --help leaves the flag out
     # Whether the value is an address to listen on: a name on the command line is resolved, or refused.
     is_address: bool = False
-    not_empty: bool = False  # whether an empty value is refused; otherwise an empty variable counts as missing
+    # Whether an empty value is refused, which would serve another model, or open what the flag closes. Otherwise an
+    # empty variable counts as missing.
+    not_empty: bool = False
     positional: bool = False  # whether the value is given without the flag's name
     off: bool = False  # whether a switch that is off by default can be given as --no-NAME as well
     min: int | None = None  # least value; a number outside of min … max is wrong usage, in every program

@@ -14,7 +14,7 @@ class HttpFlags:
     )
     port: int = flag(3000, "Port to listen on.", short="-p", min=0, max=65535)
     cors_allow_origin: tuple[str, ...] = flag(
-        (), "Origin whose web pages may call the server, may be repeated; any when not given."
+        (), "Origin whose web pages may call the server, may be repeated; any when not given.", not_empty=True
     )
     closed_routes: bool = flag(False, "Ask for the key at /metrics, /info, /docs and /v1/models as well.")
     tgi_dialect: bool = flag(
@@ -48,14 +48,18 @@ class AccessFlags:
         "Key that clients must send as `Authorization: Bearer KEY`, may be repeated; in the environment, which `ps` "
         "does not show, several keys are separated by spaces.",
         secret=True,
+        not_empty=True,
     )
     admin_api_key: str | None = flag(
         None,
         "Key for /admin/replicas, which does not exist without it; other keys do not open it, nor this one other "
         "routes. Better given in the environment, which `ps` does not show.",
         secret=True,
+        not_empty=True,
     )
-    api_key_file: str | None = flag(None, "File with the SHA-256 digest of one key in each line, and perhaps its name.")
+    api_key_file: str | None = flag(
+        None, "File with the SHA-256 digest of one key in each line, and perhaps its name.", not_empty=True
+    )
     trusted_proxy: tuple[str, ...] = flag(
         (), "Address or network of a proxy whose Forwarded or X-Forwarded-For is believed, may be repeated."
     )

@@ -145,6 +145,18 @@ if mode in ("fail", "config"):
 if mode == "told":
     print("Error: the disk is full: delete something", file=sys.stderr, flush=True)
     os._exit(78)
+if mode == "told_late":  # rank 1 tells its error, of which another rank ends first
+    if os.environ["RANK"] == "1":
+        print("Error: the disk is full: delete something", file=sys.stderr, flush=True)
+        journal("told")
+        time.sleep(1)
+        os._exit(78)
+    while '"event": "told"' not in open(os.environ["FAKE_JOURNAL"]).read():
+        time.sleep(0.02)
+    os._exit(1)
+if mode == "no_memory":
+    print("memory allocation of 4096 bytes failed", file=sys.stderr, flush=True)
+    os.abort()
 if mode == "hang":
     wait_for_ever()
 if role() == "download":

@@ -122,6 +122,12 @@ BAD: dict[str, Bad] = {
     "empty model in the environment": usage(
         "", "MODEL_ID in the environment is empty", "give it a value, or leave it out", MODEL_ID=""
     ),
+    "list of an empty key": usage("--api-key=good --api-key=", "--api-key is empty"),
+    **{
+        f"{variable} of {text!r}": usage("", f"{variable} in the environment is empty", **{variable: text})
+        for variable in ("API_KEY", "ADMIN_API_KEY", "API_KEY_FILE", "CORS_ALLOW_ORIGIN", "TLS_DIR")
+        for text in ("", "  ")
+    },
     "misspelt flag": usage("--modl-id x", "No such option: --modl-id", f"did you mean --model-id? {LISTED}"),
     "model without its flag": usage("./model", "unexpected extra argument", "each value needs its flag, such as --mod"),
     "value of a switch": usage("--closed-routes true", "unexpected extra argument", "each value needs its flag"),
@@ -352,6 +358,14 @@ def test_a_good_model_passes_and_only_its_programs_are_missed(
     for flags in ([], ["--num-shard", "2"], ["--quantize", "int8"], ["--max-total-tokens", "2048"]):
         status, lines = refused(["--model-id", str(folder), *flags], {}, capsys, monkeypatch)
         assert (status, lines[0]) == (1, "error: text-generation-server not found in PATH"), lines
+
+
+def test_an_empty_token_of_the_hub_is_none(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HF_TOKEN", "REVISION", "TRUSTED_PROXY", "SERVED_MODEL_NAME"):
+        _, lines = refused(["--model-id", str(folder)], {variable: ""}, capsys, monkeypatch)
+        assert lines[0] == "error: text-generation-server not found in PATH", lines
 
 
 def test_an_adapter_beside_the_weights_that_it_was_merged_into_is_ignored_with_a_warning(

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from text_generation_common.flags.declaration import flags_of, single_type, values_of
 from text_generation_common.flags.kinds import AdmissionMode, Dtype, TrueFalse
+from text_generation_common.flags.programs import LAUNCHER
 from text_generation_launcher.cli import command_line, package_version
 from text_generation_launcher.config import LauncherConfig
 
@@ -161,8 +162,17 @@ def test_environment_fills_flags_and_the_command_line_wins():
     assert config_of(CLOSED_ROUTES="true").http.closed_routes
 
 
+def test_every_key_is_refused_if_it_is_empty():
+    secrets = [flag for flag in LAUNCHER.flags_of(LauncherConfig) if flag.secret]
+    assert {flag.name for flag in secrets} == {"api_key", "admin_api_key"}
+    for flag in secrets:
+        for arguments, environ in (((flag.flag_name, ""), {}), ((), {flag.variable: ""})):
+            result, config = invoke(*arguments, **environ)
+            assert config is None and "is empty: give it a value" in result.output.replace("\nhint:", ":")
+
+
 def test_empty_environment_values_are_not_given():
-    config = config_of(REVISION="", MAX_TOTAL_TOKENS="", JSON_OUTPUT="", SHARDED="", API_KEY="")
+    config = config_of(REVISION="", MAX_TOTAL_TOKENS="", JSON_OUTPUT="", SHARDED="")
     assert (config.files.revision or None, config.tokens.max_total_tokens, config.process.json_output) == (
         None,
         None,

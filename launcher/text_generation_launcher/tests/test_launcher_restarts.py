@@ -83,6 +83,13 @@ def test_a_configuration_error_at_the_first_start_ends_the_server_at_once(site):
     assert launch.stderr.startswith("error: Shard 0 exited with status 78\nhint: ") and len(site.starts("shard")) == 1
 
 
+def test_a_lack_of_memory_that_aborts_the_first_shard_ends_the_server_at_once(site):
+    launch = site.launch(FAKE_SHARD="no_memory")
+    assert launch.end() == 1
+    assert launch.stderr.startswith("error: Shard 0 was ended by signal 6\nhint: ") and len(site.starts("shard")) == 1
+    assert last_lines_shown(launch)[0] == "memory allocation of 4096 bytes failed"
+
+
 def test_a_configuration_error_after_a_good_start_is_tried_again(site):
     site.launch(FAKE_SHARD="TGI_EPOCH=2 config").ready()
     os.kill(site.started("shard")["pid"], signal.SIGKILL)

@@ -231,6 +231,13 @@ def test_a_tokenizer_that_was_checked_is_named_to_every_router_and_front(site):
         assert argv[argv.index("--probed-tokenizer") + 1] == identity_of(site.model / "tokenizer.json")
 
 
+def test_the_error_of_a_rank_is_the_only_one_although_another_rank_ends_first(site):
+    launch = site.launch("--num-shard", "2", FAKE_SHARD="told_late")
+    assert launch.end() == 1
+    assert launch.stderr == "error: the disk is full\nhint: delete something\n"
+    assert "disk" not in launch.stdout and "last lines" not in launch.stdout and len(site.starts("shard")) == 2
+
+
 def test_the_error_of_a_child_that_is_started_again_is_logged(site):
     launch = site.launch(FAKE_SHARD="TGI_EPOCH=2 told").ready()
     os.kill(site.started("shard")["pid"], signal.SIGKILL)

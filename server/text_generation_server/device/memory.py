@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from text_generation_common.errors import MemoryLimitError
-from text_generation_common.memory import cpu_bytes, free_bytes
+from text_generation_common.memory import cpu_bytes, free_bytes, is_out_of_memory
 
 GPU_SHARE = 0.9
 
@@ -67,8 +67,7 @@ def memory_of_cache(slots: int, per_slot: int, available: Callable[[], int]) -> 
 def _out_of_memory(told: Callable[[], str]) -> Iterator[None]:
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
-        # If memory runs out, torch raises its own class on GPUs and a RuntimeError on CPUs.
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
+    except Exception as error:  # torch raises its own class on GPUs and a RuntimeError on CPUs
+        if not is_out_of_memory(error):
             raise
         raise MemoryLimitError(told()) from None

@@ -1,5 +1,6 @@
 """The shard's command line: the values it accepts and refuses, and the modules it must not import."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -196,6 +197,51 @@ def test_a_broken_model_is_refused_before_the_server_starts(model):
     done = run("serve", str(model))
     assert done.returncode == 78
     assert done.stderr.count("\n") == 1 and f"Error: {file} is broken" in done.stderr
+
+
+REFUSALS = [
+    MemoryError(),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ImportError("libtorch.so: cannot map segment: Cannot allocate memory"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.\nTrace"),
+    RuntimeError("can't start new thread"),
+    RuntimeError("std::bad_alloc"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."),
+]
+
+
+def serve_with(error, monkeypatch):
+    """The server's module, which takes seconds to import, is one whose `serve` raises."""
+
+    def refuse(config):
+        raise error
+
+    fake = types.ModuleType("text_generation_server.server")
+    fake.serve = refuse
+    monkeypatch.setitem(sys.modules, "text_generation_server.server", fake)
+    monkeypatch.setattr(text_generation_server, "server", fake, raising=False)
+
+
+def test_another_error_of_a_shard_is_not_taken_for_a_lack_of_memory(model, monkeypatch):
+    serve_with(RuntimeError("a kernel failed"), monkeypatch)
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        invoke("serve", str(model), "--uds-path", "x")
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=str)
+@pytest.mark.parametrize("limit", [None, 3 << 30])
+def test_memory_that_is_refused_while_a_shard_loads_is_final_and_says_what_would_fit(
+    model, monkeypatch, capsys, error, limit
+):
+    serve_with(error, monkeypatch)
+    monkeypatch.setattr("text_generation_common.memory.address_limit", lambda: limit)
+    monkeypatch.setattr(sys, "argv", ["text-generation-server", "serve", str(model), "--uds-path", "x"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == os.EX_CONFIG
+    assert line.startswith("Error: the system refused memory while 0 MiB of weights were loaded (")
+    assert ("raise this limit to 3136 MiB at least" if limit else "MiB are free: choose a smaller model") in line
 
 
 def test_wrong_usage_is_exit_code_2(model):
