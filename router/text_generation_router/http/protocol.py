@@ -347,6 +347,7 @@ class Connection(HttpToolsProtocol):
         self._last = None
         if unread is not None:
             has_begun, unread.disconnected = unread.response_started, True
+            unread.waiting_for_100_continue = False  # nothing can be written behind this answer
             unread.message_event.set()
             if has_begun:
                 self.transport.abort()

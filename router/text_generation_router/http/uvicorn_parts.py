@@ -21,7 +21,7 @@ PARTS: dict[type, tuple[str, ...]] = {
     RequestResponseCycle: (
         *("run_asgi", "send", "receive", "chunked_encoding", "default_headers", "disconnected"),
         *("expected_content_length", "flow", "keep_alive", "message_event", "more_body", "response_complete"),
-        *("response_started", "scope", "transport"),
+        *("response_started", "scope", "transport", "waiting_for_100_continue"),
     ),
     uvicorn.Server: ("startup", "shutdown", "on_tick", "capture_signals", "server_state", "servers", "force_exit"),
 }

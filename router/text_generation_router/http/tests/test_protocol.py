@@ -614,6 +614,16 @@ def test_a_body_is_read_although_its_client_would_speak_http2(loop, body, at):
 
 
 @loops
+@pytest.mark.parametrize("bad", [b"transfer-encoding: gzip\r\n\r\n", b"transfer-encoding: chunked\r\n\r\nx"])
+def test_no_100_continue_follows_the_refusal_of_a_body(loop, bad, caplog):
+    async def test(edge: Edge) -> bytes:
+        return await edge.ask(post(b"x", b"expect: 100-continue")[:-2] + bad)
+
+    answer = run(loop, test)
+    assert answer.count(b"HTTP/1.1 ") == 1 and not [line for line in caplog.records if line.levelname == "ERROR"]
+
+
+@loops
 @pytest.mark.parametrize(
     ("bad", "count"), [(b"no HTTP\r\n\r\n", 2), (post(b"x", b"transfer-encoding: gzip"), 2), (GET * 40, 9)]
 )

@@ -33,5 +33,5 @@ def test_every_method_that_is_overridden_is_checked(ours, theirs):
 
 def test_every_field_of_a_cycle_that_is_used_is_checked():
     source = "".join(map(inspect.getsource, (closing, cycles, direct, protocol, server)))
-    used = set(re.findall(r"\b(?:cycle|unread|self\._unread)\.([a-z_]+)", source))
+    used = set(re.findall(r"\b(?:cycle|unread|self\._unread)\.(\w+)", source))
     assert used and used <= set(uvicorn_parts.PARTS[RequestResponseCycle])
