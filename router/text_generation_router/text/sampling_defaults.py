@@ -24,12 +24,12 @@ def read_defaults(folder: Path) -> dict[str, Any]:
             "top_k": fields.whole("top_k", -1, MAX_TOP_K, 0),
             "top_p": fields.number("top_p", 0, 1, 1),
             "min_p": fields.number("min_p", 0, 1, 0),
-            "typical_p": fields.number("typical_p", 0, 1, 1),
+            "typical_p": fields.number("typical_p", 1e-6, 1, 1),
             "repetition_penalty": fields.factor("repetition_penalty", 1),
         }
     except (ModelFileError, ModelError) as error:
         raise StartError(str(error)) from None
     if not found["temperature"]:  # the most likely tokens
         found |= {"do_sample": False, "temperature": 1}
-    neutral = {"top_k": (-1, 0), "do_sample": (False,), "min_p": (0,), "repetition_penalty": (1,), "temperature": (1,)}
-    return {name: value for name, value in found.items() if value not in neutral.get(name, (0, 1))}
+    neutral = {"top_k": (-1, 0), "do_sample": (False,), "min_p": (0,)}
+    return {name: value for name, value in found.items() if value not in neutral.get(name, (1,))}

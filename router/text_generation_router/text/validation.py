@@ -57,11 +57,13 @@ class AskedSampling:
 
     def filled(self, defaults: Mapping[str, Any]) -> "AskedSampling":
         """The same with the model's `defaults` where the request leaves the field out. A request for the most likely
-        tokens, and natively one that asks for no sampling where the model does not either, takes the penalty only."""
+        tokens, and natively one that asks for no sampling where the model does not either, takes the penalty only.
+        A `top_p` of 0 leaves the most likely token alone, as in transformers."""
+        greedy = self.greedy or ("top_p" not in self.stated and defaults.get("top_p") == 0)
         draws = self.asks_for_sampling or ("do_sample" not in self.stated and bool(defaults.get("do_sample")))
-        usable = {*WARPERS, "do_sample", PENALTY} if draws and not self.greedy else {PENALTY}
+        usable = {*WARPERS, "do_sample", PENALTY} if draws and not greedy else {PENALTY}
         left_out = {name: defaults[name] for name in usable & defaults.keys() - self.stated}
-        return replace(self, values=replace(self.values, **left_out))
+        return replace(self, greedy=greedy, values=replace(self.values, **left_out))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,10 +66,34 @@ def test_without_do_sample_in_the_file_its_values_count_for_requests_that_sample
     assert AskedSampling.of({"do_sample": True}).filled(defaults).values.temperature == 0.5
     assert AskedSampling.of({"top_p": 0.5}).filled(defaults).values.temperature == 0.5
     assert read(tmp_path, temperature=0, do_sample=True) == {}
+    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0, "typical_p": 1, "repetition_penalty": 1.0, "do_sample": False}
+    assert read(tmp_path, **neutral) == {}
     assert read_defaults(tmp_path / "nowhere") == {}
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_p": 2}, {"top_k": 1.5}, {"do_sample": "yes"}])
+@pytest.mark.parametrize(
+    ("path", "body", "is_greedy"),
+    [
+        ("/generate", {"inputs": "a"}, True),
+        ("/generate", {"inputs": "a", "parameters": {"temperature": 0.5}}, True),
+        ("/generate", {"inputs": "a", "parameters": {"top_p": 0.5}}, False),
+        ("/v1/chat/completions", CHAT | {"temperature": 0.5}, True),
+        ("/v1/chat/completions", CHAT | {"top_p": 1}, False),
+    ],
+)
+def test_a_top_p_of_0_in_the_file_leaves_the_most_likely_token_alone(
+    make_server: Any, tmp_path: Path, path: str, body: dict[str, Any], is_greedy: bool
+) -> None:
+    server = make_server(defaults=read(tmp_path, do_sample=True, top_p=0, repetition_penalty=1.25))
+    assert server.post(path, body).status == 200
+    used = server.engine.asked[-1].request.sampling
+    assert (used.do_sample, used.repetition_penalty) == (not is_greedy, 1.25)
+    assert json.loads(server.get("/info").body)["sampling_defaults"]["top_p"] == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1}, {"top_p": 2}, {"typical_p": 0}, {"top_k": 1.5}, {"do_sample": "yes"}]
+)
 def test_a_wrong_value_stops_the_start_in_one_line_that_names_it(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(StartError, match=f"generation_config.json: {next(iter(wrong))} is") as refused:
         read(tmp_path, **wrong)
