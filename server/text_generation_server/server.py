@@ -20,6 +20,7 @@ import torch
 from text_generation_common.errors import ShardError
 from text_generation_common.grammar_limits import COMPILER_STACK_BYTES
 from text_generation_common.places import socket_path, steps_path
+from text_generation_common.row_failures import TOO_COMPLEX
 from text_generation_common.tasks import cancelled
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
@@ -41,7 +42,7 @@ CLOSE_S = 3.0
 # Processor time in seconds that the compiler may take for a grammar, and seconds between two looks at it. The time of a
 # stopped shard, or of one whose processor others use, does not count.
 COMPILE_S, COMPILE_LOOK_S = 1.0, 0.05
-TOO_SLOW = f"its grammar is too complex: it was not compiled within {COMPILE_S:g} s of processor time"
+TOO_SLOW = f"{TOO_COMPLEX}: it was not compiled within {COMPILE_S:g} s of processor time"
 # Seconds after which a thread gives the interpreter to a thread that waits for it, in a shard of a GPU.
 SWITCH_S = 5e-4
 Request = TypeVar("Request")

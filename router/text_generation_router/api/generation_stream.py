@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from text_generation_common.logs import request_id
-from text_generation_common.row_failures import NO_TOKEN
+from text_generation_common.row_failures import GRAMMAR_FAULTS, GRAMMARS_WAIT, NO_TOKEN
 from text_generation_router.engine.protocol import Ended, Engine, Tokens
 from text_generation_router.errors import (
     DeadlineError,
     GenerationError,
+    GrammarError,
     IncompleteGenerationError,
     InferenceError,
     OverloadedError,
@@ -61,11 +62,14 @@ class GenerationStream:
         wakes: LoopTurns,
         rules: TextRules = PLAIN_TEXT,
         names: Mapping[str, str] = NO_NAMES,
+        grammar_field: str = "grammar",
     ) -> None:
-        """`submit` has to follow. `wakes` wakes the readers of all streams. `names`: see `Prompt`."""
+        """`submit` has to follow. `wakes` wakes the readers of all streams. `names`: see `Prompt`. `grammar_field`: the
+        request's field that a failure of its grammar blames."""
         self.request = request
         self._engine = engine
         self._names = names
+        self._grammar_field = grammar_field
         self._index = -1  # set by `submit`
         self._metrics = metrics
         self.prompt: PromptRows | None = None  # set before the first event, if the request asked for log-probabilities
@@ -218,9 +222,13 @@ class GenerationStream:
 
     def _failure(self, cause: str) -> InferenceError:
         """The request's own fields may be the cause."""
-        if cause != NO_TOKEN:
-            return GenerationError(cause)
-        return renamed(no_token(self.request.sampling), self._names)
+        if cause == GRAMMARS_WAIT:
+            return OverloadedError()
+        if cause == NO_TOKEN:
+            return renamed(no_token(self.request.sampling), self._names)
+        if cause.startswith(GRAMMAR_FAULTS):
+            return renamed(GrammarError(self._grammar_field, cause), self._names)
+        return GenerationError(cause)
 
     def _give_credit(self) -> None:
         read, self._read = self._read, 0

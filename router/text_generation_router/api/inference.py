@@ -139,7 +139,14 @@ class Inference:
         rules = prompt.parameters.text_rules(self.validator.limits.eos_token_ids)
         return Generation(
             stream=GenerationStream(
-                self._engine, self.vocabulary, self._metrics, request, self._wakes, rules, prompt.names
+                self._engine,
+                self.vocabulary,
+                self._metrics,
+                request,
+                self._wakes,
+                rules,
+                prompt.names,
+                prompt.parameters.wanted_grammar.field,
             ),
             permit=permit,
             metrics=self._metrics,

@@ -6,14 +6,13 @@ One grammar is compiled at a time, and owners take turns.
 import asyncio
 from collections.abc import Sequence
 
+from text_generation_common.row_failures import GRAMMARS_WAIT
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.errors import OverloadedError, ShardsError
 from text_generation_router.fair_slots import FairSlots
 from text_generation_router.scheduling.request import GenerationRequest
-
-CROWDED = "too many grammars wait to be compiled: send the request again later"
 
 
 class Compiling:
@@ -34,7 +33,7 @@ class Compiling:
         try:
             refusal = await self._refusal(indexes, request, shards)
         except OverloadedError:
-            refusal = CROWDED
+            refusal = GRAMMARS_WAIT
         except ShardsError:
             refusal = ""  # the next shards compile the grammar with the request's first step
         for index in indexes:

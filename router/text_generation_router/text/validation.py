@@ -93,6 +93,10 @@ class AskedParameters:
     grammar: AskedGrammar | None = None
     form: ChatForm | None = None  # what surrounds a chat's answer; None: nothing
 
+    @property
+    def wanted_grammar(self) -> WantedGrammar:
+        return WantedGrammar(self.grammar, self.form)
+
     def end_ids(self, eos_token_ids: Sequence[int]) -> frozenset[int]:
         """The tokens that end the text. `eos_token_ids`: the model's."""
         return frozenset((*self.stop_token_ids, *(() if self.ignore_eos_token else eos_token_ids)))
@@ -216,7 +220,7 @@ class Validator:
             raise ValidationError("grammar is not supported", field)
         if limits.grammar_refusal:
             raise GrammarError(field, limits.grammar_refusal)
-        wanted = WantedGrammar(parameters.grammar, parameters.form)
+        wanted = parameters.wanted_grammar
         made = await self._grammars.grammar(wanted, share)
         for place, name in made.left_out:
             place = place or wanted.field

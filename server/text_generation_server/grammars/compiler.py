@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from text_generation_common.grammar_limits import GRAMMAR_LIMITS
 from text_generation_common.grammar_tokens import read_grammar_tokens
+from text_generation_common.row_failures import NOT_COMPILED
 from text_generation_server.errors import MatcherError
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise MatcherError(f"its grammar cannot be compiled: {reason_of(matcher)}")
+            raise MatcherError(f"{NOT_COMPILED}: {reason_of(matcher)}")
         return matcher
 
 

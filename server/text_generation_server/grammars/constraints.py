@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from text_generation_common.row_failures import DEAD_END, LOST
 from text_generation_server.device.transfers import ALIGNED_WORDS, host_words
 from text_generation_server.errors import MatcherError
 from text_generation_server.grammars.compiler import GrammarCompiler, reason_of
-from text_generation_server.grammars.rows import LOST, WAIT_S, CompilePatience, ConstrainedRow, StepConstraints
+from text_generation_server.grammars.rows import WAIT_S, CompilePatience, ConstrainedRow, StepConstraints
 from text_generation_server.kernels.interface import WORD_BITS, Masks
 from text_generation_server.step.rows import PromptChunk
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 MIN_PARALLEL = 8  # least number of masks that are filled by several threads
 WORD_BYTES = 4
-DEAD_END = "its grammar allows no token after its output so far"
 
 
 class Constraints:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from text_generation_common.row_failures import LOST
 from text_generation_server.device.transfers import Moment
 from text_generation_server.errors import MatcherError
 from text_generation_server.grammars.compiler import reason_of
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 1.0  # longest time that a step waits for grammars that are being compiled
 SLICE_S = 0.05  # the part of it that passes while the process is stopped, however long
-# For example, the grammar is too complex for the limits of the compiler.
-LOST = "its grammar cannot be followed any further"
-TOO_SLOW = f"its grammar is too complex: it was not compiled within {WAIT_S:g} s of its prompt"
+# The grammar has been compiled before: the machine is busy, or the shard has just started.
+TOO_SLOW = f"its grammar was not compiled within {WAIT_S:g} s of its prompt: send the request again"
 
 
 class CompilePatience:

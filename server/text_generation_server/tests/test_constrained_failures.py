@@ -11,10 +11,9 @@ from constrained_rows import DRAWN, FOLLOWS, GREEDY, SUM, Router, make_constrain
 from grammar_tools import END, lark_grammar, regex_grammar
 from shard_tools import BATCH, make_checkpoint, make_runner, random_ids
 
-from text_generation_common.row_failures import NO_TOKEN
+from text_generation_common.row_failures import LOST, NO_TOKEN, NOT_COMPILED
 from text_generation_server.grammars import constraints as constraints_module
 from text_generation_server.grammars.compiler import NO_TOKENIZER
-from text_generation_server.grammars.rows import LOST
 from text_generation_server.runner import ModelRunner
 
 
@@ -73,9 +72,9 @@ def test_parameters_that_leave_no_token_fail_by_name_alone(runner: ModelRunner) 
 @pytest.mark.parametrize(
     ("grammar", "reason"),
     [
-        (regex_grammar("(ab"), "its grammar cannot be compiled: "),
-        (lark_grammar("start: nothing_there"), "its grammar cannot be compiled: "),
-        ("{", "its grammar cannot be compiled: "),
+        (regex_grammar("(ab"), NOT_COMPILED),
+        (lark_grammar("start: nothing_there"), NOT_COMPILED),
+        ("{", NOT_COMPILED),
     ],
 )
 def test_a_grammar_that_cannot_be_compiled_fails_by_name_alone(runner: ModelRunner, grammar: str, reason: str) -> None:

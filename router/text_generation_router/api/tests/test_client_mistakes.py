@@ -1,12 +1,14 @@
 """Mistakes of clients that once ended as errors of the server: each is refused, and names the field that is wrong."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
-from text_generation_router.api.tests.conftest import ROUTES, Route
-from text_generation_router.engine.protocol import TokenLimits
+from text_generation_common.row_failures import GRAMMAR_FAULTS
+from text_generation_router.api.tests.conftest import ROUTES, Route, Script
+from text_generation_router.engine.protocol import Ended, EndReason, TokenLimits
 from text_generation_router.json_depth import MAX_DEPTH
 
 USER = {"role": "user", "content": "Hi"}
@@ -14,6 +16,18 @@ CHAT, RESPONSES, MESSAGES = ROUTES[4:]
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
 TOOL = {"type": "function", "function": FUNCTION}
 LARGE = TokenLimits(max_input_tokens=4000, max_total_tokens=5000, max_batch_total_tokens=9000)
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+FORMAT = {"type": "json_schema", "name": "a", "schema": SCHEMA}
+NATIVE = {"parameters": {"grammar": {"type": "json", "value": SCHEMA}}}
+# A grammar for each route, and the field that it stands in.
+GRAMMARS: tuple[tuple[Route, dict[str, Any], str], ...] = (
+    *((route, NATIVE, "grammar") for route in ROUTES[:3]),
+    (ROUTES[3], {"guided_json": SCHEMA}, "guided_json"),
+    (CHAT, {"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+    (CHAT, {"tools": [TOOL], "tool_choice": "required"}, "tools"),
+    (RESPONSES, {"text": {"format": FORMAT}}, "text.format"),
+    (MESSAGES, {"output_config": {"format": FORMAT}}, "output_config.format"),
+)
 PADDING = "x" * 70_000  # makes a body so large that a child reads it
 
 
@@ -114,3 +128,19 @@ def test_ids_of_calls_may_have_any_number_of_digits(make_server) -> None:
     server.engine.limits = LARGE
     answer = server.ask(CHAT, messages=turns, tools=[TOOL], tool_choice="required", stream=True)
     assert answer.status == 200 and answer.events
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("route", "fields", "field"), GRAMMARS, ids=lambda value: getattr(value, "path", ""))
+def test_a_grammar_that_fails_in_the_middle_of_a_text_is_its_clients(
+    server, route: Route, fields: dict[str, Any], field: str, stream: bool
+) -> None:
+    server.engine.limits = LARGE
+    for cause in GRAMMAR_FAULTS:
+        server.engine.script = Script(ends_after=(1, Ended(EndReason.FAILED, cause=f"{cause}: too many states")))
+        answer = server.ask(route, **fields, stream=stream)
+        is_stream = answer.headers["content-type"] == "text/event-stream"
+        assert answer.status == (200 if is_stream else route.status(422))
+        text = f"{'grammar is not valid' if field == 'grammar' else f'`{field}`'}: {cause}: too many states"
+        assert text in answer.body.decode()
+        assert not {"server_error", "api_error", "generation"} & set(re.findall(r'"(\w+)"', answer.body.decode()))
