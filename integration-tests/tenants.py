@@ -1,41 +1,49 @@
 """Two clients of one server: a greedy one with many requests at once, and a modest one with one request at a time."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
 from typing import Any
 
 import httpx
+from calls import client_of
+from server_process import wait_until
 
-# Milliseconds in the queue, and milliseconds until the text was complete.
-Waits = tuple[int, int]
+LIMIT_S = 120.0
+NUM_MODEST = 12
 
 
 def body_of(prompt: str, new_tokens: int) -> dict[str, Any]:
     return {"inputs": prompt, "parameters": {"max_new_tokens": new_tokens, "ignore_eos_token": True}}
 
 
-def waits_of(response: httpx.Response) -> Waits:
-    """From an answer's headers."""
-    response.raise_for_status()
-    return int(response.headers["x-queue-time"]), int(response.headers["x-total-time"])
+async def greedy_answers_meanwhile(url: str, num_greedy: int) -> list[int]:
+    """For each request of the modest client: how many answers the greedy client gets while the modest one waits. The
+    greedy client keeps `num_greedy` requests open, and has had that many answers before. A server without turns answers
+    those that wait in its queue first."""
+    answered = 0
 
-
-def greedy_asks(count: int) -> list[Callable[[httpx.AsyncClient], Awaitable[Waits]]]:
-    """Requests of the greedy client, with texts of different lengths, so that a text ends in nearly every step."""
-
-    def ask(number: int) -> Callable[[httpx.AsyncClient], Awaitable[Waits]]:
-        async def post(client: httpx.AsyncClient) -> Waits:
+    async def ask(client: httpx.AsyncClient, number: int) -> None:
+        nonlocal answered
+        while True:
+            # Texts have different lengths, so that a text ends in nearly every step.
             body = body_of(f"{number} of many", 64 + number % 16)
-            return waits_of(await client.post("/generate", json=body, headers={"X-Tenant": "greedy"}))
+            (await client.post("/generate", json=body, headers={"X-Tenant": "greedy"})).raise_for_status()
+            answered += 1
 
-        return post
+    def modest() -> list[int]:
+        """Asks for one token each, with a connection of its own: fronts share connections out."""
+        wait_until(lambda: answered >= num_greedy, LIMIT_S, "the greedy client has many answers")
+        counts = []
+        for number in range(NUM_MODEST):
+            with httpx.Client(base_url=url, headers={"X-Tenant": "modest"}, timeout=LIMIT_S, verify=False) as client:
+                before = answered
+                client.post("/generate", json=body_of(f"{number} and no more", 1)).raise_for_status()
+                counts.append(answered - before)
+        return counts
 
-    return list(map(ask, range(count)))
-
-
-def modest_waits(url: str) -> list[Waits]:
-    """Waits of the modest client's requests for one token, each with a connection of its own: fronts share them out."""
-    waits = []
-    for number in range(12):
-        with httpx.Client(base_url=url, headers={"X-Tenant": "modest"}, timeout=60) as client:
-            waits.append(waits_of(client.post("/generate", json=body_of(f"{number} and no more", 1))))
-    return waits
+    async with client_of(url) as client, asyncio.TaskGroup() as tasks:
+        asking = [tasks.create_task(ask(client, number)) for number in range(num_greedy)]
+        # The modest client runs in a thread of its own, because the many requests keep this event loop busy.
+        counts = await asyncio.to_thread(modest)
+        for task in asking:
+            task.cancel()
+    return counts

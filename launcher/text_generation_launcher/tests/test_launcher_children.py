@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -101,11 +102,15 @@ def test_a_signal_to_an_ended_child_reaches_no_other_process():
     asyncio.run(run())
 
 
-def error_after(code: str, caplog) -> tuple[str, str]:
-    """The error of a child that runs `code`, and what it said besides."""
+def error_after(code: str, caplog, seen: Path | None = None) -> tuple[str, str]:
+    """The error of a child that runs `code`, and what it said besides. The file `seen` is made when it is passed on."""
 
     async def run() -> str:
         child = await Child.start(python(f"import sys, os, time\nsay = lambda t: print(t, flush=True)\n{code}"))
+        while seen is not None and not caplog.messages:
+            await asyncio.sleep(0.01)
+        if seen is not None:
+            seen.touch()
         await child.exited
         return child.error
 
@@ -122,7 +127,10 @@ def test_an_error_that_is_not_the_last_line_is_passed_on(caplog):
     assert error_after("say('Error: tried in vain'); say('two')", caplog) == ("", said)
 
 
-def test_an_error_is_passed_on_after_a_while_and_stays_the_error_however_long_the_exit_takes(caplog, monkeypatch):
+def test_an_error_is_passed_on_after_a_while_and_stays_the_error_however_long_the_exit_takes(
+    caplog, monkeypatch, tmp_path
+):
     monkeypatch.setattr(process, "HELD_S", 0.0)
-    told = ("tried in vain", "Error: tried in vain")
-    assert error_after("say('Error: tried in vain'); time.sleep(0.5)", caplog) == told
+    told, seen = ("tried in vain", "Error: tried in vain"), tmp_path / "seen"
+    code = f"say('Error: tried in vain')\nwhile not os.path.exists({str(seen)!r}): time.sleep(0.01)"
+    assert error_after(code, caplog, seen) == told

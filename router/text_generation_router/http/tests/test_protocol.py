@@ -12,7 +12,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI, Response
 
-from text_generation_router.http import request_log
+from text_generation_router.http import protocol, request_log
 from text_generation_router.http.closing import ClosingResponse
 from text_generation_router.http.disconnect import end_at_half_close
 from text_generation_router.http.gate import Gate
@@ -547,7 +547,9 @@ def test_a_generation_ends_when_its_client_has_closed_its_sending_side(loop, pat
 
 
 @loops
-def test_an_answer_before_the_end_of_its_request_is_complete_while_the_connection_lingers(loop):
+def test_an_answer_before_the_end_of_its_request_is_complete_while_the_connection_lingers(loop, monkeypatch):
+    monkeypatch.setattr(protocol, "LINGER_S", PATIENCE_S)
+
     async def test(edge: Edge) -> tuple[list[bytes], int]:
         answers = []
         closing, large = post(b"closing", b"content-length: 50000000") + b"abc", GET[:-2] + b"x: " + b"a" * 200_000
