@@ -3,14 +3,19 @@ refusal tells are those of its request, in the dialect of its route."""
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import mutants
+import processes
+import psutil
 import pytest
+from calls import metric
 from scale import SHORT
-from server_process import ServerProcess
+from server_process import ServerProcess, wait_until
 
 from text_generation_router import errors
 
@@ -111,8 +116,15 @@ CASES = [(name, route, *case) for name, cases in CAUSES.items() for key, case in
          for route in ([key] if key else BODIES)]  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    server: ServerProcess
+    client: httpx.Client  # one for all requests: the making of a client takes longer than most answers
+    is_tgis: bool  # whether OpenAI's routes tell errors as TGI does
+
+
 @pytest.fixture(scope="module", params=[(), ("--tgi-dialect",)], ids=["dialects", "tgi-dialect"])
-def target(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     flags = (
         "--strict-parameters",
         "--api-key",
@@ -121,28 +133,30 @@ def target(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
         str(MAX_CONCURRENT),
         *request.param,
     )
-    with SHORT.server(1, "--max-total-tokens", "64", "--max-client-batch-size", "4", *flags) as server:
-        server.is_tgis = bool(request.param)  # type: ignore[attr-defined]
-        yield server
+    with (
+        SHORT.server(1, "--max-total-tokens", "64", "--max-client-batch-size", "4", *flags) as server,
+        httpx.Client(base_url=server.url, headers=KEY, timeout=60, verify=False) as client,
+    ):
+        yield Target(server, client, bool(request.param))
 
 
-def ask(server: ServerProcess, route: str, fields: Fields, headers: dict[str, str] | None = None) -> httpx.Response:
+def ask(target: Target, route: str, fields: Fields, headers: dict[str, str] | None = None) -> httpx.Response:
     body = dict(BODIES[route])
     if route.startswith("/v1/"):
         body |= fields
     else:
         body |= {"parameters": {name: value for name, value in fields.items() if name != "inputs"}}
         body |= {name: value for name, value in fields.items() if name == "inputs"}
-    return httpx.post(server.url + route, json=body, headers=KEY | (headers or {}), timeout=60)
+    return target.client.post(route, json=body, headers=headers)
 
 
-def has_dialect(server: ServerProcess, route: str) -> bool:
+def has_dialect(target: Target, route: str) -> bool:
     """Whether the route tells errors as TGI does."""
-    return not route.startswith("/v1/") or (server.is_tgis and route in (COMPLETION, CHAT))  # type: ignore[attr-defined]
+    return not route.startswith("/v1/") or (target.is_tgis and route in (COMPLETION, CHAT))
 
 
-def check(server: ServerProcess, route: str, response: httpx.Response, name: str, text: str, param: str | None) -> None:
-    kind, is_tgis = ERRORS[name], has_dialect(server, route)
+def check(target: Target, route: str, response: httpx.Response, name: str, text: str, param: str | None) -> None:
+    kind, is_tgis = ERRORS[name], has_dialect(target, route)
     content = response.content.removeprefix(b"data: ")
     if not (route == "/generate_stream" and response.status_code == 200):  # TGI's streams tell refusals as events
         assert response.status_code == (kind.status if is_tgis or kind.status != 422 else 400), response.text
@@ -161,7 +175,7 @@ def test_every_cause_is_made_here_or_elsewhere() -> None:
 
 @pytest.mark.parametrize(("name", "route", "fields", "text", "param"), CASES, ids=lambda value: str(value)[:30])
 def test_a_refusal_tells_what_is_wrong_with_its_request(
-    target: ServerProcess, name: str, route: str, fields: Fields, text: str, param: str | None
+    target: Target, name: str, route: str, fields: Fields, text: str, param: str | None
 ) -> None:
     if name == "GrammarError" and has_dialect(target, route):
         text = text.partition("`: ")[2] or text
@@ -169,14 +183,13 @@ def test_a_refusal_tells_what_is_wrong_with_its_request(
 
 
 @pytest.mark.parametrize("route", BODIES)
-def test_what_surrounds_a_body_is_refused_in_the_dialect(target: ServerProcess, route: str) -> None:
+def test_what_surrounds_a_body_is_refused_in_the_dialect(target: Target, route: str) -> None:
     def post(content: bytes, **headers: str) -> httpx.Response:
-        always = KEY | {"content-type": "application/json"}
-        return httpx.post(target.url + route, content=content, headers=always | headers, timeout=60)
+        return target.client.post(route, content=content, headers={"content-type": "application/json"} | headers)
 
     check(target, route, post(b"{}", authorization="Bearer other"), "UnauthorizedError", "needs an API key", None)
-    check(target, route, httpx.get(target.url + route, headers=KEY), "MethodError", "Allowed: POST", None)
-    missing = httpx.post(f"{target.url}{route}/nothing", json={}, headers=KEY)
+    check(target, route, target.client.get(route), "MethodError", "Allowed: POST", None)
+    missing = target.client.post(f"{route}/nothing", json={})
     check(target, route, missing, "NoSuchRouteError", "no such route", None)
     wrong = post(b"{}", **{"content-type": "text/plain"})
     check(target, route, wrong, "UnsupportedMediaTypeError", "`Content-Type: application/json`", None)
@@ -203,7 +216,7 @@ LIMIT, TOTAL = 63, 64
 @pytest.mark.parametrize("route", NAMES)
 @pytest.mark.parametrize("is_chat_of_many", [False, True])
 def test_a_prompt_that_is_too_long_is_told_its_number_of_tokens(
-    target: ServerProcess, route: str, is_chat_of_many: bool
+    target: Target, route: str, is_chat_of_many: bool
 ) -> None:
     prompt, tokens = NAMES[route]
     is_chat = route in (CHAT, RESPONSES, MESSAGES)
@@ -240,34 +253,58 @@ def test_a_prompt_that_is_too_long_is_told_its_number_of_tokens(
     assert {"tokens"} <= seen
 
 
-def _count(target: ServerProcess, messages: Any, text: str) -> int:
+def _count(target: Target, messages: Any, text: str) -> int:
     if messages is None:
-        return len(httpx.post(f"{target.url}/tokenize", json={"inputs": text}, headers=KEY).json())
-    response = httpx.post(f"{target.url}/chat_tokenize", json={"messages": messages}, headers=KEY)
+        return len(target.client.post("/tokenize", json={"inputs": text}).json())
+    response = target.client.post("/chat_tokenize", json={"messages": messages})
     return len(response.json()["tokenize_response"])
 
 
-def test_an_overloaded_server_tells_so_in_each_dialect(target: ServerProcess) -> None:
+def test_an_overloaded_server_tells_so_in_each_dialect(target: Target) -> None:
+    """One request holds the only permit, because the shard is stopped. If its launcher replaces the shard, after some
+    seconds, the request goes on and holds the permit still."""
+    received = metric(target.server.url, "tgi_request_count")
     body = BODIES["/generate"] | {"parameters": {"max_new_tokens": 60, "ignore_eos_token": True}}
-    for route in BODIES:
-        with ExitStack() as stack:
-            for _ in range(MAX_CONCURRENT):
-                opened = httpx.stream("POST", f"{target.url}/generate_stream", json=body, headers=KEY, timeout=60)
-                stack.enter_context(opened)
-            check(target, route, ask(target, route, {}), "OverloadedError", "overloaded", None)
+    [shard] = processes.shards(target.server.pid).values()
+    shard.suspend()
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            held = thread.submit(target.client.post, "/generate", json=body)
+            wait_until(
+                lambda: metric(target.server.url, "tgi_request_count") > received, 60, "a request holds the permit"
+            )
+            for route in BODIES:
+                check(target, route, ask(target, route, {}), "OverloadedError", "overloaded", None)
+            shard.resume()
+            assert held.result().status_code == 200
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            shard.resume()
 
 
-def test_headers_that_are_too_large_are_refused_in_each_dialect(target: ServerProcess) -> None:
+def test_headers_that_are_too_large_are_refused_in_each_dialect(target: Target) -> None:
     for route in BODIES:
-        large = httpx.post(target.url + route, json={}, headers=KEY | {"x-large": "a" * 100_000})
+        large = target.client.post(route, json={}, headers={"x-large": "a" * 100_000})
         check(target, route, large, "HeadersTooLargeError", "headers are too large", None)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_grammar_that_grows_too_large_in_the_middle_of_a_text_is_told_by_its_field(
+    target: Target, is_streamed: bool
+) -> None:
+    num_rules = 280
+    rules = [f"y{i}: y{i + 1} y{i + 1} | y{i + 1}" for i in range(num_rules)]
+    grammar = "\n".join(['start: "once upon a time" y0', *rules, f'y{num_rules}: "a"'])
+    response = ask(target, COMPLETION, {"guided_grammar": grammar, "max_tokens": 20, "stream": is_streamed})
+    assert response.status_code == (200 if is_streamed else 422 if has_dialect(target, COMPLETION) else 400)
+    field = "grammar is not valid" if has_dialect(target, COMPLETION) else "`guided_grammar`"
+    assert f"{field}: the grammar cannot be followed any further: Parser Error: Current row has" in response.text
+    assert '"server_error"' not in response.text and '"generation"' not in response.text
 
 
 @pytest.mark.parametrize("route", [NATIVE, "/generate_stream", COMPLETION])
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_fields_that_leave_no_token_are_told_by_their_names(
-    target: ServerProcess, route: str, is_streamed: bool
-) -> None:
+def test_fields_that_leave_no_token_are_told_by_their_names(target: Target, route: str, is_streamed: bool) -> None:
     """Also in the middle of a text, which begins with the brace and the quotation mark."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     if route.startswith("/v1/"):
