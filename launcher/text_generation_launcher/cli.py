@@ -181,6 +181,7 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
             security = plan.cluster.security
             folder = None if security.tls_dir is None else Path(security.tls_dir)
             environ = block_key.with_key(environ, folder, security.insecure_cluster)
+            environ = {**environ, "USAGE_KEY": block_key.new_key()}
         programs = commands.find_programs(program_directories, environ.get("PATH"))
         with claim(plan, config.shard_uds_path, inherited.runtime_dir) as (listener, place, janitor):
             fd, port = (None, 0) if listener is None else (listener.fileno(), listener.getsockname()[1])

@@ -21,8 +21,8 @@ from text_generation_launcher.errors import DownloadError, WebserverCannotStart
 from text_generation_launcher.replica_site import ReplicaSite
 from text_generation_launcher.unread import unread_flags
 
-# Variables with keys of clients, which only routers get.
-KEYS = ("API_KEY", "ADMIN_API_KEY")
+# Variables with keys of clients, and that of the digests of these keys, which only routers get.
+KEYS = ("API_KEY", "ADMIN_API_KEY", "USAGE_KEY")
 # Seconds between two lines in which a download tells its progress to the launcher.
 PROGRESS_S = 0.5
 
@@ -165,7 +165,7 @@ def front(
     argv = (programs.router, *options)
     fds = (listen_fd, launcher_fd, *([connections_fd] if connections_fd is not None else []))
     # A front logs by itself why it cannot reach an engine, and gRPC need not write it once more.
-    env = {"GRPC_VERBOSITY": "NONE"} | _router_env(plan, environ)
+    env = {"GRPC_VERBOSITY": "NONE"} | _router_env(plan, environ) | {"USAGE_KEY": environ.get("USAGE_KEY", "")}
     return Command("router", argv, env, fds, log_fields={"worker": number})
 
 

@@ -83,7 +83,8 @@ def create_app(services: Services) -> FastAPI:
     app.add_middleware(paced, callers=services.callers)
     app.add_middleware(gated, gate=services.gate, dialects=services.dialects)
     if config.api_keys:
-        salt = salt_of(config.block_hash_key, is_alone=config.metrics_file is None)
+        shared = config.block_hash_key or config.usage_key.encode()
+        salt = salt_of(shared, is_alone=config.metrics_file is None)
         usages = add_usages(config.api_keys, salt, services.metrics.registry)
         app.add_middleware(guarded, usages=usages, routes=app.routes, dialects=services.dialects)
     app.add_middleware(preflights, routes=app.routes, dialects=services.dialects)

@@ -47,6 +47,7 @@ class RouterFlags:
     )
     # The launcher gives it in the environment only, because every user of the machine can read command lines.
     block_hash_key: str = flag("", "Key of what engines tell of their caches.", hidden=True, secret=True)
+    usage_key: str = flag("", "Key of the digests of API keys on /metrics.", hidden=True, secret=True)
     security: SecurityFlags = SecurityFlags()
     launcher_fd: int | None = flag(None, "An inherited socket to the launcher.", env=False, hidden=True, min=0)
     probed_tokenizer: str | None = flag(None, "Which tokenizer.json the launcher has probed.", env=False, hidden=True)
@@ -86,6 +87,7 @@ class RouterConfig:
     metrics_file: str | None  # file with this process's metrics; None: /metrics shows this process only
     placement: PlacementPolicy
     block_hash_key: bytes | None = field(repr=False)  # key of the deployment; None: engines do not tell their caches
+    usage_key: str = field(repr=False)  # key of the launcher, which its fronts share
     engine_list: EngineListFlags
     engines_by_launcher: bool  # whether the launcher names the engines, which are other processes
     security: SecurityFlags

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 MAX_NAMES = 25
 OTHER = "other"  # the name of all keys beyond MAX_NAMES names
-DIGEST_BYTES = 6
+DIGEST_BYTES, MAX_SALT_BYTES = 6, 64
 COUNTERS = {
     "tgi_key_requests": "Requests received, by the name of their API key",
     "tgi_key_prompt_tokens": "Prompt tokens of texts that have begun, by the name of the API key",
@@ -42,9 +42,9 @@ class KeyUsage:
 key_usage: ContextVar[KeyUsage | None] = ContextVar("key_usage", default=None)
 
 
-def salt_of(deployment_key: bytes | None, is_alone: bool) -> bytes | None:
+def salt_of(shared_key: bytes, is_alone: bool) -> bytes | None:
     """The salt of the digests: the fronts that share a page have to agree on it. None: they have no common secret."""
-    return deployment_key or (secrets.token_bytes(16) if is_alone else None)
+    return shared_key[:MAX_SALT_BYTES] or (secrets.token_bytes(16) if is_alone else None)
 
 
 def labels_of(names: Mapping[bytes, str], salt: bytes | None) -> dict[bytes, str]:

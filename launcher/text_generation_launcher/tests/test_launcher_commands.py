@@ -12,6 +12,7 @@ from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFla
 from text_generation_common.flags.process import ProcessFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
 from text_generation_common.places import ServerPlace
+from text_generation_common.secret_values import is_secret
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Programs
 from text_generation_launcher.config import LaunchPlan
@@ -205,6 +206,19 @@ def test_the_key_of_the_block_hashes_reaches_fronts_and_engines_by_the_environme
     assert all(command.env["BLOCK_HASH_KEY"] == key for command in with_it)
     assert all("BLOCK_HASH_KEY" not in command.env for command in without)
     assert not any(key in word for command in (*with_it, *without) for word in command.argv)
+
+
+def test_the_key_of_the_digests_reaches_fronts_by_the_environment_only():
+    environ, plan = {"USAGE_KEY": "usage-key"}, with_flags(PLAIN, api_workers=1)
+    front = commands.front(plan, PROGRAMS, environ, PLACE, 0, listen_fd=3, port=1, launcher_fd=4)
+    others = [
+        commands.engine(plan, PROGRAMS, environ, SITE, "unix:///e", launcher_fd=5),
+        commands.shard(plan, PROGRAMS, environ, SITE, rank=0, epoch=1, cores=1),
+        commands.download(plan, PROGRAMS, environ),
+    ]
+    assert front.env["USAGE_KEY"] == "usage-key" and is_secret("USAGE_KEY")
+    assert not any("usage-key" in [*other.env.values(), *other.argv] for other in others)
+    assert "usage-key" not in front.argv
 
 
 def test_keys_reach_the_router_s_environment_and_nothing_else():

@@ -95,6 +95,6 @@ def test_fronts_agree_on_digests_that_do_not_show_the_keys():
     digest = sha256(b"one").digest()
     first, second = (labels_of({digest: ""}, salt_of(b"k" * 32, is_alone=alone))[digest] for alone in (True, False))
     assert first == second and first not in (OTHER, digest.hex()[: len(first)])
-    alone = {labels_of({digest: ""}, salt_of(None, is_alone=True))[digest] for _ in range(2)}
+    alone = {labels_of({digest: ""}, salt_of(b"", is_alone=True))[digest] for _ in range(2)}
     assert len(alone) == 2 and first not in alone
-    assert labels_of({digest: ""}, salt_of(None, is_alone=False)) == {digest: OTHER}
+    assert labels_of({digest: ""}, salt_of(b"", is_alone=False)) == {digest: OTHER}
