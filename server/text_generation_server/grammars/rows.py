@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WAIT_S = 1.0  # longest time that a step waits for grammars that are being compiled
 SLICE_S = 0.05  # the part of it that passes while the process is stopped, however long
 # The grammar has been compiled before: the machine is busy, or the shard has just started.
-TOO_SLOW = f"its grammar was not compiled within {WAIT_S:g} s of its prompt: send the request again"
+TOO_SLOW = f"its grammar was not compiled within {WAIT_S:g} s of its prompt"
 
 
 class CompilePatience:
