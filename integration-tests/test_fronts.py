@@ -53,6 +53,7 @@ def status_from(address: str, server: ServerProcess, path: str) -> int:
 @pytest.mark.alone
 @pytest.mark.parametrize("addresses", [("127.0.0.1",), ("127.0.0.1", "127.0.0.2")], ids=["one", "two"])
 def test_half_requests_keep_no_other_address_out(server, addresses: tuple[str, ...]) -> None:
+    wait_until_all_accept(server)  # a front has only connections of its own to end
     with ExitStack() as stack:
 
         def ask_half(source: str) -> None:
