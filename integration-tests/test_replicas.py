@@ -9,6 +9,7 @@ import httpx
 import processes
 import pytest
 import reach
+from calls import metric
 from scale import SHORT
 from server_process import LAUNCHER, ServerProcess, wait_until
 from streams import StreamAnswer, StreamClients, compare, run_streams
@@ -76,7 +77,11 @@ def test_a_client_with_many_requests_at_all_replicas_does_not_crowd_out_another(
     """Each engine counts what the others have served to a client: also where the greedy client has few requests, the
     modest one goes first."""
     num_queued = 150
-    counts = asyncio.run(greedy_answers_meanwhile(server.url, REPLICAS * ROWS + num_queued))
+
+    def is_crowded() -> bool:
+        return metric(server.url, "tgi_queue_size") >= num_queued * 3 / 4
+
+    counts = asyncio.run(greedy_answers_meanwhile(server.url, REPLICAS * ROWS + num_queued, is_crowded))
     print(f"answers to the greedy client while the modest one waits: {counts}")
     assert statistics.median(counts) < num_queued / 5
 
