@@ -202,6 +202,7 @@ def test_a_request_with_another_salt_finds_nothing_in_the_cache(caching: ServerP
     assert [found("mine"), found("yours"), found("mine"), found("yours")] == [0, 0, 50, 50]
 
 
+@BY_QUEUE
 def test_a_client_with_many_requests_does_not_crowd_out_another(narrow: ServerProcess) -> None:
     """The modest client's request is next in the queue, whatever the machine's speed."""
     num_queued = 200
