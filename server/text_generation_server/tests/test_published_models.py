@@ -67,7 +67,7 @@ def test_a_small_model_with_a_published_config_is_computed_as_by_transformers(
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     raw = small(line["config"])
-    config = AutoConfig.for_model(**deepcopy(raw))  # it writes into the objects inside
+    config = AutoConfig.for_model(**deepcopy(raw))  # transformers writes into the objects inside
     auto = AutoModelForImageTextToText if raw["model_type"] in MULTIMODAL else AutoModelForCausalLM
     theirs = drawn(tmp_path, auto.from_config(config, attn_implementation="eager", dtype=torch.float32))
     (tmp_path / "config.json").write_text(json.dumps(raw | {"dtype": "float32"}))
