@@ -5,6 +5,7 @@ headers of weights files, and no weights.
 import logging
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from text_generation_common.errors import ArgumentValidation, MemoryLimitError, 
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Quantize
 from text_generation_common.memory import address_limit, choose_slots, cpu_bytes, free_bytes
 from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.config import config_fields
 from text_generation_common.models.fitting import (
     NUMBER_BYTES,
     check_length,
@@ -22,10 +24,13 @@ from text_generation_common.models.fitting import (
     refuse_quantized_experts,
     slot_bytes,
 )
+from text_generation_common.models.reading import stored_dtype
 from text_generation_common.models.served import check_type, read_served
 from text_generation_common.models.tensors import shapes, with_checked_tensors
+from text_generation_common.models.text_config import text_fields
+from text_generation_common.models.values import Fields
 from text_generation_common.shard_counts import Heads, one_shard_only
-from text_generation_common.weights.headers import file_names, verify, weight_files
+from text_generation_common.weights.headers import WeightHeaders, file_names, verify, weight_files
 from text_generation_common.weights.names import is_leftover, pickle_names
 from text_generation_common.weights.tokenizer_files import check_tokenizer
 from text_generation_launcher.config import LaunchPlan
@@ -35,6 +40,9 @@ logger = logging.getLogger(__name__)
 # Device files of NVIDIA's and AMD's drivers, and of Windows' Linux. Without all of them there is no GPU.
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 GIB = 2**30
+# The layers of a text model as the types that transformers computes name them, and their number in config.json.
+LAYER = re.compile(r"(?:(?:model|transformer|gpt_neox|decoder|model\.decoder)\.)?(?:layers|h|blocks)\.(\d{1,5})\.")
+NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # Lower bounds of what a shard on CPUs takes besides weights: of address space, mostly libraries, and of memory.
 SHARD_ADDRESSES, SHARD_BYTES = GIB, 100 * 2**20
 
@@ -70,7 +78,7 @@ def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool
         else:
             _check_flags(plan, config, machine)
         if is_whole:
-            config = _checked_files(plan, folder, config)
+            config = _checked_files(plan, folder, config, machine)
         if config is not None and not machine.has_gpu:
             _check_memory(plan, config, machine)
     except ShardError as error:
@@ -122,7 +130,7 @@ def _check_flags(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> Non
         check_quantize(plan.compute.quantize, choose_dtype(plan.compute.dtype, config.dtype, True), on_cpu=True)
 
 
-def _checked_files(plan: LaunchPlan, folder: Path, config: ModelConfig | None) -> ModelConfig | None:
+def _checked_files(plan: LaunchPlan, folder: Path, config: ModelConfig | None, machine: Machine) -> ModelConfig | None:
     """Checks the files, and returns the config with the names of tensors in them. Weights in PyTorch's own format are
     converted by a child, and checked then."""
     check_tokenizer(folder)
@@ -137,23 +145,28 @@ def _checked_files(plan: LaunchPlan, folder: Path, config: ModelConfig | None) -
     headers = verify(folder)
     for name in sorted(filter(is_leftover, file_names(folder))):
         logger.warning("%s of %s is ignored: adapters are not supported", name, folder)
-    return None if config is None else with_checked_tensors(config, headers.names, headers.shape)
+    if config is not None:
+        return with_checked_tensors(config, headers.names, headers.shape)
+    if not machine.has_gpu:
+        fields = text_fields(config_fields(folder)[0])
+        dtype = choose_dtype(plan.compute.dtype, stored_dtype(fields), on_cpu=True)
+        _check_weights(plan, _numbers_of_layers(fields, headers), dtype, machine, ", --quantize int8")
+    return None
+
+
+def _numbers_of_layers(fields: Fields, headers: WeightHeaders) -> int:
+    """The numbers in a model that transformers computes, or less: those of the layers that config.json counts. Others
+    may stay unread, as those of images and of layers that only training needs."""
+    count = next((fields.raw[name] for name in NUM_LAYERS if isinstance(fields.raw.get(name), int)), 0)
+    found = ((LAYER.match(name), tensor) for name, tensor in headers.stored.items())
+    return sum(math.prod(tensor.shape) for layer, tensor in found if layer is not None and int(layer[1]) < count)
 
 
 def _check_memory(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> None:
     """MemoryLimitError if the machine's memory cannot suffice. A lower bound of what shards will need is compared."""
     dtype = choose_dtype(plan.compute.dtype, config.dtype, on_cpu=True)
-    is_int8 = plan.compute.quantize is Quantize.int8
-    weights = sum(map(math.prod, shapes(config).values())) * (1 if is_int8 else NUMBER_BYTES[dtype])
-    _check_addresses(weights, plan.num_shard, machine.addresses)
-    if weights + SHARD_BYTES * plan.num_shard > machine.free_bytes:
-        smaller = "" if is_int8 or config.moe is not None else ", --quantize int8"
-        raise MemoryLimitError(
-            f"the weights need {weights / GIB:.1f} GiB in {Quantize.int8 if is_int8 else dtype}, each shard needs"
-            f" {SHARD_BYTES / GIB:.1f} GiB more, and"
-            f" {machine.free_bytes / GIB:.1f} GiB of memory are free: choose a smaller model{smaller}, or a machine"
-            " with more memory"
-        )
+    smaller = "" if config.moe is not None else ", --quantize int8"
+    weights = _check_weights(plan, sum(map(math.prod, shapes(config).values())), dtype, machine, smaller)
     numbers: Dtype | KvCacheDtype = plan.compute.kv_cache_dtype or dtype
     per_slot = slot_bytes(config, plan.num_shard, numbers)
     available = cpu_bytes(machine.free_bytes - weights, plan.num_shard)
@@ -162,3 +175,17 @@ def _check_memory(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> No
     wanted = tokens.max_batch_total_tokens
     requests = plan.requests.max_concurrent_requests
     choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
+
+
+def _check_weights(plan: LaunchPlan, numbers: int, dtype: Dtype, machine: Machine, smaller: str) -> int:
+    """Bytes of the weights. MemoryLimitError if they do not fit. `smaller`: a flag that makes them smaller."""
+    is_int8 = plan.compute.quantize is Quantize.int8
+    weights = numbers * (1 if is_int8 else NUMBER_BYTES[dtype])
+    _check_addresses(weights, plan.num_shard, machine.addresses)
+    if weights + SHARD_BYTES * plan.num_shard > machine.free_bytes:
+        raise MemoryLimitError(
+            f"the weights need {weights / GIB:.1f} GiB in {Quantize.int8 if is_int8 else dtype}, each shard needs"
+            f" {SHARD_BYTES / GIB:.1f} GiB more, and {machine.free_bytes / GIB:.1f} GiB of memory are free: choose a"
+            f" smaller model{'' if is_int8 else smaller}, or a machine with more memory"
+        )
+    return weights

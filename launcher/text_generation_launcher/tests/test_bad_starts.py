@@ -12,10 +12,10 @@ import pytest
 from text_generation_common.cpu_features import NEEDS
 from text_generation_common.errors import ArgumentValidation
 from text_generation_common.flags.declaration import with_flags
-from text_generation_common.flags.kinds import CpuTarget, KvCacheDtype, Quantize
+from text_generation_common.flags.kinds import CpuTarget, Dtype, KvCacheDtype, Quantize
 from text_generation_launcher import cli
 from text_generation_launcher.config import LauncherConfig
-from text_generation_launcher.preflight import Machine, check_model
+from text_generation_launcher.preflight import SHARD_BYTES, Machine, check_model
 from text_generation_launcher.resolve import resolve
 
 USAGE = 2
@@ -435,6 +435,22 @@ def test_limits_in_which_no_shard_can_fit_are_told_and_others_are_tried(folder: 
     plan = resolve(with_flags(LauncherConfig(), model_id=str(folder)), {})
     check_model(plan, folder, Machine(False, GIB, addresses=2 * GIB))
     check_model(plan, folder, Machine(True, 0, addresses=0, cpu_flags=frozenset()))
+
+
+@pytest.mark.parametrize(("place", "field"), [("h.", "n_layer"), ("model.layers.", "num_hidden_layers")])
+def test_the_layers_of_a_model_that_transformers_computes_must_fit_too(
+    folder: Path, write_weights: Callable[..., None], place: str, field: str
+) -> None:
+    (folder / CONFIG).write_text(json.dumps({"model_type": "seed_oss", field: 2, "dtype": "bfloat16"}))
+    names = [f"{place}0.w", f"{place}1.w", f"{place}2.w", "lm_head.weight", "vision_tower.encoder.layers.0.w"]
+    write_weights(folder / WEIGHTS, {name: (1024, 1024) for name in names})
+    enough = SHARD_BYTES + 2 * 2**21
+    assert "the weights need 0.0 GiB in bfloat16" in told_of(Machine(False, enough - 1), folder)
+    assert "the weights need 0.0 GiB in float32" in told_of(Machine(False, enough), folder, dtype=Dtype.float32)
+    assert "`ulimit -v` allows 1 MiB" in told_of(Machine(False, enough, addresses=2**20), folder)
+    plan = resolve(with_flags(LauncherConfig(), model_id=str(folder)), {})
+    for machine in (Machine(False, enough), Machine(True, 0)):
+        check_model(plan, folder, machine)
 
 
 def test_what_depends_on_a_gpu_is_left_to_the_shards(folder: Path) -> None:
