@@ -1,13 +1,13 @@
 """What Hugging Face's libraries may tell their hub about this program: its name and version, and no more."""
 
 import os
-from importlib.metadata import PackageNotFoundError, version
 from typing import TypedDict
+
+from text_generation_common.version import NAME, own_version
 
 # Hugging Face's libraries read these variables when they are imported. Without them they ask the hub for a list of
 # programs that may run them, and name installed packages in each request.
 OFF = {"HF_HUB_DISABLE_TELEMETRY": "1"}
-NAME = "tgi-py"
 
 
 class Named(TypedDict):
@@ -22,7 +22,4 @@ def turn_reports_off() -> None:
 
 def named() -> Named:
     """Arguments of the libraries' functions: requests are sent in the name of this program."""
-    try:
-        return Named(library_name=NAME, library_version=version(NAME))
-    except PackageNotFoundError:
-        return Named(library_name=NAME, library_version="unknown")
+    return Named(library_name=NAME, library_version=own_version())

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from text_generation_common.logs import setup_logging
 from text_generation_common.places import ServerPlace
 from text_generation_common.secret_values import hide_arguments
 from text_generation_common.typer_command import WRONG_USAGE, ReportingCommand, make_app, taking
+from text_generation_common.version import own_version
 from text_generation_launcher import commands, model
 from text_generation_launcher.claims import claim_port, claim_sockets
 from text_generation_launcher.config import LauncherConfig, LaunchPlan
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None, program_directories: Sequence[P
 def command_line(run_with: Callable[[LauncherConfig], int], environ: Mapping[str, str]) -> typer.Typer:
     def launch(values: dict[str, Any]) -> None:
         if values["version"]:
-            typer.echo(f"text-generation-launcher {package_version()}")
+            typer.echo(f"text-generation-launcher {own_version()}")
             raise typer.Exit
         refuse_loose_switches(environ)
         raise typer.Exit(run_with(from_values(LauncherConfig, values)))
@@ -258,20 +258,13 @@ def log_arguments(config: LauncherConfig, plan: LaunchPlan) -> None:
 
 
 def log_environment() -> None:
-    logger.info("tgi-py %s, Python %s, %s", package_version(), platform.python_version(), platform.platform())
+    logger.info("tgi-py %s, Python %s, %s", own_version(), platform.python_version(), platform.platform())
     try:
         cards = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         logger.info("nvidia-smi: not available")
     else:
         logger.info("nvidia-smi:\n%s", cards)
-
-
-def package_version() -> str:
-    try:
-        return version("tgi-py")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ from text_generation_common.flags.declaration import from_values
 from text_generation_common.flags.programs import ROUTER
 from text_generation_common.logs import setup_logging
 from text_generation_common.typer_command import ReportingCommand, make_app, taking
+from text_generation_common.version import own_version
 from text_generation_router.config import RouterFlags
 from text_generation_router.errors import InferenceError, ShardsError, StartError
 from text_generation_router.openapi.document import document_of
 from text_generation_router.openapi.operation_json import Interface
 from text_generation_router.resolve import resolve
-from text_generation_router.serve import run, version
+from text_generation_router.serve import run
 
 
 def route(values: dict[str, Any]) -> None:
@@ -31,7 +32,7 @@ def route(values: dict[str, Any]) -> None:
 
 def print_schema() -> None:
     """Print the OpenAPI document of a server without keys, and start nothing."""
-    print(json.dumps(document_of(Interface(version=version()))))
+    print(json.dumps(document_of(Interface(version=own_version()))))
 
 
 HELP = """Serve text generation over HTTP, computed by the shards behind a unix socket.

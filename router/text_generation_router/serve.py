@@ -1,7 +1,6 @@
 """Starts all parts of the router from a config, serves, and stops them in order without dropping a request."""
 
 import asyncio
-import importlib.metadata
 import logging
 import resource
 import socket
@@ -15,6 +14,7 @@ from text_generation_common.addresses import address_of, bound_socket, reachable
 from text_generation_common.connection_counts import ConnectionCounts
 from text_generation_common.flags.kinds import GenerationConfig
 from text_generation_common.models.served import implementation_of
+from text_generation_common.version import own_version
 from text_generation_router.api import reading_child
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.fields import ListLimits
@@ -187,7 +187,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             speech,
             files.sha,
             defaults,
-            version(),
+            own_version(),
             gate,
             hits,
             ErrorDialects(config.http.tgi_dialect),
@@ -237,7 +237,7 @@ def tracer_for(config: RouterConfig) -> "OtlpTracer | None":
     # Imported here, because the packages that it needs are an extra, and take 0.4 s to load.
     from text_generation_router.otlp import OtlpTracer
 
-    return OtlpTracer(flags.otlp_endpoint, flags.otlp_service_name, version(), config.served_model_name)
+    return OtlpTracer(flags.otlp_endpoint, flags.otlp_service_name, own_version(), config.served_model_name)
 
 
 def connection_limits(config: RouterConfig) -> ConnectionLimits:
@@ -265,7 +265,7 @@ def facts_of(config: RouterConfig, shards: Snapshot) -> dict[str, str]:
     model = shards.model
     return {
         "model": config.served_model_name,
-        "version": version(),
+        "version": own_version(),
         "dtype": model.dtype.removeprefix("torch."),
         "kernels": model.kernels,
         "device": model.device_type,
@@ -300,11 +300,3 @@ def child_limits(config: RouterConfig) -> PoolLimits:
         waiting=WAITING_BODIES,
         memory_bytes=max(MIN_CHILD_BYTES, CHILD_BYTES_PER_BODY_BYTE * config.requests.payload_limit),
     )
-
-
-def version() -> str:
-    """Version of the installed distribution; 0.0.0 in a checkout that is not installed."""
-    try:
-        return importlib.metadata.version("tgi-py")
-    except importlib.metadata.PackageNotFoundError:
-        return "0.0.0"

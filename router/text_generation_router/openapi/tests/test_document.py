@@ -4,13 +4,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from text_generation_common.version import own_version
 from text_generation_router import cli
 from text_generation_router.engine.protocol import TokenLimits
 from text_generation_router.openapi.document import document_of
 from text_generation_router.openapi.operation_json import Interface
 from text_generation_router.openapi.operations import OPERATIONS, Operation, Tag
 from text_generation_router.openapi.routes import DOCUMENT_PATHS
-from text_generation_router.serve import version
 
 DOCUMENT = document_of(Interface(version="1.2.3"))
 POSTS = [operation for operation in OPERATIONS if operation.method == "post"]
@@ -100,7 +100,7 @@ def test_refused_fields_and_fields_without_effect_are_listed():
 def test_a_command_prints_the_document(monkeypatch, capsys):
     result = CliRunner().invoke(cli.schema_app, [])
     assert result.exit_code == 0
-    assert json.loads(result.output) == document_of(Interface(version=version()))
+    assert json.loads(result.output) == document_of(Interface(version=own_version()))
     monkeypatch.setattr("sys.argv", ["text-generation-router", "print-schema", "--help"])
     with pytest.raises(SystemExit) as end:
         cli.main()
