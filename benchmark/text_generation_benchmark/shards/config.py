@@ -10,6 +10,7 @@ from text_generation_router.text.validation import (
     AskedSampling,
     RequestLimits,
     parameter_checks,
+    raise_first,
     sampling,
 )
 
@@ -81,9 +82,7 @@ class ShardBenchmarkConfig:
             eos_token_ids=(),
         )
         try:
-            for fails, text, _ in parameter_checks(AskedParameters(asked), limits):
-                if fails:
-                    raise ValidationError(text, None)
+            raise_first(parameter_checks(AskedParameters(asked), limits))
         except ValidationError as error:
             raise StartError(str(error)) from None
         return sampling(asked)

@@ -157,7 +157,7 @@ class Validator:
         """
         most = self.limits.asked.max_best_of
         given = best_of or 1
-        _raise_first(
+        raise_first(
             [
                 (given > 1 and most == 1, "best_of", "!= 1 is not allowed for this endpoint"),
                 (given > most, "best_of", f"must be > 0 and <= {most}. Given: {given}"),
@@ -177,10 +177,10 @@ class Validator:
     async def _validate(self, prompt: Prompt, share: Share, note: Callable[[str], None]) -> GenerationRequest:
         limits, parameters = self.limits, prompt.parameters
         parameters = replace(parameters, sampling=parameters.sampling.filled(self._defaults))
-        _raise_first(parameter_checks(parameters, limits))
-        _raise_first(input_checks(prompt, limits))
+        raise_first(parameter_checks(parameters, limits))
+        raise_first(input_checks(prompt, limits))
         ids = await self._ids(prompt, limits, share)
-        _raise_first(length_checks(ids, parameters.max_new_tokens, limits), TooLongError)
+        raise_first(length_checks(ids, parameters.max_new_tokens, limits), TooLongError)
         # More tokens than fit may be asked for, as in TGI: the text then ends where the window ends.
         fitting = limits.max_total_tokens - ids.count
         wanted = fitting if parameters.max_new_tokens is None else parameters.max_new_tokens
@@ -208,7 +208,7 @@ class Validator:
         if result.min_new_tokens:
             ends = parameters.end_ids(limits.eos_token_ids)
             result = replace(result, end_token_ids=tuple(sorted(i for i in ends if i < limits.vocab_size)))
-        _raise_first(choice_checks(result, max_new_tokens, limits.vocab_size))
+        raise_first(choice_checks(result, max_new_tokens, limits.vocab_size))
         return result
 
     async def _grammar(self, prompt: Prompt, limits: RequestLimits, share: Share, note: Callable[[str], None]) -> str:
@@ -322,7 +322,7 @@ def sampling(asked: AskedSampling) -> Sampling:
     return replace(values, seed=seed, do_sample=draws)
 
 
-def _raise_first(checks: "Iterator[Check] | list[Check]", kind: type[ValidationError] = ValidationError) -> None:
+def raise_first(checks: "Iterator[Check] | list[Check]", kind: type[ValidationError] = ValidationError) -> None:
     for fails, name, why in checks:
         if fails:
             raise kind.of(name, why)

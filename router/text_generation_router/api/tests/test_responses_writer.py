@@ -1,10 +1,10 @@
 """From the pieces of a text to the items and events of /v1/responses."""
 
-import itertools
 import json
 
 import pytest
 
+from text_generation_router.api import responses_writer
 from text_generation_router.api.responses_writer import ResponseStream, output_of
 from text_generation_router.http.encoding import to_json
 from text_generation_router.text.pieces import CallArguments, CallStart, Reasoning, Text
@@ -13,9 +13,9 @@ HEAD = {"id": "resp_1", "status": "in_progress"}
 USAGE = {"total_tokens": 3}
 
 
-def ids():
-    numbers = itertools.count(1)
-    return lambda: f"call_{numbers.__next__()}"
+@pytest.fixture(autouse=True)
+def _known_call_id(monkeypatch):
+    monkeypatch.setattr(responses_writer, "new_call_id", lambda: "call_1")
 
 
 def message(item_id, text, status="completed"):
@@ -56,7 +56,7 @@ PIECES = {
 
 
 def events_of(pieces, ending=None):
-    stream = ResponseStream(HEAD, "1", ids())
+    stream = ResponseStream(HEAD, "1", {})
     content = stream.start() + b"".join(stream.add([piece]) for piece in pieces)
     content += stream.end(ending or {"status": "completed"}, USAGE)
     events = content.decode().split("\n\n")
@@ -94,7 +94,7 @@ def put_together(events):
 @pytest.mark.parametrize("name", PIECES)
 def test_pieces_become_items_and_a_stream_has_the_same_items(name):
     pieces, items = PIECES[name]
-    assert json.loads(to_json(output_of(pieces, "1", "completed", make_call_id=ids()))) == items
+    assert json.loads(to_json(output_of(pieces, "1", "completed", {}))) == items
     events = events_of(pieces)
     assert put_together(events) == events[-1]["response"]["output"] == items
     assert events[-1] == {
@@ -160,7 +160,7 @@ def test_an_answer_that_is_cut_off_has_an_incomplete_last_item():
 
 
 def test_a_failure_ends_the_stream_and_keeps_the_items():
-    stream = ResponseStream(HEAD, "1")
+    stream = ResponseStream(HEAD, "1", {})
     stream.add([Text("a")])
     events = stream.fail("server_error", "boom").decode().split("\n\n")
     last = json.loads(events[-2].partition("\ndata: ")[2])
@@ -172,7 +172,7 @@ def test_a_failure_ends_the_stream_and_keeps_the_items():
 
 
 def test_log_probabilities_are_those_of_the_parts_and_of_the_whole():
-    stream = ResponseStream(HEAD, "1")
+    stream = ResponseStream(HEAD, "1", {})
     content = stream.add([Text("a")], [1, 2]) + stream.add([Text("b")], [3])
     content += stream.end({"status": "completed"}, USAGE, [4])
     events = [json.loads(event.partition("\ndata: ")[2]) for event in content.decode().split("\n\n")[:-1]]
