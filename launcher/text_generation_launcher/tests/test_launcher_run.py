@@ -32,6 +32,7 @@ def test_children_start_in_order_and_stop_router_first(site):
 def test_fronts_stop_before_their_engine_and_the_engine_before_its_shards(site):
     launch = site.launch("--api-workers", "2").ready()
     site.wait_until_heard("ready", 1)
+    site.wait_for_start("router", 2)
     assert launch.end(signal.SIGTERM) == 0
     first, *others = [entry["role"] for entry in site.events("start")]
     assert (first, sorted(others)) == ("download", ["engine", "router", "router", "shard"])
