@@ -41,10 +41,9 @@ def serve(values: dict[str, Any]) -> None:
     _check_lengths(flags.max_input_tokens, variables.max_total_tokens)
 
     from text_generation_common.weights.headers import verify
-    from text_generation_server.weights.hub import resolve
 
     config = ShardConfig(
-        model_path=resolve(flags.command.model_id, flags.command.revision, _hub_access(os.environ)),
+        model_path=_folder(flags.command.model_id, flags.command.revision, _hub_access(os.environ)),
         uds_path=flags.uds_path or _own_path(flags.port, variables.inherited.runtime_dir),
         rank=variables.rank,
         world_size=variables.world_size,
@@ -78,8 +77,8 @@ def download_weights(values: dict[str, Any]) -> None:
     if flags.extension != ".safetensors":
         raise OptionError(f"--extension {flags.extension} is not supported: only .safetensors can be served")
 
+    from text_generation_server.weights.access import LineStyle
     from text_generation_server.weights.prepare import prepare, prepare_without_weights
-    from text_generation_server.weights.progress import LineStyle
 
     style = LineStyle(flags.progress_interval, has_fields=flags.json_output)
     access = replace(_hub_access(os.environ), progress=style)
@@ -142,6 +141,16 @@ def _check_group(sharded: bool, variables: ShardVariables, environ: Mapping[str,
     rank, world_size = variables.rank, variables.world_size
     if not 0 <= rank < world_size:
         raise OptionError(f"RANK {rank} does not exist in a group of {world_size}: use 0 to {world_size - 1}")
+
+
+def _folder(model_id: str, revision: str | None, access: "HubAccess") -> Path:
+    from text_generation_server.weights.access import local_directory
+
+    if (folder := local_directory(model_id, access)) is not None:
+        return folder
+    from text_generation_server.weights.hub import resolve
+
+    return resolve(model_id, revision, access)
 
 
 def _own_path(port: int, runtime_dir: str) -> str:

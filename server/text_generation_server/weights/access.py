@@ -1,34 +1,20 @@
-"""Settings for access to the hub, and the conversion of the hub's errors into ours."""
+"""Settings for access to the hub, and the directories that need none. Imports nothing of the hub's client, which takes
+a quarter of a second: a shard of a local directory needs none of it.
+"""
 
-import logging
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from huggingface_hub import constants
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
 from text_generation_common.errors import WeightsError
-from text_generation_server.errors import NetworkError
-from text_generation_server.weights.progress import LineStyle
-from text_generation_server.weights.transfer import TRANSIENT_STATUS
+from text_generation_common.model_folder import is_hub_id, is_meant_as_path, local_folder
 
-logger = logging.getLogger(__name__)
 
-SLOW_S = 2.0
+@dataclass(frozen=True, slots=True)
+class LineStyle:
+    """How progress is logged where there is no terminal."""
 
-# huggingface_hub uses requests (0.x), httpx (1.x) or httpx2 (2.x). Its HTTP error is derived from that library's HTTP
-# error. The outermost class above it is the base of the library's connection errors too.
-_TRANSPORT_ERROR: type[Exception] = [base for base in HfHubHTTPError.__mro__ if base.__module__ != "builtins"][-1]
+    every_s: float = 5.0
+    has_fields: bool = False  # whether lines have fields with numbers, from which a launcher draws a bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +26,8 @@ class HubAccess:
 
     @property
     def cache(self) -> Path:
+        from huggingface_hub import constants
+
         return (self.cache_dir or Path(constants.HF_HUB_CACHE)).expanduser()
 
 
@@ -47,46 +35,18 @@ def described(model_id: str, revision: str | None) -> str:
     return f"{model_id} (revision {revision})" if revision else model_id
 
 
-@contextmanager
-def hub_errors(model_id: str, revision: str | None) -> Iterator[None]:
-    """Turns huggingface_hub's errors into WeightsError, or into NetworkError if trying again may help."""
-    try:
-        yield
-    except GatedRepoError as error:
-        raise WeightsError(
-            f"{model_id} is gated: ask for access on its page, then set HF_TOKEN to a token of yours"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise WeightsError(
-            f"{model_id} was not found at {constants.ENDPOINT}, or is private: check the name, or set HF_TOKEN"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise WeightsError(f"{model_id} has no revision {revision}") from error
-    except HFValidationError as error:
-        raise WeightsError(f"{model_id!r} is not a valid model id: {_line(error)}") from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else 0
-        text = f"{constants.ENDPOINT} answered {status} for {described(model_id, revision)}"
-        raise (NetworkError if status in TRANSIENT_STATUS else WeightsError)(text) from error
-    except (LocalEntryNotFoundError, _TRANSPORT_ERROR) as error:
-        raise NetworkError(
-            f"{constants.ENDPOINT} cannot be reached for {described(model_id, revision)} ({_line(error)}): "
-            "check the connection, then run the same command again"
-        ) from error
-
-
-@contextmanager
-def mentioned_if_slow(model: str) -> Iterator[None]:
-    """A context in which the hub is asked about `model`. Logs a line if there is no answer within SLOW_S."""
-    timer = threading.Timer(SLOW_S, logger.info, ("No answer from %s about %s yet", constants.ENDPOINT, model))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+def local_directory(model_id: str, access: HubAccess) -> Path | None:
+    """The directory that `model_id` or the override names, or None if `model_id` is an id of the hub. WeightsError for
+    other ids.
+    """
+    if access.override is not None:
+        if not access.override.is_dir():
+            raise WeightsError(f"WEIGHTS_CACHE_OVERRIDE {access.override} is not a directory")
+        return access.override
+    if folder := local_folder(model_id):
+        return folder
+    if is_meant_as_path(model_id):
+        raise WeightsError(f"{model_id} is not a directory")
+    if not is_hub_id(model_id):
+        raise WeightsError(f"{model_id!r} is neither a directory nor a model id like `name` or `owner/name`")
+    return None

@@ -7,12 +7,12 @@ from pathlib import Path
 from huggingface_hub import constants, try_to_load_from_cache
 
 from text_generation_common.errors import WeightsError
-from text_generation_common.model_folder import is_hub_id, is_meant_as_path, local_folder
 from text_generation_common.models.served import read_served
 from text_generation_common.weights import names
 from text_generation_common.weights.formats import refuse_quantized
 from text_generation_common.weights.headers import read_json
-from text_generation_server.weights.access import HubAccess, described, hub_errors
+from text_generation_server.weights.access import HubAccess, described, local_directory
+from text_generation_server.weights.hub_errors import hub_errors
 from text_generation_server.weights.snapshot import HubSnapshot
 from text_generation_server.weights.transfer import Retries
 
@@ -31,23 +31,6 @@ def resolve(model_id: str, revision: str | None, access: HubAccess | None = None
             f"run `text-generation-server download-weights {model_id}` first"
         )
     return path
-
-
-def local_directory(model_id: str, access: HubAccess) -> Path | None:
-    """The directory that `model_id` or the override names, or None if `model_id` is an id of the hub. WeightsError for
-    other ids.
-    """
-    if access.override is not None:
-        if not access.override.is_dir():
-            raise WeightsError(f"WEIGHTS_CACHE_OVERRIDE {access.override} is not a directory")
-        return access.override
-    if folder := local_folder(model_id):
-        return folder
-    if is_meant_as_path(model_id):
-        raise WeightsError(f"{model_id} is not a directory")
-    if not is_hub_id(model_id):
-        raise WeightsError(f"{model_id!r} is neither a directory nor a model id like `name` or `owner/name`")
-    return None
 
 
 def cached_snapshot(model_id: str, revision: str | None, access: HubAccess) -> Path | None:

@@ -5,11 +5,12 @@ import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, tqdm
+
+from text_generation_server.weights.access import LineStyle
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +42,6 @@ class Quiet:
 
     def close(self) -> None:
         pass
-
-
-@dataclass(frozen=True, slots=True)
-class LineStyle:
-    """How progress is logged where there is no terminal."""
-
-    every_s: float = 5.0
-    has_fields: bool = False  # whether lines have fields with numbers, from which a launcher draws a bar
 
 
 class DownloadSpeed:

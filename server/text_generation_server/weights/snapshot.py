@@ -14,7 +14,8 @@ from text_generation_common.hub_agent import named
 from text_generation_common.model_files import limit_bytes
 from text_generation_common.weights.headers import read_index
 from text_generation_common.weights.names import is_plain
-from text_generation_server.weights.access import HubAccess, described, hub_errors, mentioned_if_slow
+from text_generation_server.weights.access import HubAccess, described
+from text_generation_server.weights.hub_errors import hub_errors, mentioned_if_slow
 from text_generation_server.weights.progress import Progress, Quiet, make_progress
 from text_generation_server.weights.transfer import Blob, Retries, fetch_all
 

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from text_generation_server.weights import progress
-from text_generation_server.weights.progress import DownloadSpeed, Lines, LineStyle, sized
+from text_generation_server.weights.access import LineStyle
+from text_generation_server.weights.progress import DownloadSpeed, Lines, sized
 
 
 @pytest.fixture
