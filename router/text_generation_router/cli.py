@@ -1,4 +1,7 @@
-"""`text-generation-router`: turns TGI's flags into one config, and a failed start into one line on stderr."""
+"""`text-generation-router`: turns TGI's flags into one config, and a failed start into one line on stderr.
+
+Imports stay light, so that `--help` answers at once: each command imports what it needs.
+"""
 
 import json
 import sys
@@ -9,20 +12,20 @@ import typer
 from text_generation_common import faults
 from text_generation_common.flags.declaration import from_values
 from text_generation_common.flags.programs import ROUTER
+from text_generation_common.lasting import lasting
 from text_generation_common.logs import setup_logging
 from text_generation_common.typer_command import ReportingCommand, make_app, taking
 from text_generation_common.version import own_version
 from text_generation_router.config import RouterFlags
 from text_generation_router.errors import InferenceError, ShardsError, StartError
-from text_generation_router.openapi.document import document_of
-from text_generation_router.openapi.operation_json import Interface
-from text_generation_router.resolve import resolve
-from text_generation_router.serve import run
 
 
 def route(values: dict[str, Any]) -> None:
     flags = from_values(RouterFlags, values)
     setup_logging(flags.log_level, flags.process.json_output)
+    with lasting():
+        from text_generation_router.resolve import resolve
+        from text_generation_router.serve import run
     try:
         set_up_faults(flags.inherited.failpoints, flags.process.testing)
         run(resolve(flags))
@@ -32,6 +35,9 @@ def route(values: dict[str, Any]) -> None:
 
 def print_schema() -> None:
     """Print the OpenAPI document of a server without keys, and start nothing."""
+    from text_generation_router.openapi.document import document_of
+    from text_generation_router.openapi.operation_json import Interface
+
     print(json.dumps(document_of(Interface(version=own_version()))))
 
 

@@ -15,13 +15,12 @@ from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFla
 from text_generation_common.flags.process import InheritedFlags, ProcessFlags
 from text_generation_common.flags.programs import ROUTER
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
+from text_generation_common.lasting import lasting
 from text_generation_common.logs import setup_logging
 from text_generation_common.typer_command import ReportingCommand, make_app, taking
 from text_generation_router.cli import fail, set_up_faults
 from text_generation_router.config import RouterFlags
 from text_generation_router.errors import ShardsError, StartError
-from text_generation_router.resolve import block_hash_key_of
-from text_generation_router.serve_engine import EngineSettings, run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +57,9 @@ def serve(values: dict[str, Any]) -> None:
     setup_logging(flags.log_level, flags.process.json_output)
     if flags.master_shard_uds_path is None:
         fail("an engine has no port to find its shards by: give --master-shard-uds-path")
+    with lasting():
+        from text_generation_router.resolve import block_hash_key_of
+        from text_generation_router.serve_engine import EngineSettings, run
     try:
         block_hash_key = block_hash_key_of(flags.block_hash_key)
     except StartError as error:

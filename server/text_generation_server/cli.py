@@ -21,6 +21,7 @@ from text_generation_common.flags.environment import VariableError, from_environ
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import CacheFlags
 from text_generation_common.flags.programs import SHARD
+from text_generation_common.lasting import lasting
 from text_generation_common.logs import setup_logging
 from text_generation_common.memory import is_out_of_memory, refused_while_loading
 from text_generation_common.typer_command import make_app, taking
@@ -60,7 +61,8 @@ def serve(values: dict[str, Any]) -> None:
     if config.load_format is not LoadFormat.dummy:
         verify(config.model_path)
     try:
-        from text_generation_server import server
+        with lasting():
+            from text_generation_server import server
 
         server.serve(config)
     except Exception as error:  # libraries have many classes, also while they are imported

@@ -3,10 +3,12 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-
-from starlette.requests import Request
+from typing import TYPE_CHECKING
 
 from text_generation_router.errors import StartError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -36,7 +38,7 @@ def _network(word: str) -> Network:
         ) from None
 
 
-def peer_of(request: Request, trusted: Sequence[Network]) -> str:
+def peer_of(request: "Request", trusted: Sequence[Network]) -> str:
     """The client's IPv4 address or IPv6 /64 network; "" if the connection has no address.
 
     The client's address is the connection's, unless that is a trusted proxy's address. Then the entries of `Forwarded`
@@ -77,11 +79,11 @@ def _is_trusted(address: Address, trusted: Sequence[Network]) -> bool:
     return any(address in network for network in trusted)
 
 
-def _x_forwarded_for(request: Request) -> list[str]:
+def _x_forwarded_for(request: "Request") -> list[str]:
     return list(_last_entries(request.headers.getlist("x-forwarded-for")))
 
 
-def _forwarded(request: Request) -> list[str]:
+def _forwarded(request: "Request") -> list[str]:
     """The `for` of each element. An element without a readable `for` gives "", which is not an address."""
     elements = _last_entries(request.headers.getlist("forwarded"))
     matches = (FORWARDED_FOR.search(element) for element in elements)
