@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from text_generation_benchmark.families.report import Against
+from text_generation_benchmark.families.against import Against
 from text_generation_benchmark.output import show_table
 from text_generation_benchmark.replicas.cli import autoscaling, balance, choice, fleet, replicas, replicated
 from text_generation_benchmark.shards.cli import benchmark_shards

@@ -10,9 +10,9 @@ from text_generation_benchmark.bytes_read import weight_bytes
 from text_generation_benchmark.ceilings import Meter, with_ceilings
 from text_generation_benchmark.checkpoint import write_checkpoint
 from text_generation_benchmark.compare import OURS, Contender, Folders, llama_cpp, vllm
+from text_generation_benchmark.families.against import Against
 from text_generation_benchmark.families.experts_read import mean_experts_read
 from text_generation_benchmark.families.report import (
-    Against,
     BesideLlama,
     BesidePeers,
     last_line,

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import median
 
 from text_generation_benchmark.ceilings import machine
@@ -56,13 +55,6 @@ class BesidePeers:
             token = row.beside(peer, per_token_s, less_is_better=True)
             cells.append(f"{token[0] * 1e3:.2f} ({token[1]:.2f}×)" if token else NO_FIGURE)
         return [*cells, f"{row.limit_of_load:.1%}", f"{row.limit_of_step:.1%}", row.bound(row.work.step)]
-
-
-class Against(StrEnum):
-    """What the server is measured beside."""
-
-    llama = "llama"
-    peers = "peers"
 
 
 def llama_table(load: str, measured: Sequence[BesideLlama]) -> str:

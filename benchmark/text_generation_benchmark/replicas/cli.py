@@ -1,4 +1,6 @@
-"""The commands `replicas` and `fleet`: their flags, and the tables they write."""
+"""The commands `replicas` and `fleet`: their flags, and the tables they write. What only one command needs is imported
+there, so that `--help` answers at once.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,18 +9,12 @@ from typing import Annotated
 import typer
 
 from text_generation_benchmark.output import fail, show_table
-from text_generation_benchmark.replicas.balancing import LOAD as SMALL_CHATS
-from text_generation_benchmark.replicas.balancing import NUM_ENGINES, SLOTS, balance_table, compare_policies
 from text_generation_benchmark.replicas.chats import ChatLoad, steady_arrivals
-from text_generation_benchmark.replicas.choice_speed import measure
 from text_generation_benchmark.replicas.deployment import FleetPlan
 from text_generation_benchmark.replicas.fleet import GPUS_PER_REPLICA, TARGETS, day, small_day
 from text_generation_benchmark.replicas.front import Policy
-from text_generation_benchmark.replicas.news_speed import measure_news
 from text_generation_benchmark.replicas.report import as_markdown, costs_as_text, run
 from text_generation_benchmark.replicas.scaling import ScalingPlan, run_scaled, scaling_table
-from text_generation_benchmark.replicas.throughput import as_markdown as throughput_table
-from text_generation_benchmark.replicas.throughput import measure_replicated
 from text_generation_benchmark.simulation.devices import MODELS
 from text_generation_benchmark.simulation.metrics import Targets
 from text_generation_common.model_folder import demo_directory
@@ -73,6 +69,8 @@ def fleet(
     write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
 ) -> None:
     """Simulates a day of many replicas of a large model, with peaks and the loss of a rack."""
+    from text_generation_benchmark.replicas.news_speed import measure_news
+
     plans = [day(each, fronts, engines, day_seconds, rate, seed) for each in policy or Policy]
     runs = [(plan, run(plan, TARGETS)) for plan in plans]
     loss, about_model = plans[0].losses[0], plans[0].model
@@ -127,9 +125,11 @@ def replicated(
 ) -> None:
     """Tokens per second of several live engines with pretended shards, beside one. The shards are made slower until the
     cores are at most 60 % busy."""
+    from text_generation_benchmark.replicas.throughput import as_markdown, measure_replicated
+
     counts = sorted(set(replicas or (1, 8)))
     measured = measure_replicated(demo_directory(), counts, fronts, streams, seconds, turns, step_ms)
-    show_table(throughput_table(measured, streams), write, "replicas throughput")
+    show_table(as_markdown(measured, streams), write, "replicas throughput")
 
 
 def balance(
@@ -141,8 +141,10 @@ def balance(
     write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
 ) -> None:
     """Policies of fronts, simulated and then live, with four engines in processes of their own and pretended shards."""
+    from text_generation_benchmark.replicas.balancing import LOAD, NUM_ENGINES, SLOTS, balance_table, compare_policies
+
     rows = compare_policies(demo_directory(), not apart, rate, duration, fronts or (1, 2), seed)
-    load = replace(SMALL_CHATS, shares=not apart)
+    load = replace(LOAD, shares=not apart)
     about = f"{load}; {rate:g} requests per second for {duration:g} s; {NUM_ENGINES} engines with {SLOTS:,} slots."
     show_table(f"{about}\n\n{balance_table(rows)}", write, f"replicas live {'apart' if apart else 'chats'}")
 
@@ -153,4 +155,6 @@ def choice(
     write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
 ) -> None:
     """Measures the processor time of a front to choose among many engines, apart from hashing the prompt."""
+    from text_generation_benchmark.replicas.choice_speed import measure
+
     show_table(measure(engines, calls), write, "replicas choice")

@@ -1,13 +1,16 @@
 """The table of simulated deployments, in Markdown."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from text_generation_benchmark.output import aligned_table
 from text_generation_benchmark.replicas.deployment import Deployment, FleetPlan
-from text_generation_benchmark.replicas.news_speed import NewsCost
 from text_generation_benchmark.simulation.metrics import Targets
+
+if TYPE_CHECKING:
+    from text_generation_benchmark.replicas.news_speed import NewsCost
 
 HEAD = (
     "policy",
@@ -103,7 +106,7 @@ def _cells(plan: FleetPlan, summary: DeploymentSummary) -> list[str]:
     ]
 
 
-def costs_as_text(summary: DeploymentSummary, load: NewsCost, cache: NewsCost) -> str:
+def costs_as_text(summary: DeploymentSummary, load: "NewsCost", cache: "NewsCost") -> str:
     """What choices and news cost. `load`, `cache`: what one message costs on each side, measured with gRPC."""
     front_part = summary.loads_per_s * load.front_s + summary.caches_per_s * cache.front_s
     engine_loads, engine_caches = (

@@ -1,20 +1,16 @@
-"""`text-generation-benchmark` with TGI's flags: measures the shards of a running server."""
+"""`text-generation-benchmark` with TGI's flags: measures the shards of a running server. What measures is imported
+later than the flags, so that `--help` answers at once.
+"""
 
 import asyncio
 from typing import Annotated
 
 import typer
 
-from text_generation_benchmark.output import fail, say
-from text_generation_benchmark.shards.config import Plan, ShardBenchmarkConfig
-from text_generation_benchmark.shards.prompt import prompt_ids
-from text_generation_benchmark.shards.rounds import open_benchmark
-from text_generation_benchmark.shards.statistics import Results, Round
-from text_generation_benchmark.shards.tables import tables
+from text_generation_benchmark.output import fail
 from text_generation_common.errors import CommandError
 from text_generation_common.places import find_master_socket
 from text_generation_router.errors import ShardsError, StartError
-from text_generation_router.text.validation import AskedSampling
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -71,6 +67,11 @@ def benchmark_shards(
         return
     if tokenizer_name is None:
         raise typer.BadParameter("a local directory or a hub id is required", context, param_hint="--tokenizer-name")
+    from text_generation_benchmark.shards.config import ShardBenchmarkConfig
+    from text_generation_benchmark.shards.measuring import measure
+    from text_generation_benchmark.shards.tables import tables
+    from text_generation_router.text.validation import AskedSampling
+
     config = ShardBenchmarkConfig(
         tokenizer_name,
         revision,
@@ -106,23 +107,3 @@ def find_shard(port: int, runtime_dir: str) -> str:
         return find_master_socket(port, runtime_dir)
     except CommandError as error:
         fail(error.reason)
-
-
-async def measure(config: ShardBenchmarkConfig, plan: Plan) -> Results:
-    """Runs all rounds, with a line on stderr after each. Raises StartError and ShardsError."""
-    ids = await prompt_ids(config.tokenizer_name, config.revision, plan.sequence_length)
-    results = Results(plan.batch_sizes, plan.rounds_each)
-    async with open_benchmark(config.master_shard_uds_path, plan, ids) as benchmark:
-        await benchmark.measure(lambda done: report(results, done))
-    return results
-
-
-def report(results: Results, done: Round) -> None:
-    """Writes one line for each round."""
-    results.add(done)
-    number = f"{results.finished[done.batch_size]}/{results.rounds_each}"
-    what = "warm-up" if done.is_warmup else "run"
-    say(
-        f"batch size {done.batch_size}, round {number} ({what}):"
-        f" prefill {done.prefill_ms:.2f} ms, decode {done.decode_ms:.2f} ms, {done.token_ms:.2f} ms a token"
-    )
