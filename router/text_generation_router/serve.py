@@ -5,6 +5,7 @@ import logging
 import resource
 import socket
 import sys
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from text_generation_common.flags.kinds import GenerationConfig
 from text_generation_common.models.served import implementation_of
 from text_generation_common.version import own_version
 from text_generation_router.api import reading_child
+from text_generation_router.api.asking import compile_schemas
 from text_generation_router.api.body import Bodies
 from text_generation_router.api.fields import ListLimits
 from text_generation_router.api.ignored import IgnoredParameters
@@ -147,7 +149,6 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     pool = ProcessPool(reading_child.ENTRY, children_setup, child_limits(config))
     served = await find_engine(config, metrics)
     engine = served.run
-    pool.start()
     stack = AsyncExitStack()
     try:
         renderer = await stack.enter_async_context(rendering(chat_template, config.requests.max_concurrent_requests))
@@ -209,6 +210,9 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         def on_listening() -> None:
             served.listening()
             mention_addresses(config, listener.getsockname()[1])
+            # What no small request needs, and what the first would wait for, come after the start.
+            pool.start()
+            go_on(compile_schemas())
 
         patience_s = config.http.graceful_termination_timeout
         server = Server(http, gate, engine.close, patience_s, on_listening, served.others, place)
@@ -221,6 +225,13 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         tokenizer.close()
         await pool.close()
         await stack.aclose()
+
+
+def go_on(steps: Iterator[None]) -> None:
+    """Does one step in each turn of the event loop."""
+    for _ in steps:
+        asyncio.get_running_loop().call_soon(go_on, steps)
+        return
 
 
 def mention_addresses(config: RouterConfig, port: int) -> None:

@@ -4,7 +4,7 @@ Does no input or output: it reads small bodies on the event loop and large bodie
 (`reading_child.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -42,6 +42,9 @@ B = TypeVar("B", bound=Body)
 A = TypeVar("A", bound=Body, covariant=True)
 
 
+# Those of all bodies, whole and as a child has read them.
+SCHEMAS: list[type[Body]] = []
+
 # Refuses unsupported fields of a body, and returns the paths of its unknown fields.
 Survey = Callable[[dict[str, Any], Contract], tuple[str, ...]]
 
@@ -68,6 +71,13 @@ class Question(Generic[A]):
 
     def read(self, content: bytes, limits: ListLimits) -> Read[A]:
         return self.read_value(parse(content), limits)
+
+
+def compile_schemas() -> Iterator[None]:
+    """Compiles the schemas in steps of some milliseconds. The first body of a kind would wait for its own otherwise."""
+    for schema in SCHEMAS:
+        schema.model_rebuild()
+        yield
 
 
 def parse(content: bytes) -> dict[str, Any]:
@@ -138,6 +148,7 @@ def _question(
             value, left_out = without_agent_lines(value)
         return Read(check(schema, value, limits), unknown, left_out)
 
+    SCHEMAS.extend((schema, condensed or schema))
     return Question(name, read, partial(check, condensed or schema), known or contract.known)
 
 

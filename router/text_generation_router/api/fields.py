@@ -39,10 +39,11 @@ class ListLimits:
 
 class Body(BaseModel):
     """Base of request bodies. Numbers are JSON numbers (a boolean is not a number, 1.0 is not an integer); unknown
-    fields are ignored. A text below a field is its description in the OpenAPI document.
+    fields are ignored. A text below a field is its description in the OpenAPI document (`openapi/descriptions.py`).
+    A class is compiled when the first body of its kind is checked, and with it the classes of its fields.
     """
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
 
 
 def to_f32(value: float) -> float:

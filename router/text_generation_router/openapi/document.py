@@ -1,13 +1,15 @@
 """Makes the OpenAPI document of the table of operations. Starts nothing, and needs no model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from text_generation_router.api import anthropic_fields, known_fields, responses_fields
 from text_generation_router.api.contract import Contract, Refused, Renamed, Rule
+from text_generation_router.api.fields import Body
 from text_generation_router.openapi.anthropic_answers import AnthropicErrorJson
+from text_generation_router.openapi.descriptions import described
 from text_generation_router.openapi.native_answers import ErrorJson
 from text_generation_router.openapi.operation_json import ANSWER_HEADERS, Interface, Schemas, operation_json
 from text_generation_router.openapi.operations import Tag
@@ -40,8 +42,12 @@ CONTRACTS: dict[str, Contract] = {
 def document_of(interface: Interface) -> dict[str, Any]:
     made, definitions = TypeAdapter.json_schemas(list(_described(interface)), ref_template=REF)
     schemas: Schemas = {key: schema for (key, _), schema in made.items()}
+    texts = described(Body)
     components: dict[str, Any] = {
-        "schemas": {name: _component(name, schema) for name, schema in sorted(definitions["$defs"].items())},
+        "schemas": {
+            name: _component(name, _told(schema, texts.get(name, {})))
+            for name, schema in sorted(definitions["$defs"].items())
+        },
         "headers": {name: {"description": text, "schema": {"type": "string"}} for name, text in ANSWER_HEADERS.items()},
     }
     bearer = {"type": "http", "scheme": "bearer"}
@@ -72,6 +78,14 @@ def _described(interface: Interface) -> Iterator[tuple[str, Any, TypeAdapter[Any
                 yield f"{operation.name} {part}", "validation", TypeAdapter(kind)
     for kind in (ErrorJson, V1ErrorJson, AnthropicErrorJson):
         yield kind.__name__, "validation", TypeAdapter(kind)
+
+
+def _told(schema: dict[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    """The schema, with the descriptions of its properties."""
+    if not texts:
+        return schema
+    told = {name: {"description": texts[name]} if name in texts else {} for name in schema["properties"]}
+    return schema | {"properties": {name: told[name] | value for name, value in schema["properties"].items()}}
 
 
 def _component(name: str, schema: dict[str, Any]) -> dict[str, Any]:
