@@ -5,11 +5,13 @@ from typing import Any
 
 from text_generation_common import quantization
 from text_generation_common.errors import ArgumentValidation, WeightsError
+from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import DEMO_MODEL
 from text_generation_common.model_files import ModelFileError, read_json_object
 from text_generation_common.model_folder import demo_directory, is_hub_id, local_folder
-from text_generation_common.weights.headers import file_names
+from text_generation_common.weights.headers import file_names, weight_files
 from text_generation_common.weights.names import GGUF, GGUF_HINT, GGUF_REASON, only_gguf
+from text_generation_common.weights.tokenizer_files import FILE
 from text_generation_launcher.config import LaunchPlan
 
 
@@ -80,6 +82,18 @@ def folder_of(plan: LaunchPlan) -> Path | None:
 
 def is_local(plan: LaunchPlan) -> bool:
     return _local(plan).is_dir()
+
+
+def is_ready(plan: LaunchPlan) -> bool:
+    """Whether the model is a directory with all files in the form in which shards read them: there is nothing to
+    download, to convert or to make."""
+    folder = _local(plan)
+    if not (folder / FILE).is_file():
+        return False
+    try:
+        return plan.load_format is LoadFormat.dummy or bool(weight_files(folder))
+    except WeightsError:
+        return False
 
 
 def _local(plan: LaunchPlan) -> Path:

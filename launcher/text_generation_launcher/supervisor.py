@@ -142,6 +142,14 @@ class Supervisor:
     async def _get_weights(self) -> None:
         plan = self._spawner.plan
         logger.info("Starting check and download process for %s", plan.model_id)
+        if model.is_ready(plan):
+            logger.info("Files are already present on the host. Skipping download.")
+        else:
+            await self._download(plan)
+        logger.info("Successfully downloaded weights for %s", plan.model_id)
+        self._spawner.plan = with_prefill_budget(plan, model.model_config(plan))
+
+    async def _download(self, plan: LaunchPlan) -> None:
         display = make_display(plan.process.json_output)
         download = await self._spawner.start_download(display.takes)
         try:
@@ -153,13 +161,11 @@ class Supervisor:
                 raise DownloadError(download.error)
             log_last_lines(f"Download {download.how_it_ended}", download)
             raise DownloadError(f"the download {download.how_it_ended}", SEE_LOG)
-        logger.info("Successfully downloaded weights for %s", plan.model_id)
         # Imported here, like in `cli.py`.
         from text_generation_launcher.preflight import check_model
 
         if not model.is_local(plan) and (folder := model.folder_of(plan)) is not None:
             check_model(plan, folder, self._machine)  # A local model was checked before any child was started.
-        self._spawner.plan = with_prefill_budget(plan, model.model_config(plan))
 
     async def _drain(self, serving: "asyncio.Task[None]") -> None:
         """Asks the router to end, which it does when its requests are done. Until then the shards are kept alive."""

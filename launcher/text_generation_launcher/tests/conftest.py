@@ -227,6 +227,8 @@ class Site:
         self.programs.mkdir()
         self.model.mkdir()
         make_model(self.model)
+        # A model without tokenizer.json, so that a start begins with the child that makes one.
+        (self.model / "tokenizer.json").rename(self.model / "tokenizer.model")
         for name in ("text-generation-server", "text-generation-router", "text-generation-engine"):
             program = self.programs / name
             program.write_text(f"#!{sys.executable} -S\n{PROGRAM}")

@@ -56,8 +56,13 @@ def test_several_ranks_are_replaced_with_their_engine_and_not_with_a_front(site)
     site.wait_until_heard("ready", 2)
 
 
-def test_milestones_come_in_tgi_s_order_and_few_lines(site):
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_milestones_come_in_tgi_s_order_and_few_lines(site, is_whole):
+    """A model whose files are whole starts no child that would look at them."""
+    if is_whole:
+        (site.model / "tokenizer.model").rename(site.model / "tokenizer.json")
     launch = site.launch().ready()
+    assert bool(site.starts("download")) != is_whole
     milestones = [
         f"Starting check and download process for {site.model}",
         "Files are already present on the host. Skipping download.",
