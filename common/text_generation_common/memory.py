@@ -24,6 +24,9 @@ _REFUSED = (
 CPU_SHARE = 0.5
 # Lower bound of what loading takes besides the weights: small ones share mappings.
 LOADING_BYTES = 64 * 2**20
+# Share of what a shard may use below which keys and values surely find memory later, whatever other processes take: an
+# eighth of what is free.
+SURE_SHARE = 0.25
 
 
 def free_bytes(cgroup: Path = CGROUP) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from text_generation_common import faults
-from text_generation_common.memory import choose_slots
+from text_generation_common.memory import SURE_SHARE, choose_slots
 from text_generation_common.row_failures import NO_TOKEN, NOT_FINITE
 from text_generation_server.device.graphs import Signal
 from text_generation_server.device.memory import available_bytes, give_back_memory, memory_for, memory_of_cache
@@ -135,7 +135,9 @@ class ModelRunner:
             slots = choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
             longest = min(longest, slots)
             with memory_of_cache(slots, per_slot, self._available_bytes):
-                self._make_room(slots, rows, longest)
+                # Of the memory that is available, what a small cache takes will be there when its slots are used.
+                is_small = slots * per_slot < available * SURE_SHARE
+                self._make_room(slots, rows, longest, max_prefill_tokens if is_small else None)
         with self._group.collective_work("recorded steps"):
             self.row_state.forward.record(self._on_progress)
             self._mark().wait()
@@ -144,10 +146,10 @@ class ModelRunner:
     def _available_bytes(self) -> int:
         return available_bytes(self._device, self._num_neighbours, self._memory_fraction)
 
-    def _make_room(self, slots: int, rows: int, longest: int) -> None:
+    def _make_room(self, slots: int, rows: int, longest: int, written: int | None = None) -> None:
         self._platform.clear_graphs()
         self._constraints.clear()
-        self._kv_cache = self._model.make_cache(slots, rows, self._kv_dtype, self._on_progress)
+        self._kv_cache = self._model.make_cache(slots, rows, self._kv_dtype, self._on_progress, written)
         batches = Batches(Rows(rows, longest, self._device, padding_slot=slots))
         planner = Planner(batches, StepLimits(self._model.vocab_size, slots))
         forward = ForwardPass(self._model, self._platform, self._kv_cache, batches.rows, slots)

@@ -28,16 +28,19 @@ def bytes_per_slot(layers: Sequence[KvShape], dtype: torch.dtype) -> int:
 
 
 def make_kv_cache(
-    layers: Sequence[KvShape], slots: int, dtype: torch.dtype, device: torch.device, on_layer: Callable[[], None]
+    layers: Sequence[KvShape],
+    slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_layer: Callable[[], None],
+    written: int | None,
 ) -> list[KvLayer]:
-    """A cache of `slots` slots in each layer, and one extra slot for the tokens of padding. Every page is written, so
-    that a lack of memory is noticed now and not under load.
-    """
+    """A cache of `slots` slots in each layer, and one extra slot for the tokens of padding. `written`: see `zeros`."""
     cache = []
     for layer in layers:
         shape = (slots + 1, layer.vectors, layer.size)
-        heads = zeros(shape, dtype, device)
-        scales = zeros(shape[:2], SCALE, device) if dtype in SCALED else None
+        heads = zeros(shape, dtype, device, written)
+        scales = zeros(shape[:2], SCALE, device, written) if dtype in SCALED else None
         cache.append(KvLayer(heads, scales))
         on_layer()
     return cache

@@ -190,13 +190,17 @@ def test_warmup_honours_a_wish_that_fits_and_refuses_one_that_does_not(tmp_path:
         choose_slots(per_slot=1000, available=50_000, useful=10_000, wanted=None, at_least=100)
 
 
-def test_filling_the_pool_to_the_last_slot_needs_no_more_memory(tmp_path: Path) -> None:
-    heads, size = 8, 128  # a large pool, of heads that are not too large for the C kernels
-    shape = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": size, "num_hidden_layers": 2}
-    make_checkpoint(tmp_path, **shape)
+LARGE_POOL = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 2}
+LARGE_POOL_BYTES = 40 * 512 * 2 * 2 * 8 * 128 * 4  # the heads are not too large for the C kernels
+
+
+def test_filling_the_pool_to_the_last_slot_needs_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path, **LARGE_POOL)
+    monkeypatch.setattr("text_generation_server.runner.available_bytes", lambda *_: 3 * LARGE_POOL_BYTES)
     runner = make_runner(tmp_path)
     slots = runner.warmup(512, 512, 40, None).slots
-    pool_bytes = slots * 2 * 2 * heads * size * 4
     client = Client(runner, torch.arange(slots, dtype=torch.int32))
     client.step([], [replace(client.first_chunk(0, random_ids(512)), last=False)])
     before = resident_bytes()
@@ -204,7 +208,17 @@ def test_filling_the_pool_to_the_last_slot_needs_no_more_memory(tmp_path: Path) 
         client.step([], [replace(client.first_chunk(request_id, random_ids(512)), last=False)])
     assert len(client.slots) == 0
     # If a part of the pool had not been in memory before, filling the slots would have increased resident memory.
-    assert resident_bytes() - before < 0.1 * pool_bytes
+    assert resident_bytes() - before < 0.1 * LARGE_POOL_BYTES
+
+
+def test_a_pool_that_is_small_beside_the_free_memory_takes_memory_when_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path, **LARGE_POOL)
+    monkeypatch.setattr("text_generation_server.runner.available_bytes", lambda *_: 5 * LARGE_POOL_BYTES)
+    runner, before = make_runner(tmp_path), resident_bytes()
+    slots = runner.warmup(512, 512, 40, None).slots
+    assert slots == 40 * 512 and resident_bytes() - before < 0.5 * LARGE_POOL_BYTES
 
 
 def resident_bytes() -> int:

@@ -31,11 +31,23 @@ def test_small_tensors_and_odd_types_work_too() -> None:
 def test_every_page_of_zeros_is_there_from_the_start(numbers: int) -> None:
     tensor = zeros((numbers,), torch.int8, CPU)
     if numbers > HUGE_PAGE:
-        mappings = Path("/proc/self/smaps").read_text().split("VmFlags")
-        (own,) = [text for text in mappings if _holds(text, tensor.data_ptr())]
-        resident = re.search(r"^Rss:\s+(\d+) kB", own, re.MULTILINE)
-        assert resident and int(resident[1]) << 10 >= numbers
+        assert resident_bytes(tensor) >= numbers
     assert not tensor.any()
+
+
+def test_of_zeros_only_the_pages_of_the_first_rows_may_be_there() -> None:
+    tensor = zeros((16, HUGE_PAGE), torch.int8, CPU, written=2)
+    assert 2 * HUGE_PAGE <= resident_bytes(tensor) < 8 * HUGE_PAGE
+    assert not tensor.any()
+
+
+def resident_bytes(tensor: torch.Tensor) -> int:
+    """Bytes in memory of the mapping in which the tensor lies."""
+    mappings = Path("/proc/self/smaps").read_text().split("VmFlags")
+    (own,) = [text for text in mappings if _holds(text, tensor.data_ptr())]
+    resident = re.search(r"^Rss:\s+(\d+) kB", own, re.MULTILINE)
+    assert resident is not None
+    return int(resident[1]) << 10
 
 
 def test_the_system_may_put_them_on_huge_pages() -> None:
