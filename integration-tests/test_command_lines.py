@@ -4,6 +4,9 @@ passes on every flag.
 
 import inspect
 import os
+import subprocess
+import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -46,6 +49,12 @@ from text_generation_router.engine_cli import EngineFlags
 from text_generation_server import cli as server
 from text_generation_server.config import DownloadFlags, ServeFlags, ShardVariables
 
+SCRIPTS = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]["scripts"]
+# What takes so much time to import that `--help` must do without.
+LARGE = {
+    "cryptography", "fastapi", "google", "grpc", "huggingface_hub", "pydantic", "ray", "starlette",
+    "text_generation_proto", "tokenizers", "torch", "transformers", "triton", "uvloop",
+}  # fmt: skip
 RECORDED = Path(__file__).with_name("command_lines.golden")
 CONFIGS: dict[str, tuple[ProgramFlags, Any]] = {
     "launcher": (LAUNCHER, LauncherConfig),
@@ -102,6 +111,16 @@ def type_text(kind: Any) -> str:
     if isinstance(kind, EnumType):
         return "|".join(sorted(map(str, kind)))
     return "list" if get_origin(kind) is list else str(kind.__name__)
+
+
+@pytest.mark.parametrize("entry", SCRIPTS.values(), ids=SCRIPTS)
+def test_help_imports_no_large_package(entry: str) -> None:
+    """With what they import, `--help` took a second and more of processor time; without, a quarter of one."""
+    module, _, function = entry.partition(":")
+    code = f"import sys\nfrom {module} import {function}\ntry: {function}()\nfinally: print('loaded', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    told, _, loaded = done.stdout.partition("loaded")
+    assert "Usage: " in told and not {name.partition(".")[0] for name in loaded.split()} & LARGE
 
 
 def test_names_variables_types_and_defaults_are_as_recorded():

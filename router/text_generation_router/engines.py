@@ -29,7 +29,7 @@ from text_generation_router.errors import ScalingError, StartError
 from text_generation_router.metrics import Metrics
 from text_generation_router.remote.best_score import placement_of
 from text_generation_router.remote.engine import RemoteEngine
-from text_generation_router.remote.placement import MOST_ENGINES
+from text_generation_router.replicas.policies import MOST_ENGINES
 from text_generation_router.sockets import inherited_socket
 
 logger = logging.getLogger("text_generation_router")

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 from text_generation_router.remote.placement import (
-    MOST_ENGINES,
     LeastLoad,
     LeastRequests,
     Placement,
@@ -15,7 +14,7 @@ from text_generation_router.replicas.block_hashes import BLOCK_TOKENS, BlockHash
 from text_generation_router.replicas.cache_index import CacheIndex
 from text_generation_router.replicas.cache_news import CacheNews
 from text_generation_router.replicas.choice import EngineChoice
-from text_generation_router.replicas.policies import PlacementPolicy
+from text_generation_router.replicas.policies import MOST_ENGINES, PlacementPolicy
 
 # Seconds for which the blocks of a request that was sent count as cached, if the engine does not tell of them.
 EXPECTED_S = 10.0

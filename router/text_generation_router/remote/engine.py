@@ -18,8 +18,9 @@ from text_generation_router.errors import Refusal, RefusedError, ShardsError
 from text_generation_router.remote.books import FrontBooks
 from text_generation_router.remote.connection import EngineConnection
 from text_generation_router.remote.fleet import Fleet
-from text_generation_router.remote.placement import MOST_ENGINES, LeastLoad, Placement
+from text_generation_router.remote.placement import LeastLoad, Placement
 from text_generation_router.remote.values import RemoteCounts
+from text_generation_router.replicas.policies import MOST_ENGINES
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 
 logger = logging.getLogger("text_generation_router")

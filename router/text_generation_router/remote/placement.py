@@ -9,9 +9,8 @@ from text_generation_router.remote.requests import RemoteGroup
 from text_generation_router.remote.values import ToldLoad
 from text_generation_router.replicas.cache_news import CacheNews
 from text_generation_router.replicas.choice import EngineChoice
+from text_generation_router.replicas.policies import MOST_ENGINES
 
-# Most engines of a deployment.
-MOST_ENGINES = 1024
 NO_BLOCKS = np.zeros(0, dtype=np.int64)
 
 

@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+MOST_ENGINES = 1024  # most engines of a deployment
+
 
 class PlacementPolicy(StrEnum):
     SCORE = "score"  # by what is cached and by the load (`choice.py`)

@@ -248,8 +248,10 @@ def test_the_name_of_a_container_is_every_address():
         assert listener.getsockname()[0] == "0.0.0.0"
 
 
-def test_the_router_loads_neither_torch_nor_transformers():
-    code = "import sys, text_generation_router.cli; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+def test_the_router_loads_neither_what_shards_compute_with_nor_what_the_first_request_does_not_need():
+    unwanted = {"torch", "transformers", "huggingface_hub", "text_generation_router.openapi.document"}
+    modules = "text_generation_router.resolve, text_generation_router.serve, text_generation_router.serve_engine"
+    code = f"import sys, {modules}; print(sorted({unwanted} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
 
