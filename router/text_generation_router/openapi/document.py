@@ -81,11 +81,12 @@ def _described(interface: Interface) -> Iterator[tuple[str, Any, TypeAdapter[Any
 
 
 def _told(schema: dict[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
-    """The schema, with the descriptions of its properties."""
+    """The schema, with the descriptions of its properties. Their keys are in pydantic's order."""
     if not texts:
         return schema
     told = {name: {"description": texts[name]} if name in texts else {} for name in schema["properties"]}
-    return schema | {"properties": {name: told[name] | value for name, value in schema["properties"].items()}}
+    properties = {name: dict(sorted((value | told[name]).items())) for name, value in schema["properties"].items()}
+    return schema | {"properties": properties}
 
 
 def _component(name: str, schema: dict[str, Any]) -> dict[str, Any]:
