@@ -50,7 +50,7 @@ from text_generation_server import cli as server
 from text_generation_server.config import DownloadFlags, ServeFlags, ShardVariables
 
 SCRIPTS = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]["scripts"]
-# What takes so much time to import that `--help` must do without.
+# Packages that take long to import, without which `--help` must do.
 LARGE = {
     "cryptography", "fastapi", "google", "grpc", "huggingface_hub", "pydantic", "ray", "starlette",
     "text_generation_proto", "tokenizers", "torch", "transformers", "triton", "uvloop",

@@ -135,7 +135,7 @@ class ModelRunner:
             slots = choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
             longest = min(longest, slots)
             with memory_of_cache(slots, per_slot, self._available_bytes):
-                # Of the memory that is available, what a small cache takes will be there when its slots are used.
+                # Memory for a small cache will be there when its slots are used.
                 is_small = slots * per_slot < available * SURE_SHARE
                 self._make_room(slots, rows, longest, max_prefill_tokens if is_small else None)
         with self._group.collective_work("recorded steps"):

@@ -42,7 +42,7 @@ B = TypeVar("B", bound=Body)
 A = TypeVar("A", bound=Body, covariant=True)
 
 
-# Those of all bodies, whole and as a child has read them.
+# Schemas of all bodies, whole and as a child has read them.
 SCHEMAS: list[type[Body]] = []
 
 # Refuses unsupported fields of a body, and returns the paths of its unknown fields.
