@@ -10,7 +10,7 @@ GPU_PYTHON ?= 3.12
 GPU_ARCHITECTURE ?= x86_64
 # Packages that our own processes and tests import, and that torch, transformers, grpcio, protobuf and prometheus_client
 # do not install (test_gpu_packages.py).
-GPU_PACKAGES := fastapi httptools httpx llguidance orjson pytest uvicorn uvloop
+GPU_PACKAGES := httptools httpx llguidance orjson pytest starlette uvicorn uvloop
 # The plan that the GPU check runs: a, b or c.
 PLAN ?= a
 # The environment in which vLLM reads calls, for test-peer-parsers.

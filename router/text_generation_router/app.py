@@ -2,8 +2,9 @@
 
 from collections.abc import Awaitable, Callable
 
-from fastapi import FastAPI, Response
-from fastapi.routing import APIRoute
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from text_generation_router.api.admin import AdminRoutes
@@ -31,17 +32,10 @@ from text_generation_router.tracing import traced
 Endpoint = Callable[..., Awaitable[Response]]
 
 
-def create_app(services: Services) -> FastAPI:
+def create_app(services: Services) -> Starlette:
     config = services.config
-    app = FastAPI(
-        title="Text Generation Inference",
-        version=services.version,
-        license_info={"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
-        docs_url=None,  # FastAPI's own documentation routes are replaced by DocumentRoutes, which can need a key
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-    )
+    app = Starlette()
+    app.router.redirect_slashes = False
     generate, texts, service = GenerateRoutes(services), TextRoutes(services), ServiceRoutes(services)
     add_post(app, "/", generate.compat_generate)
     add_post(app, "/generate", generate.generate)
@@ -76,9 +70,7 @@ def create_app(services: Services) -> FastAPI:
         admin = AdminRoutes(config.admin_key_digest, services.replicas)
         # Open to `guarded`, which knows the clients' keys: these routes compare their own key.
         add_get(app, "/admin/replicas", admin.replicas, open=True)
-        app.router.add_api_route(
-            "/admin/replicas", admin.scale, methods=["POST"], response_class=Response, route_class_override=OpenRoute
-        )
+        app.routes.append(OpenRoute("/admin/replicas", admin.scale, methods=["POST"]))
     add_error_handlers(app, services.limit_hits, services.dialects)
     app.add_middleware(paced, callers=services.callers)
     app.add_middleware(gated, gate=services.gate, dialects=services.dialects)
@@ -101,15 +93,10 @@ def answers_at_once(config: RouterConfig) -> dict[bytes, ASGIApp]:
     return {b"/live": cors(Response(), config.http.cors_allow_origin)}
 
 
-def add_post(app: FastAPI, path: str, endpoint: Endpoint) -> None:
-    """Adds a route without FastAPI's body parsing: the endpoint parses the body, because the error texts, the size
-    limit and the parsing speed are part of TGI's contract."""
-    app.add_api_route(path, endpoint, methods=["POST"], response_class=Response)
+def add_post(app: Starlette, path: str, endpoint: Endpoint) -> None:
+    app.routes.append(Route(path, endpoint, methods=["POST"]))
 
 
-def add_get(app: FastAPI, path: str, endpoint: Endpoint, open: bool) -> None:
+def add_get(app: Starlette, path: str, endpoint: Endpoint, open: bool) -> None:
     """Adds GET and HEAD. `open`: the route needs no API key, even if the router has keys."""
-    kind = OpenRoute if open else APIRoute
-    app.router.add_api_route(
-        path, endpoint, methods=["GET", "HEAD"], response_class=Response, route_class_override=kind
-    )
+    app.routes.append((OpenRoute if open else Route)(path, endpoint, methods=["GET"]))

@@ -17,7 +17,7 @@ PACKAGES = (
     "grpcio",
     "protobuf",
     "prometheus_client",
-    "fastapi",
+    "starlette",
     "uvicorn",
     "uvloop",
 )

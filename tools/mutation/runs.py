@@ -20,7 +20,7 @@ LIMIT_S = 20.0  # seconds of CPU time for a test that usually takes no time, see
 # Libraries that the tests import, which takes seconds.
 LIBRARIES = (
     "pytest", "hypothesis", "hypothesis.stateful", "numpy", "torch", "torch._dynamo", "safetensors.torch",
-    "transformers.models.llama.modeling_llama", "tokenizers", "fastapi", "uvicorn", "httpx", "orjson", "pydantic",
+    "transformers.models.llama.modeling_llama", "tokenizers", "starlette", "uvicorn", "httpx", "orjson", "pydantic",
     "typer", "grpc.aio", "psutil", "prometheus_client",
 )  # fmt: skip
 

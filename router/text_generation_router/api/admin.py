@@ -2,7 +2,8 @@
 
 from typing import Any, Protocol
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from text_generation_common.deployment import ReplicaReport
 from text_generation_router.errors import (

@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from text_generation_router.api.asking import B, Question
 from text_generation_router.api.generation import Generation, Result, close_all

@@ -3,7 +3,8 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from text_generation_router.api import tgi_calls, v1_request
 from text_generation_router.api.answer import Answers

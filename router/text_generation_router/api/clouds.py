@@ -2,7 +2,8 @@
 
 import time
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import INVOCATION, VERTEX

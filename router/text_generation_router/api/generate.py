@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import orjson
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import COMPAT_GENERATE, GENERATE

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from text_generation_router.api.services import Services
 from text_generation_router.errors import UnhealthyError, UnknownModelError
@@ -27,17 +28,17 @@ class ServiceRoutes:
         self._services = services
         self._metrics_page = SharedPage(lambda: render_in_turns(services.metrics.of_server))
 
-    async def health(self) -> Response:
+    async def health(self, _: Request) -> Response:
         """200 with an empty body if the server takes requests, else 503."""
         if self._services.gate.is_shut or not await self._services.engine.is_healthy():
             raise UnhealthyError
         return Response()
 
-    async def live(self) -> Response:
+    async def live(self, _: Request) -> Response:
         """200 with an empty body while this process answers at all."""
         return Response()
 
-    async def info(self) -> Response:
+    async def info(self, _: Request) -> Response:
         """What is served, and its limits. Fields of older TGIs are kept."""
         return json_response(self._info())
 
@@ -70,7 +71,7 @@ class ServiceRoutes:
             "max_batch_size": snapshot.joining.max_batch_size,
         }
 
-    async def version(self) -> Response:
+    async def version(self, _: Request) -> Response:
         """The version of this server."""
         return json_response({"version": self._services.version})
 
@@ -81,9 +82,9 @@ class ServiceRoutes:
             return json_response({"data": [entry], "has_more": False, "first_id": name, "last_id": name})
         return json_response({"object": "list", "data": [entry]})
 
-    async def model(self, request: Request, name: str) -> Response:
+    async def model(self, request: Request) -> Response:
         """The entry of one model in the form of the client's API: the one that is served, by its name or id."""
-        services = self._services
+        services, name = self._services, request.path_params["name"]
         if name in (services.served_name, services.config.tokenizer_name):
             return json_response(self._model(request))
         unknown = UnknownModelError(name, services.served_name)
@@ -99,6 +100,6 @@ class ServiceRoutes:
         # vLLM and SGLang tell these as well; clients cut their prompts by `max_model_len`.
         return entry | {"root": name, "max_model_len": self._services.engine.snapshot().limits.max_total_tokens}
 
-    async def metrics(self) -> Response:
+    async def metrics(self, _: Request) -> Response:
         """Prometheus metrics."""
         return Response(await self._metrics_page.read(), media_type=CONTENT_TYPE)

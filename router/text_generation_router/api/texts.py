@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from text_generation_router.api.asking import CHAT, DETOKENIZE, TOKENIZE
 from text_generation_router.api.chat_prompt import rendered

@@ -1,8 +1,9 @@
 """Turns errors into HTTP answers. No other file of the router does this."""
 
 from http import HTTPStatus
+from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -50,18 +51,15 @@ def error_headers(error: InferenceError, dialect: ErrorDialect) -> dict[str, str
     return {**error.headers, **retry, **dialect.headers(error)}
 
 
-def add_error_handlers(app: FastAPI, hits: LimitHits, dialects: ErrorDialects) -> None:
-    @app.exception_handler(InferenceError)
+def add_error_handlers(app: Starlette, hits: LimitHits, dialects: ErrorDialects) -> None:
     async def inference_error(request: Request, error: InferenceError) -> Response:
         if isinstance(error, PayloadTooLargeError):
             hits.count(Limit.BODY_SIZE)
         return error_response(error, dialects.of(request.url.path))
 
-    @app.exception_handler(ClientDisconnect)
     async def client_gone(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=CLIENT_GONE)
 
-    @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
         """Answers a request for a missing route or method: 404 and 405 are the only HTTPExceptions that Starlette
         itself raises.
@@ -71,7 +69,6 @@ def add_error_handlers(app: FastAPI, hits: LimitHits, dialects: ErrorDialects) -
         error_here = MethodError(allowed_methods(app, path)) if is_method else NoSuchRouteError()
         return error_response(error_here, dialects.of(path))
 
-    @app.exception_handler(Exception)
     async def mistake(request: Request, _: Exception) -> Response:
         """Answers an unexpected exception. Starlette raises the exception again after the answer, so that uvicorn logs
         it.
@@ -81,8 +78,17 @@ def add_error_handlers(app: FastAPI, hits: LimitHits, dialects: ErrorDialects) -
         response.raw_headers.extend(added_headers(request.scope))
         return response
 
+    handlers: dict[type[Exception], Any] = {
+        InferenceError: inference_error,
+        ClientDisconnect: client_gone,
+        HTTPException: no_such_route,
+        Exception: mistake,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
 
-def allowed_methods(app: FastAPI, path: str) -> str:
+
+def allowed_methods(app: Starlette, path: str) -> str:
     """Methods of all routes of `path`. Starlette itself would name only the methods of the first route."""
     routes = (route for route in app.routes if isinstance(route, Route) and route.path_regex.match(path))
     return ",".join(sorted({method for route in routes for method in route.methods or ()}))

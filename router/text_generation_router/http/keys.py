@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from fastapi.routing import APIRoute
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from text_generation_router.errors import StartError, UnauthorizedError
@@ -20,7 +19,7 @@ LINE = re.compile(r"(?:sha256:)?(?P<digest>[0-9a-f]{64})(?:[ \t]+(?P<name>[\w.-]
 NAME_DIGITS = 16
 
 
-class OpenRoute(APIRoute):
+class OpenRoute(Route):
     """A route that needs no key. Every other route needs a key, including routes that are added later."""
 
 

@@ -112,8 +112,6 @@ class Logged:
 
     def _route_of(self, scope: Scope) -> str:
         """The path of the request's route, never other words of its client; "" if there is no such route."""
-        route = scope.get("route")
-        if isinstance(route, Route):
-            return route.path
-        known = (route.path for route in self._routes if isinstance(route, Route))
-        return scope["path"] if scope["path"] in known else ""
+        paths = {route.path: route.endpoint for route in self._routes if isinstance(route, Route)}
+        path: str = scope["path"]
+        return path if path in paths else next((path for path in paths if paths[path] is scope.get("endpoint")), "")

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from text_generation_common.tasks import cancelled
@@ -217,7 +217,7 @@ class StopOnSignal:
 
 
 def uvicorn_config(
-    app: FastAPI,
+    app: Starlette,
     limits: ConnectionLimits,
     hits: LimitHits,
     at_once: Mapping[bytes, ASGIApp] = MappingProxyType({}),

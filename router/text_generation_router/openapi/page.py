@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 STATIC = Path(__file__).parent / "static"
 # Nothing but the files of this server, and no script or style in the page's text. Swagger UI's style sheet has images

@@ -3,7 +3,8 @@
 import asyncio
 import json
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from text_generation_router.api.services import Services
 from text_generation_router.openapi.page import FILES, page

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import COMPLETION

@@ -1,7 +1,7 @@
 import asyncio
 
 import pytest
-from fastapi import Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from text_generation_router.api.tests.conftest import HEADERS
@@ -93,7 +93,7 @@ def test_a_route_added_later_is_closed(make_server):
     async def late() -> Response:
         return Response(b"inside")
 
-    server.app.add_api_route("/late", late)
+    server.app.add_route("/late", late)
     server.app.router.routes.append(Route("/later", late))
     for path in ("/late", "/later"):
         assert server.get(path).status == 401

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
-from fastapi import FastAPI, Response
+from starlette.applications import Starlette
+from starlette.responses import Response
 from uvicorn.server import ServerState
 
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
@@ -54,7 +55,7 @@ class Line:
     def __init__(self) -> None:
         self.metrics, self.transport = Metrics(), KeepingTransport()
         http = uvicorn_config(
-            cast(FastAPI, Response(status_code=203)),
+            cast(Starlette, Response(status_code=203)),
             ConnectionLimits(9, 9, 9.0),
             LimitHits(self.metrics),
             {b"/live": Response()},

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import uvloop
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
 from text_generation_router.http.direct import DirectWriter
@@ -46,7 +46,7 @@ class App:
 
 @asynccontextmanager
 async def connected(app: App) -> AsyncIterator[asyncio.StreamReader]:
-    config = uvicorn_config(cast(FastAPI, app), ConnectionLimits(9, 100, PATIENCE_S), LimitHits(Metrics()))
+    config = uvicorn_config(cast(Starlette, app), ConnectionLimits(9, 100, PATIENCE_S), LimitHits(Metrics()))
     config.load()
 
     def connection() -> asyncio.Protocol:

@@ -9,7 +9,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 
 from text_generation_router.errors import IncompleteGenerationError, InferenceError, UnhealthyError
 from text_generation_router.http.dialects import NATIVE, ErrorDialects
@@ -40,12 +42,12 @@ class Router:
     """
 
     def __init__(self, patience_s: float, others: Others | None = None) -> None:
-        self.gate, self.app = Gate(), FastAPI()
+        self.gate, self.app = Gate(), Starlette()
         self.started, self.finish, self.failed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         hits = LimitHits(Metrics())
-        self.app.add_api_route("/stream", self.stream, methods=["POST"])
-        self.app.add_api_route("/whole", self.whole, methods=["POST"])
-        self.app.add_api_route("/health", self.health)
+        self.app.add_route("/stream", self.stream, methods=["POST"])
+        self.app.add_route("/whole", self.whole, methods=["POST"])
+        self.app.add_route("/health", self.health)
         add_error_handlers(self.app, hits, DIALECTS)
         self.app.add_middleware(gated, gate=self.gate, dialects=DIALECTS)
         config = uvicorn_config(self.app, ConnectionLimits(100, 1000, 30), hits)
@@ -219,7 +221,7 @@ def test_a_client_that_does_not_read_does_not_keep_the_server():
             async def endless(request: Request) -> Response:
                 return EventStream(flood(), {})
 
-            router.app.add_api_route("/endless", endless)
+            router.app.add_route("/endless", endless)
             client = socket.create_connection(router.address)
             client.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
             while not any(one.flow.write_paused for one in router.server.server_state.connections):
@@ -240,7 +242,7 @@ def test_an_answer_that_is_still_being_read_is_not_cut():
             async def large(request: Request) -> Response:
                 return Response(content)
 
-            router.app.add_api_route("/large", large, methods=["POST"])
+            router.app.add_route("/large", large, methods=["POST"])
             reader, writer = await asyncio.open_connection(*router.address, limit=2**10)
             writer.write(b"POST /large HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 import uvicorn
 import uvloop
-from fastapi import FastAPI, Response
+from starlette.applications import Starlette
+from starlette.responses import Response
 
 from text_generation_router.http import protocol, request_log
 from text_generation_router.http.closing import ClosingResponse
@@ -127,7 +128,7 @@ async def serving(**changes: Any) -> AsyncIterator[Edge]:
     values: dict[str, Any] = {"max_connections": 50, "payload_bytes": 100_000, "write_s": PATIENCE_S}
     metrics, app = Metrics(), App()
     config = uvicorn_config(
-        cast(FastAPI, app), ConnectionLimits(**values | changes), LimitHits(metrics), {b"/live": Response()}
+        cast(Starlette, app), ConnectionLimits(**values | changes), LimitHits(metrics), {b"/live": Response()}
     )
     server = Server(config, Gate(), end_streams=asyncio.Event().wait, patience_s=0)
     listener = socket.socket()
