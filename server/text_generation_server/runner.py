@@ -10,6 +10,7 @@ from torch import Tensor
 from text_generation_common import faults
 from text_generation_common.memory import SURE_SHARE, choose_slots
 from text_generation_common.row_failures import NO_TOKEN, NOT_FINITE
+from text_generation_server.device.arena import take_memory
 from text_generation_server.device.graphs import Signal
 from text_generation_server.device.memory import available_bytes, give_back_memory, memory_for, memory_of_cache
 from text_generation_server.device.transfers import Moment, fetch
@@ -137,7 +138,7 @@ class ModelRunner:
             with memory_of_cache(slots, per_slot, self._available_bytes):
                 # Memory for a small cache will be there when its slots are used.
                 is_small = slots * per_slot < available * SURE_SHARE
-                self._make_room(slots, rows, longest, max_prefill_tokens if is_small else None)
+                self._make_room(slots, rows, longest, max_prefill_tokens if is_small else slots + 1)
         with self._group.collective_work("recorded steps"):
             self.row_state.forward.record(self._on_progress)
             self._mark().wait()
@@ -146,10 +147,16 @@ class ModelRunner:
     def _available_bytes(self) -> int:
         return available_bytes(self._device, self._num_neighbours, self._memory_fraction)
 
-    def _make_room(self, slots: int, rows: int, longest: int, written: int | None = None) -> None:
+    def _make_room(self, slots: int, rows: int, longest: int, taken: int) -> None:
+        """Makes the cache, and takes memory for its first `taken` slots now and not under load."""
         self._platform.clear_graphs()
         self._constraints.clear()
-        self._kv_cache = self._model.make_cache(slots, rows, self._kv_dtype, self._on_progress, written)
+        self._kv_cache = self._model.make_cache(slots, rows, self._kv_dtype)
+        for layer in self._kv_cache:
+            for tensor in layer.heads, layer.scales:
+                if tensor is not None:
+                    take_memory(tensor[:taken])
+            self._on_progress()
         batches = Batches(Rows(rows, longest, self._device, padding_slot=slots))
         planner = Planner(batches, StepLimits(self._model.vocab_size, slots))
         forward = ForwardPass(self._model, self._platform, self._kv_cache, batches.rows, slots)
@@ -162,7 +169,7 @@ class ModelRunner:
             self._kv_cache, self._row_state = [], None
             give_back_memory(self._device)
             largest = WarmupStep([], NO_SLOTS, largest_step(tokens, longest))
-            self._make_room(tokens, max(SMALL_ROWS, len(largest.chunks)), longest)
+            self._make_room(tokens, max(SMALL_ROWS, len(largest.chunks)), longest, tokens)
         # The first steps compile kernels, which takes seconds without a progress report. So pauses are measured later:
         # the longest pause decides when a shard is taken to hang.
         for step in small_steps(tokens, longest):

@@ -52,17 +52,16 @@ class SharedPages:
         return tensor.view(dtype).view(shape)
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, written: int | None = None) -> Tensor:
-    """Like `empty`, with zeros. On a CPU the pages of the first `written` rows are written (None: every page), so that
-    a lack of memory is noticed now. torch.zeros does not write: the system maps pages of zeros to one shared page until
-    they are written."""
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Like `empty`, with zeros. The system maps pages of zeros to one shared page until they are written."""
     tensor = empty(shape, dtype, device)
-    if _has_own_mapping(shape, dtype, device):
-        # The rest of a new page is zero already.
-        tensor[:written].view(-1).view(torch.uint8)[:: mmap.PAGESIZE].zero_()
-    else:
-        tensor.zero_()
-    return tensor
+    return tensor if _has_own_mapping(shape, dtype, device) else tensor.zero_()
+
+
+def take_memory(zeros: Tensor) -> None:
+    """Writes every page of new zeros on a CPU, so that a lack of memory is noticed now."""
+    if zeros.device.type == "cpu":
+        zeros.view(-1).view(torch.uint8)[:: mmap.PAGESIZE].zero_()
 
 
 def _has_own_mapping(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:

@@ -155,15 +155,8 @@ class Decoder:
     def bytes_per_slot(self, dtype: torch.dtype) -> int:
         return bytes_per_slot(self._kv_shapes, dtype)
 
-    def make_cache(
-        self,
-        slots: int,
-        rows: int,
-        dtype: torch.dtype,
-        on_layer: Callable[[], None],
-        written: int | None = None,
-    ) -> list[KvLayer]:
-        return make_kv_cache(self._kv_shapes, slots, dtype, self._device, on_layer, written)
+    def make_cache(self, slots: int, rows: int, dtype: torch.dtype) -> list[KvLayer]:
+        return make_kv_cache(self._kv_shapes, slots, dtype, self._device)
 
     def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:
         residual = self._embed(step.ids_T)

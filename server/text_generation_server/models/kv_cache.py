@@ -1,6 +1,6 @@
 """The cache that holds the keys and values of all tokens: one tensor per layer, with one slot per token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,20 +27,12 @@ def bytes_per_slot(layers: Sequence[KvShape], dtype: torch.dtype) -> int:
     return sum(layer.vectors * (layer.size * dtype.itemsize + scale) for layer in layers)
 
 
-def make_kv_cache(
-    layers: Sequence[KvShape],
-    slots: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    on_layer: Callable[[], None],
-    written: int | None,
-) -> list[KvLayer]:
-    """A cache of `slots` slots in each layer, and one extra slot for the tokens of padding. `written`: see `zeros`."""
+def make_kv_cache(layers: Sequence[KvShape], slots: int, dtype: torch.dtype, device: torch.device) -> list[KvLayer]:
+    """A cache of `slots` slots in each layer, and one extra slot for the tokens of padding."""
     cache = []
     for layer in layers:
         shape = (slots + 1, layer.vectors, layer.size)
-        heads = zeros(shape, dtype, device, written)
-        scales = zeros(shape[:2], SCALE, device, written) if dtype in SCALED else None
+        heads = zeros(shape, dtype, device)
+        scales = zeros(shape[:2], SCALE, device) if dtype in SCALED else None
         cache.append(KvLayer(heads, scales))
-        on_layer()
     return cache

@@ -44,18 +44,9 @@ class Model(Protocol):
         """Bytes that one slot takes in a cache whose numbers are of type `dtype`."""
         ...
 
-    def make_cache(
-        self,
-        slots: int,
-        rows: int,
-        dtype: torch.dtype,
-        on_layer: Callable[[], None],
-        written: int | None = None,
-    ) -> list[KvLayer]:
-        """A cache of `slots` slots and `rows` rows, with an extra slot and an extra row for padding. `on_layer` is
-        called after each layer, to report progress. Memory is taken now for the first `written` slots at least; None:
-        for all, so that a lack of memory is noticed now and not under load.
-        """
+    def make_cache(self, slots: int, rows: int, dtype: torch.dtype) -> list[KvLayer]:
+        """A cache of `slots` slots and `rows` rows, with an extra slot and an extra row for padding. No page of a
+        large tensor on a CPU is written: see `take_memory`."""
         ...
 
     def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from text_generation_server.device.arena import HUGE_PAGE, SHARED_BYTES, SharedPages, empty, zeros
+from text_generation_server.device.arena import HUGE_PAGE, SHARED_BYTES, SharedPages, empty, take_memory, zeros
 
 CPU = torch.device("cpu")
 
@@ -28,15 +28,17 @@ def test_small_tensors_and_odd_types_work_too() -> None:
 
 
 @pytest.mark.parametrize("numbers", [5, 3 * HUGE_PAGE + 5], ids=["small", "large"])
-def test_every_page_of_zeros_is_there_from_the_start(numbers: int) -> None:
+def test_every_page_of_zeros_can_be_taken_at_once(numbers: int) -> None:
     tensor = zeros((numbers,), torch.int8, CPU)
+    take_memory(tensor)
     if numbers > HUGE_PAGE:
         assert resident_bytes(tensor) >= numbers
     assert not tensor.any()
 
 
-def test_of_zeros_only_the_pages_of_the_first_rows_may_be_there() -> None:
-    tensor = zeros((16, HUGE_PAGE), torch.int8, CPU, written=2)
+def test_only_the_pages_of_the_first_rows_may_be_taken() -> None:
+    tensor = zeros((16, HUGE_PAGE), torch.int8, CPU)
+    take_memory(tensor[:2])
     assert 2 * HUGE_PAGE <= resident_bytes(tensor) < 8 * HUGE_PAGE
     assert not tensor.any()
 
