@@ -5,7 +5,6 @@ import logging
 import resource
 import socket
 import sys
-from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -62,6 +61,9 @@ OTHER_DESCRIPTORS = 64 + MAX_BEYOND
 # Number of child processes that read large bodies. With one child, at most one large body is in memory as Python
 # objects.
 CHILDREN = 1
+# Seconds after the start until the child is started, unless a large body comes before: the first small requests need
+# the processors.
+READING_CHILD_S = 1.0
 # Most large bodies that wait for the child. The number is small to bound their memory.
 WAITING_BODIES = 16
 # Bytes that the child may allocate: 48 for each byte of the body, which is the most that JSON takes as objects and in
@@ -149,6 +151,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     pool = ProcessPool(reading_child.ENTRY, children_setup, child_limits(config))
     served = await find_engine(config, metrics)
     engine = served.run
+    compile_schemas()  # while the shards load; the first body of each kind would wait for it otherwise
     stack = AsyncExitStack()
     try:
         renderer = await stack.enter_async_context(rendering(chat_template, config.requests.max_concurrent_requests))
@@ -210,9 +213,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         def on_listening() -> None:
             served.listening()
             mention_addresses(config, listener.getsockname()[1])
-            # What no small request needs, and what the first would wait for, come after the start.
-            pool.start()
-            go_on(compile_schemas())
+            asyncio.get_running_loop().call_later(READING_CHILD_S, pool.start)
 
         patience_s = config.http.graceful_termination_timeout
         server = Server(http, gate, engine.close, patience_s, on_listening, served.others, place)
@@ -225,13 +226,6 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         tokenizer.close()
         await pool.close()
         await stack.aclose()
-
-
-def go_on(steps: Iterator[None]) -> None:
-    """Does one step in each turn of the event loop."""
-    for _ in steps:
-        asyncio.get_running_loop().call_soon(go_on, steps)
-        return
 
 
 def mention_addresses(config: RouterConfig, port: int) -> None:

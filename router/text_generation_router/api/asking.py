@@ -4,7 +4,7 @@ Does no input or output: it reads small bodies on the event loop and large bodie
 (`reading_child.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -73,11 +73,9 @@ class Question(Generic[A]):
         return self.read_value(parse(content), limits)
 
 
-def compile_schemas() -> Iterator[None]:
-    """Compiles the schemas in steps of some milliseconds. The first body of a kind would wait for its own otherwise."""
+def compile_schemas() -> None:
     for schema in SCHEMAS:
         schema.model_rebuild()
-        yield
 
 
 def parse(content: bytes) -> dict[str, Any]:

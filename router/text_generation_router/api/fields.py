@@ -40,7 +40,7 @@ class ListLimits:
 class Body(BaseModel):
     """Base of request bodies. Numbers are JSON numbers (a boolean is not a number, 1.0 is not an integer); unknown
     fields are ignored. A text below a field is its description in the OpenAPI document (`openapi/descriptions.py`).
-    A class is compiled when the first body of its kind is checked, and with it the classes of its fields.
+    Only the classes of whole bodies are compiled (`compile_schemas`), and with them the classes of their fields.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)

@@ -79,7 +79,7 @@ def read_answer(question: Question[B], answer: bytes) -> Read[B]:
 
 
 def make_handlers(setup: bytes) -> Mapping[str, Handler]:
-    list(compile_schemas())
+    compile_schemas()
     sources, *all_ways = orjson.loads(setup)
     template = None if sources is None else ChatTemplate(*sources)
     own_ways, chat_ways = (CallWays(**values) for values in all_ways)

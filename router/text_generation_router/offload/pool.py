@@ -48,6 +48,9 @@ class ProcessPool:
         self._is_closed = False
 
     def start(self) -> None:
+        """Starts the children, unless they have been started before, or the pool is closed."""
+        if self._keepers or self._is_closed:
+            return
         for number in range(self._limits.children):
             self._keepers.append(asyncio.create_task(self._keep(), name=f"offload child {number}"))
 
@@ -58,8 +61,7 @@ class ProcessPool:
         """
         if self._is_closed:
             raise BusyError
-        if not self._keepers:
-            self.start()
+        self.start()
         loop = asyncio.get_running_loop()
         job = Job(name, content, tenant, timeout_s, loop.create_future())
         job.refusal_timer = loop.call_later(self._limits.wait_s, _fail, job, BusyError())

@@ -263,6 +263,19 @@ def test_closing_ends_the_children_and_all_jobs():
     run(test)
 
 
+def test_a_start_after_another_or_after_the_end_starts_no_child() -> None:
+    async def test() -> None:
+        pool = ProcessPool(HANDLERS, b"the setup", PoolLimits(2, 8))
+        pool.start()
+        pool.start()
+        assert len(asyncio.all_tasks()) == 1 + 2
+        await pool.close()
+        pool.start()
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(test())
+
+
 def test_jobs_are_refused_while_no_child_can_start():
     async def test() -> None:
         pool = ProcessPool(HANDLERS, b"broken", PoolLimits(1, 8, wait_s=0.2))
