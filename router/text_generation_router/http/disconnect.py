@@ -1,4 +1,4 @@
-"""Cancels work when its client disconnects. FastAPI does not tell a handler about a disconnect."""
+"""Cancels work when its client disconnects. Starlette does not tell an endpoint about a disconnect."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine

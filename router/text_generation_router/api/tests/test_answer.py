@@ -55,7 +55,7 @@ def loud(server) -> Loud:
     async def endpoint(request: Request) -> Response:
         return await answers.answer(request, dialect)
 
-    server.app.add_api_route("/loud", endpoint, methods=["POST"], response_model=None)
+    server.app.add_route("/loud", endpoint, methods=["POST"])
     return dialect
 
 

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -90,7 +91,7 @@ def test_no_other_spelling_of_a_path_avoids_the_key(guarded, closed, path):
 def test_a_route_added_later_is_closed(make_server):
     server = make_server(api_keys=DIGESTS)
 
-    async def late() -> Response:
+    async def late(_: Request) -> Response:
         return Response(b"inside")
 
     server.app.add_route("/late", late)

@@ -5,6 +5,7 @@ from dataclasses import astuple
 from itertools import pairwise
 
 import pytest
+from starlette.requests import Request
 
 from text_generation_common.logs import JsonFormatter
 from text_generation_router.app import answers_at_once
@@ -166,10 +167,10 @@ def test_unknown_paths_and_methods_are_refused_in_json(server):
 
 
 def test_an_unexpected_exception_is_a_500_in_json_and_raised_again(server):
-    async def mistaken() -> None:
+    async def mistaken(_: Request) -> None:
         raise RuntimeError("a secret")
 
-    server.app.add_api_route("/mistaken", mistaken)
+    server.app.add_route("/mistaken", mistaken)
     answers = []
 
     async def send(message) -> None:
