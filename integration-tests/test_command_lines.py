@@ -52,8 +52,8 @@ from text_generation_server.config import DownloadFlags, ServeFlags, ShardVariab
 SCRIPTS = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]["scripts"]
 # Packages that take long to import, without which `--help` must do.
 LARGE = {
-    "cryptography", "fastapi", "google", "grpc", "huggingface_hub", "pydantic", "ray", "starlette",
-    "text_generation_proto", "tokenizers", "torch", "transformers", "triton", "uvloop",
+    "cryptography", "fastapi", "google", "grpc", "huggingface_hub", "pydantic", "ray", "rich",
+    "starlette", "text_generation_proto", "tokenizers", "torch", "transformers", "triton", "uvloop",
 }  # fmt: skip
 RECORDED = Path(__file__).with_name("command_lines.golden")
 CONFIGS: dict[str, tuple[ProgramFlags, Any]] = {
