@@ -25,7 +25,7 @@ def _derived(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 def _of(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
     for name, field in kind.model_fields.items():
-        owner = next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", {}))
+        owner = next(base for base in kind.__mro__ if name in inspect.get_annotations(base))
         text = field.description or _texts(inspect.getmodule(owner)).get(owner.__name__, {}).get(name)
         alias = field.validation_alias
         if text:
