@@ -144,6 +144,7 @@ class Supervisor:
         logger.info("Starting check and download process for %s", plan.model_id)
         if model.is_ready(plan):
             logger.info("Files are already present on the host. Skipping download.")
+            await self._spawner.has_checked_files.wait()  # a bad file ends the start before a shard begins
         else:
             await self._download(plan)
         logger.info("Successfully downloaded weights for %s", plan.model_id)

@@ -227,13 +227,17 @@ class Site:
         self.programs.mkdir()
         self.model.mkdir()
         make_model(self.model)
-        # A model without tokenizer.json, so that a start begins with the child that makes one.
-        (self.model / "tokenizer.json").rename(self.model / "tokenizer.model")
+        # Weights that are no safetensors, so that a start begins with the child that converts them.
+        (self.model / "model.safetensors").rename(self.model / "pytorch_model.bin")
         for name in ("text-generation-server", "text-generation-router", "text-generation-engine"):
             program = self.programs / name
             program.write_text(f"#!{sys.executable} -S\n{PROGRAM}")
             program.chmod(0o755)
         self._launches: list[Launch] = []
+
+    def make_whole(self) -> None:
+        """From now on the model's files need no child that converts them."""
+        (self.model / "pytorch_model.bin").rename(self.model / "model.safetensors")
 
     def environ(self, **extra: str) -> dict[str, str]:
         base = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

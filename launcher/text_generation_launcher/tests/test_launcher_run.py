@@ -60,7 +60,7 @@ def test_several_ranks_are_replaced_with_their_engine_and_not_with_a_front(site)
 def test_milestones_come_in_tgi_s_order_and_few_lines(site, is_whole):
     """A model whose files are whole starts no child that would look at them."""
     if is_whole:
-        (site.model / "tokenizer.model").rename(site.model / "tokenizer.json")
+        site.make_whole()
     launch = site.launch().ready()
     assert bool(site.starts("download")) != is_whole
     milestones = [
@@ -197,8 +197,11 @@ BAD_FILES = {
 }
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_bad_tokenizer_or_template_ends_the_start_beside_the_download(site, name):
+def test_a_bad_tokenizer_or_template_ends_the_start_beside_the_download(site, name, is_whole):
+    if is_whole:  # nothing is downloaded: the shards wait for the check
+        site.make_whole()
     content, told = BAD_FILES[name]
     (site.model / name).write_text(content)
     launch = site.launch(FAKE_DOWNLOAD="hang")
