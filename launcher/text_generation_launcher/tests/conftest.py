@@ -227,7 +227,7 @@ class Site:
         self.programs.mkdir()
         self.model.mkdir()
         make_model(self.model)
-        # Weights that are no safetensors, so that a start begins with the child that converts them.
+        # Weights in PyTorch's own format, so that a start begins with the child that converts them.
         (self.model / "model.safetensors").rename(self.model / "pytorch_model.bin")
         for name in ("text-generation-server", "text-generation-router", "text-generation-engine"):
             program = self.programs / name
