@@ -8,7 +8,7 @@ built, the shard computes with torch alone, and built/skipped.json says why.
     python build.py avx2 portable    # builds the first of these targets that the compiler knows
     python build.py --check          # compiles with warnings as errors, and keeps nothing
 
-A library that was built from the same sources is not built again.
+A library that was built from the same sources with this file is not built again.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ void probe_tiles(void) { _tile_dpbf16ps(0, 1, 2); }
 #endif
 """
 # Why a target has no library, if only the best target for one machine was asked for.
-ONLY_BEST = "the kernels were built for another processor only; `make kernels` builds them for every processor"
+ONLY_BEST = "`make install` has built the kernels for one kind of processor only; `make kernels` builds them for all"
 POINTER = "P"
 WORD_BYTES = 8
 
@@ -132,8 +132,11 @@ def build(best_of: Sequence[str] = ()) -> dict[str, str]:
 
 
 def _is_current(target: str) -> bool:
+    """Whether the target's library was built from these sources, and not before this file, which has the flags."""
     library = library_path(target)
-    return library.exists() and SOURCES_DIGEST.encode() in library.read_bytes()
+    if not library.exists() or library.stat().st_mtime < Path(__file__).stat().st_mtime:
+        return False
+    return SOURCES_DIGEST.encode() in library.read_bytes()
 
 
 def _is_granted(target: str, folder: Path) -> bool:
