@@ -44,7 +44,7 @@ PROGRESS := mkdir -p .venv/tmp; export TMPDIR='$(CURDIR)/.venv/tmp'; started=$$(
 	done & trap "kill $$!" EXIT; set -e;
 # Prints what an installation does next.
 STEP = @mkdir -p .venv/tmp; echo "$(1)" | tee .venv/tmp/step
-MAKE_PART := $(MAKE) --no-print-directory
+QUIETLY := --no-print-directory
 # Build tools lie in a folder of their own, because building and running need different versions of protobuf. -S hides the
 # packages of .venv, which are installed at the same time.
 BUILD := PYTHONPATH=.venv/build $(BIN)/python -S -m hatchling build
@@ -70,9 +70,9 @@ GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 install: .venv/installed
 
 .venv/installed: requirements/run.txt requirements/torch.txt requirements/build.txt $(BUILD_INPUTS)
-	@$(PROGRESS) $(MAKE_PART) .venv/build/installed; \
-		$(MAKE_PART) --jobs 2 .venv/packages .venv/wheels/built; \
-		$(MAKE_PART) editable; \
+	@$(PROGRESS) $(MAKE) $(QUIETLY) .venv/build/installed; \
+		$(MAKE) $(QUIETLY) --jobs 2 .venv/packages .venv/wheels/built; \
+		$(MAKE) $(QUIETLY) editable; \
 		rm -rf .venv/tmp
 	@touch $@
 
@@ -89,7 +89,7 @@ install: .venv/installed
 .venv/packages: requirements/run.txt requirements/torch.txt | .venv/bin/pip
 	$(call STEP,Packages of requirements/run.txt: 260 MiB)
 	@$(PIP_INSTALL) $(LOCKED) --requirement requirements/run.txt
-	@$(MAKE_PART) torch
+	@$(MAKE) $(QUIETLY) torch
 	@touch $@
 
 # Installs torch, unless this version is there, and prints which build it is.
@@ -121,14 +121,14 @@ PRINT_TORCH = version=$$(sed -n "s/^__version__ = '\(.*\)'/\1/p" $(SITE)/torch/v
 editable:
 	$(call STEP,The package itself)
 	@$(PIP_INSTALL) --no-deps --force-reinstall .venv/wheels/*.whl
-	$(call STEP,Bytecode of all packages: 180 MiB)
-	@$(BIN)/python -m compileall -qq -j 0 $(SITE) $(OWN_PACKAGES) || :
+	$(call STEP,Bytecode of all packages: 190 MiB)
+	@$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(SITE) $(OWN_PACKAGES) || :
 
 # What tests and developers need beside that, and the kernels for every kind of processor.
 install-test: .venv/installed-test
 
 .venv/installed-test: .venv/installed requirements/test.txt
-	@$(PROGRESS) $(MAKE_PART) --jobs 2 test-packages kernels; \
+	@$(PROGRESS) $(MAKE) $(QUIETLY) --jobs 2 test-packages kernels; \
 		rm -rf .venv/tmp
 	@touch $@
 
@@ -168,7 +168,7 @@ test-wheel: install-test
 	@case $$(ls build/wheel) in *-any.whl) echo "the wheel has no compiled kernels: its tag names no platform"; exit 1;; esac
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/pip install $(QUIET) --no-compile $(LOCKED) --requirement requirements/run.txt
-	$(MAKE_PART) torch BIN=build/wheel/venv/bin
+	$(MAKE) $(QUIETLY) torch BIN=build/wheel/venv/bin
 	build/wheel/venv/bin/pip install $(QUIET) --no-deps build/wheel/*.whl
 	build/wheel/venv/bin/pip check
 	cd / && "$(CURDIR)/$(BIN)/python" "$(CURDIR)/integration-tests/ask_installed.py" "$(CURDIR)/build/wheel/venv"
