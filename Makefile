@@ -36,7 +36,7 @@ SITE = $(BIN)/../lib/python3*/site-packages
 OWN_PACKAGES := $(addsuffix /text_generation*,benchmark clients/python common launcher proto router server)
 # Prints every 3 s how long a recipe has run, the size of .venv, the step, and the newest file or folder. Downloads and the
 # compiler's files lie in .venv/tmp meanwhile. The loop ends with the shell that has started it.
-PROGRESS := mkdir -p .venv/tmp; export TMPDIR='$(CURDIR)/.venv/tmp'; started=$$(date +%s); \
+PROGRESS := rm -rf .venv/tmp; mkdir -p .venv/tmp; export TMPDIR='$(CURDIR)/.venv/tmp'; started=$$(date +%s); \
 	while sleep 3 >/dev/null 2>&1; kill -0 $$$$ 2>/dev/null; do \
 		newest=$$(ls -td .venv/tmp/*/*.whl .venv/tmp/*/*.o .venv/lib/python3*/site-packages/* 2>/dev/null | head -n 1); \
 		echo "$$(($$(date +%s) - started)) s, $$(du -sm .venv 2>/dev/null | cut -f 1) MiB in .venv:" \
@@ -70,7 +70,7 @@ GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 install: .venv/installed
 
 .venv/installed: requirements/run.txt requirements/torch.txt requirements/build.txt $(BUILD_INPUTS)
-	@$(PROGRESS) $(MAKE) $(QUIETLY) .venv/build/installed; \
+	@$(PROGRESS) $(MAKE) $(QUIETLY) .venv/build/packages; \
 		$(MAKE) $(QUIETLY) --jobs 2 .venv/packages .venv/wheels/built; \
 		$(MAKE) $(QUIETLY) editable; \
 		rm -rf .venv/tmp
@@ -80,7 +80,7 @@ install: .venv/installed
 	$(call STEP,A virtual environment in .venv)
 	@$(PYTHON) -m venv .venv
 
-.venv/build/installed: requirements/build.txt | .venv/bin/pip
+.venv/build/packages: requirements/build.txt | .venv/bin/pip
 	$(call STEP,Packages of requirements/build.txt: 35 MiB)
 	@rm -rf .venv/build
 	@$(PIP_INSTALL) $(LOCKED) --target .venv/build --requirement requirements/build.txt
@@ -112,7 +112,7 @@ PRINT_TORCH = version=$$(sed -n "s/^__version__ = '\(.*\)'/\1/p" $(SITE)/torch/v
 	echo "torch $$version: $$size MiB, $$what"
 
 # The gRPC stubs and the kernels for this processor, and a wheel that makes Python find the packages of this checkout.
-.venv/wheels/built: $(BUILD_INPUTS) .venv/build/installed
+.venv/wheels/built: $(BUILD_INPUTS) .venv/build/packages
 	@echo "Kernels for this processor, from C"
 	@rm -rf .venv/wheels
 	@$(BUILD) --target wheel:editable --directory .venv/wheels
