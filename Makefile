@@ -44,6 +44,7 @@ PROGRESS := rm -rf .venv/tmp; mkdir -p .venv/tmp; export TMPDIR='$(CURDIR)/.venv
 	done & trap "kill $$!" EXIT; set -e;
 # Prints what an installation does next.
 STEP = @mkdir -p .venv/tmp; echo "$(1)" | tee .venv/tmp/step
+# For the parts of an installation, which are targets of their own because two of them run at the same time.
 QUIETLY := --no-print-directory
 # Build tools lie in a folder of their own, because building and running need different versions of protobuf. -S hides the
 # packages of .venv, which are installed at the same time.
@@ -61,10 +62,9 @@ BUILD_INPUTS := pyproject.toml hatch_build.py clients/python/text_generation/__i
 
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
-.PHONY: install install-test kernels run test test-wheel test-models test-schema test-grammars check format prose proto lock sbom audit fuzz fuzz-grammars demo-model test-demo-model bench bench-guard bench-peers \
+.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-models test-schema test-grammars check format prose proto lock sbom audit fuzz fuzz-grammars demo-model test-demo-model bench bench-guard bench-peers \
 	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
 
-# What serving needs. Every file is checked against the hashes in requirements/ (see requirements/README.md), torch excepted.
 # What serving needs, with the kernels for this machine's processor. Every file is checked against the hashes in requirements/
 # (see requirements/README.md), torch excepted.
 install: .venv/installed
