@@ -103,9 +103,10 @@ torch:
 TORCH_INDEX_ANSWERS = (exec $(BIN)/python -c "import signal, urllib.request; signal.alarm($(TORCH_WAIT_S)); \
 	urllib.request.urlopen('$(TORCH_INDEX)/torch/').read(1)") 2>/dev/null
 TORCH_FOR_CPUS = $(PIP_INSTALL) --index-url $(TORCH_INDEX) --no-deps --requirement requirements/torch.txt
+TORCH_HAS_CUDA = grep -q "^cuda.* = '" $(SITE)/torch/version.py
 PRINT_TORCH = version=$$(sed -n "s/^__version__ = '\(.*\)'/\1/p" $(SITE)/torch/version.py); \
 	size=$$(du -cm $(SITE)/torch $(SITE)/nvidia $(SITE)/triton 2>/dev/null | tail -n 1 | cut -f 1); \
-	if ! grep -q "^cuda.* = '" $(SITE)/torch/version.py; then what="without CUDA"; \
+	if ! $(TORCH_HAS_CUDA); then what="without CUDA"; \
 	elif [ -n "$(NVIDIA_DRIVER)" ]; then what="with CUDA"; \
 	else what="with CUDA, for which this machine has no driver; for the smaller build: make clean install TORCH_INDEX=URL, \
 	where URL is an index of torch for CPUs that this machine can reach"; fi; \
@@ -136,7 +137,7 @@ install-test: .venv/installed-test
 test-packages:
 	$(call STEP,Packages of requirements/test.txt: 1500 MiB)
 	@$(PIP_INSTALL) $(LOCKED) --requirement requirements/test.txt
-	@$(PIP_INSTALL) --requirement requirements/torch.txt
+	@! $(TORCH_HAS_CUDA) || $(PIP_INSTALL) --requirement requirements/torch.txt
 
 # The kernels for every kind of processor; `make install` compiles those for this machine's only.
 kernels: install

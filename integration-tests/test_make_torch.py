@@ -1,5 +1,6 @@
-"""`make torch`: which build of torch is installed, and what is said of it, with two package indexes on this machine."""
+"""Which torch and which Triton are installed, and what is said of it, with two package indexes on this machine."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 NAME, _, VERSION = (ROOT / "requirements" / "torch.txt").read_text().strip().partition("==")
 WAIT_S = 1
+TESTED_TRITON = "3.5"
 CLOSED = "http://127.0.0.1:1"
 
 
@@ -39,11 +41,12 @@ class Indexes:
     cpu: str
     silent: str
     default: str
+    triton_hash: str  # of the version that tests have, in the default index
 
 
 def write_wheel(index: Path, package: str, version: str, files: dict[str, str], needs: str = "") -> None:
     folder, info = index / package, f"{package}-{version}.dist-info"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     name = f"{package}-{version}-py3-none-any.whl"
     metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n{needs}"
     described = {"METADATA": metadata, "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
@@ -51,27 +54,31 @@ def write_wheel(index: Path, package: str, version: str, files: dict[str, str], 
         for path, text in (files | {f"{info}/{file}": text for file, text in described.items()}).items():
             wheel.writestr(path, text)
         wheel.writestr(f"{info}/RECORD", "")
-    (folder / "index.html").write_text(f'<a href="{name}">{name}</a>')
+    links = [f'<a href="{wheel.name}">{wheel.name}</a>' for wheel in folder.glob("*.whl")]
+    (folder / "index.html").write_text("\n".join(links))
 
 
-def write_torch(index: Path, build: str, version: str, cuda: str) -> None:
-    """A torch that says what its build is, and asks for the package of CUDA that goes with it."""
+def write_torch(index: Path, build: str, version: str, cuda: str, needs: str = "") -> None:
+    """A torch that says what its build is."""
     says = f"__version__ = '{VERSION}+{build}'\ncuda: Optional[str] = {cuda}\n"
-    write_wheel(index, NAME, version, {f"{NAME}/version.py": says}, "Requires-Dist: triton\n")
+    write_wheel(index, NAME, version, {f"{NAME}/version.py": says}, needs)
 
 
 @pytest.fixture(scope="module")
 def indexes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Indexes]:
     folder = tmp_path_factory.mktemp("indexes")
-    write_torch(folder / "cpu", "cpu", f"{VERSION}+cpu", "None")
-    write_torch(folder / "default", "cu130", VERSION, "'13.0'")
-    write_wheel(folder / "default", "triton", "3.0", {"triton/__init__.py": "x" * 3 * 2**20})
+    write_torch(folder / "cpu", "cpu", f"{VERSION}+cpu", "None", "Requires-Dist: sympy\n")
+    write_torch(folder / "default", "cu130", VERSION, "'13.0'", "Requires-Dist: triton==3.0\n")
+    for version in ("3.0", TESTED_TRITON):
+        write_wheel(folder / "default", "triton", version, {"triton/__init__.py": "x" * 3 * 2**20})
     handlers = [partial(Quiet, directory=str(folder)), Silent]
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for handler in handlers]
     for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     urls = [f"http://127.0.0.1:{server.server_port}" for server in servers]
-    yield Indexes(f"{urls[0]}/cpu", urls[1], f"{urls[0]}/default")
+    tested = next((folder / "default" / "triton").glob(f"*-{TESTED_TRITON}-*.whl"))
+    digest = hashlib.sha256(tested.read_bytes()).hexdigest()
+    yield Indexes(f"{urls[0]}/cpu", urls[1], f"{urls[0]}/default", digest)
     for server in servers:
         server.shutdown()
         server.server_close()
@@ -89,12 +96,12 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make_torch(checkout: Path, default: str, cpu: str, driver: str = "") -> tuple[set[str], str]:
+def make_torch(checkout: Path, default: str, cpu: str, driver: str = "", target: str = "torch") -> tuple[set[str], str]:
     """Runs `make torch`; the packages that are there then, and what it says last."""
     environ = {name: text for name, text in os.environ.items() if not name.startswith(("PIP_", "MAKE"))}
     environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": default, "PIP_NO_CACHE_DIR": "1", "NO_PROXY": "*"}
     variables = [f"TORCH_INDEX={cpu}", f"TORCH_WAIT_S={WAIT_S}", f"NVIDIA_DRIVER={driver}"]
-    command = ["make", "--silent", "--file", str(ROOT / "Makefile"), "torch", *variables]
+    command = ["make", "--silent", "--file", str(ROOT / "Makefile"), target, *variables]
     done = subprocess.run(command, cwd=checkout, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     there = {path.stem for path in checkout.glob(".venv/lib/python3*/site-packages/*.dist-info")}
@@ -121,3 +128,12 @@ def test_an_index_of_builds_for_cpus_that_does_not_serve_leaves_the_default_one(
 def test_with_a_driver_torch_comes_from_the_default_index(checkout: Path, indexes: Indexes) -> None:
     there, said = make_torch(checkout, indexes.default, indexes.cpu, driver="/proc/driver/nvidia/version")
     assert there == {f"{NAME}-{VERSION}", "triton-3.0"} and said == f"torch {VERSION}+cu130: 4 MiB, with CUDA"
+
+
+@pytest.mark.parametrize("driver", ["", "/proc/driver/nvidia/version"])
+def test_tests_bring_triton_where_torch_does_not(checkout: Path, indexes: Indexes, driver: str) -> None:
+    (checkout / "requirements" / "test.txt").write_text(f"triton=={TESTED_TRITON} --hash=sha256:{indexes.triton_hash}")
+    make_torch(checkout, indexes.default, indexes.cpu, driver)
+    there, _ = make_torch(checkout, indexes.default, CLOSED, driver, target="test-packages")
+    build, triton = ("", "3.0") if driver else ("+cpu", TESTED_TRITON)
+    assert there == {f"{NAME}-{VERSION}{build}", f"triton-{triton}"}
