@@ -41,7 +41,7 @@ class Indexes:
     cpu: str
     silent: str
     default: str
-    triton_hash: str  # of the version that tests have, in the default index
+    triton_hash: str  # SHA-256 of the wheel of TESTED_TRITON
 
 
 def write_wheel(index: Path, package: str, version: str, files: dict[str, str], needs: str = "") -> None:
