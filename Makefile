@@ -40,7 +40,7 @@ PROGRESS := rm -rf .venv/tmp; mkdir -p .venv/tmp; export TMPDIR='$(CURDIR)/.venv
 	while sleep 3 >/dev/null 2>&1; kill -0 $$$$ 2>/dev/null; do \
 		newest=$$(ls -td .venv/tmp/*/*.whl .venv/tmp/*/*.o .venv/lib/python3*/site-packages/* 2>/dev/null | head -n 1); \
 		echo "$$(($$(date +%s) - started)) s, $$(du -sm .venv 2>/dev/null | cut -f 1) MiB in .venv:" \
-			"$$(cat .venv/tmp/step 2>/dev/null) ($$(basename "$$newest"))"; \
+			"$$(tail -n 1 .venv/tmp/step 2>/dev/null) ($$(basename "$$newest"))"; \
 	done & trap "kill $$!" EXIT; set -e;
 # Prints what an installation does next.
 STEP = @mkdir -p .venv/tmp; echo "$(1)" | tee .venv/tmp/step
@@ -114,7 +114,7 @@ PRINT_TORCH = version=$$(sed -n "s/^__version__ = '\(.*\)'/\1/p" $(SITE)/torch/v
 
 # The gRPC stubs and the kernels for this processor, and a wheel that makes Python find the packages of this checkout.
 .venv/wheels/built: $(BUILD_INPUTS) .venv/build/packages
-	@echo "Kernels for this processor, from C"
+	@echo "Kernels for this processor, from C" | tee -a .venv/tmp/step
 	@rm -rf .venv/wheels
 	@$(BUILD) --target wheel:editable --directory .venv/wheels
 	@touch $@
