@@ -73,12 +73,14 @@ def service_types(name: str, proto: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def compile_kernels() -> list[str]:
-    """Compiles the CPU kernels. Returns the targets that now have libraries. Exits with the compiler's output if csrc
-    does not compile.
+def compile_kernels(every_target: bool) -> list[str]:
+    """Compiles the CPU kernels, for every target or for this machine's processor alone. Returns the targets that now
+    have libraries. Exits with the compiler's output if csrc does not compile.
     """
+    features = runpy.run_path(str(ROOT / "common/text_generation_common/cpu_features.py"))
+    here = [name for name in features["NEEDS"] if not features["lacking"](name, features["processor_flags"]())]
     script = runpy.run_path(str(ROOT / "server/text_generation_server/kernels/cpu/build.py"))
-    script["main"]([])
+    script["main"]([] if every_target else here)
     built: list[str] = script["built_targets"]()
     return built
 
@@ -86,11 +88,11 @@ def compile_kernels() -> list[str]:
 class CustomBuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         generate_stubs()
-        if compile_kernels():
+        if self.target_name == "wheel" and compile_kernels(every_target=version != "editable"):
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
 
 
 if __name__ == "__main__":
     generate_stubs()
-    compile_kernels()
+    compile_kernels(every_target=True)

@@ -9,7 +9,7 @@ from text_generation.retries import Retries
 from text_generation.streams import AsyncStream, Stream
 from text_generation.timeouts import Timeout
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AsyncClient",

@@ -102,14 +102,14 @@ def check(schema: type[B], value: dict[str, Any], limits: ListLimits | None = No
 
 def _without_kinds(place: tuple[int | str, ...], value: Any, is_missing: bool) -> tuple[int | str, ...]:
     """The place of a value in the body without what pydantic tells schemas apart by: the `type` of each object on the
-    way, and the name of one of several types, such as `str`, behind the place of a value that is not an object.
-    `is_missing`: the place ends with the name of a missing field."""
+    way (an item of /v1/responses without one is a message), and the name of one of several types, such as `str`, behind
+    the place of a value that is not an object. `is_missing`: the place ends with the name of a missing field."""
     kept: list[int | str] = []
     for number, part in enumerate(place, 1):
         if isinstance(part, str) and not isinstance(value, dict):
             continue
         is_field = is_missing and number == len(place)
-        if isinstance(value, dict) and part == value.get("type") and part not in value and not is_field:
+        if isinstance(value, dict) and part == (value.get("type") or "message") and part not in value and not is_field:
             continue
         kept.append(part)
         if isinstance(value, dict):

@@ -1,6 +1,5 @@
 """The messages of a chat: one text of all that a message's content may be, and its other fields for the template."""
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import orjson
@@ -12,16 +11,9 @@ from text_generation_router.json_depth import TOO_DEEP, TooDeepError, read_json
 from text_generation_router.text.template_messages import Message
 
 
-def flattened(field: str) -> Callable[[Any], Any]:
-    """A function that joins a list of text chunks into one string, and makes an absent content "". Any other value is
-    left to the type check. `field`: what the route calls the conversation."""
-
-    def flatten(content: Any) -> Any:
-        if not isinstance(content, list):
-            return "" if content is None else content
-        return "".join(_chunk_text(chunk, field) for chunk in content)
-
-    return flatten
+def flattened(content: Any) -> Any:
+    """One string of the list of text chunks of an item of `input`. Any other value is left to the type check."""
+    return "".join(_chunk_text(chunk, "input") for chunk in content) if isinstance(content, list) else content
 
 
 def read_content(content: Any, info: ValidationInfo) -> str | list[dict[str, str]] | None:

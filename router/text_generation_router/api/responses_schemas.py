@@ -12,7 +12,7 @@ from text_generation_router.api.v1_schemas import AnsweredRequest, Rendered, Str
 from text_generation_router.errors import ValidationError
 
 LOGPROBS = "message.output_text.logprobs"
-Content = Annotated[str, BeforeValidator(flattened("input"), json_schema_input_type=str | list[dict[str, Any]])]
+Content = Annotated[str, BeforeValidator(flattened, json_schema_input_type=str | list[dict[str, Any]])]
 
 
 class InputMessage(Body):

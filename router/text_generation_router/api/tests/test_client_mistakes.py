@@ -92,6 +92,8 @@ def test_arguments_as_text_are_as_deep_as_the_limit_at_most(make_server, levels:
         (CHAT, {"messages": [USER, {"role": "user", "content": None}]}, "messages[1].content"),
         (RESPONSES, {"temperature": -1.0}, "temperature"),
         (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
+        (RESPONSES, {"input": [USER, {"role": "user", "content": None}]}, "input[1].content"),
+        (RESPONSES, {"input": [{"role": "user"}]}, "input[0].content"),
         (RESPONSES, {"input": [{"type": "message", "role": "bad", "content": "Hi"}]}, "input[0].role"),
         (CHAT, {"messages": [{"role": "bad", "content": "Hi"}]}, "messages"),
         (CHAT, {"documents": [{"text": "a"}]}, "documents"),

@@ -1,13 +1,17 @@
-"""Compiles csrc/ once for each kind of processor that the compiler knows, when the package is built or installed; and
-reads csrc/arguments.h, the one declaration of what Python passes to C.
+"""Compiles csrc/ for kinds of processors, when the package is built or installed; and reads csrc/arguments.h, the one
+declaration of what Python passes to C.
 
 Standard library only: the build runs this file before any other package is installed. Without a C compiler nothing is
 built, the shard computes with torch alone, and built/skipped.json says why.
 
-    python build.py            # builds
-    python build.py --check    # compiles with warnings as errors, and keeps nothing
+    python build.py                  # builds every target that the compiler knows
+    python build.py avx2 portable    # builds the first of these targets that the compiler knows
+    python build.py --check          # compiles with warnings as errors, and keeps nothing
+
+A library that was built from the same sources with this file is not built again.
 """
 
+import ctypes
 import hashlib
 import json
 import os
@@ -17,7 +21,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -51,6 +56,8 @@ __m512 probe(__m512 sums, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(sums
 void probe_tiles(void) { _tile_dpbf16ps(0, 1, 2); }
 #endif
 """
+# Why a target has no library, if only the best target for one machine was asked for.
+ONLY_BEST = "`make install` has built the kernels for one kind of processor only; `make kernels` builds them for all"
 POINTER = "P"
 WORD_BYTES = 8
 
@@ -103,24 +110,46 @@ def why_skipped() -> dict[str, str]:
     return skipped
 
 
-def build() -> dict[str, str]:
-    """Compiles the libraries of all targets. Returns the targets that were skipped, and why. BuildError if the sources
-    do not compile: then no file has changed."""
-    with TemporaryDirectory() as folder:
-        skipped = _compile_into(Path(folder), FLAGS)
-        (Path(folder) / "skipped.json").write_text(json.dumps(skipped, indent=2) + "\n")
-        shutil.rmtree(BUILT, ignore_errors=True)
-        BUILT.mkdir()
-        for path in [*Path(folder).glob("*.so"), Path(folder) / "skipped.json"]:
+def build(best_of: Sequence[str] = ()) -> dict[str, str]:
+    """Compiles the libraries of all targets or, with `best_of`, of the first of these that compiler and system can do.
+    Libraries of the same sources stay. Returns the targets that were skipped, and why. BuildError if the sources do not
+    compile: then no file has changed."""
+    skipped: dict[str, str] = {}
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for targets in [[target] for target in best_of] or [[*_targets()]]:
+            skipped |= _compile_into(folder, [target for target in targets if not _is_current(target)], FLAGS)
+            if any(_is_granted(target, folder) for target in targets if target not in skipped):
+                break
+        BUILT.mkdir(exist_ok=True)
+        for stale in (library_path(target) for target in _targets() if not _is_current(target)):
+            stale.unlink(missing_ok=True)
+        for path in folder.glob("*.so"):
             shutil.copy(path, BUILT)
+    skipped = {t: skipped.get(t, ONLY_BEST) for t in _targets() if not library_path(t).exists()}
+    (BUILT / "skipped.json").write_text(json.dumps(skipped, indent=2) + "\n")
     return skipped
+
+
+def _is_current(target: str) -> bool:
+    """Whether the target's library was built from these sources, and not before this file, which has the flags."""
+    library = library_path(target)
+    if not library.exists() or library.stat().st_mtime < Path(__file__).stat().st_mtime:
+        return False
+    return SOURCES_DIGEST.encode() in library.read_bytes()
+
+
+def _is_granted(target: str, folder: Path) -> bool:
+    """Whether the system lets programs use the target's instructions. Its library is in `folder` or built before."""
+    library = next(folder.glob(library_path(target).name), library_path(target))
+    return target != "amx" or ctypes.CDLL(str(library)).request_matrix_unit() == 0
 
 
 def check() -> dict[str, str]:
     """Compiles everything with warnings as errors. Returns the targets that this compiler cannot check, and why.
     BuildError with all warnings."""
     with TemporaryDirectory() as folder:
-        return _compile_into(Path(folder), [*FLAGS, *WARNINGS])
+        return _compile_into(Path(folder), _targets(), [*FLAGS, *WARNINGS])
 
 
 def built_targets() -> list[str]:
@@ -131,42 +160,40 @@ def _targets() -> dict[str, list[str]]:
     return (TARGETS if platform.machine() == "x86_64" else {}) | PORTABLE
 
 
-def _compile_into(folder: Path, flags: list[str]) -> dict[str, str]:
-    """Compiles a library for each target into `folder`. Returns the targets that were skipped, and why."""
+def _compile_into(folder: Path, targets: Iterable[str], flags: list[str]) -> dict[str, str]:
+    """Compiles a library for each target into `folder`, with one compiler for each core. Returns the targets that were
+    skipped, and why."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
     if shutil.which(compiler[0]) is None:
-        return dict.fromkeys(_targets(), f"there was no C compiler ({compiler[0]}) when the package was built")
+        return dict.fromkeys(targets, f"there was no C compiler ({compiler[0]}) when the package was built")
     probe, assertions = folder / "probe.c", folder / "assertions.c"
     probe.write_text(PROBE)
     assertions.write_text(_assertions())
+    commands = {target: [*compiler, *_targets()[target], f"-I{SOURCES}"] for target in targets}
     sources = [assertions, *sorted(SOURCES.glob("*.c"))]
-    able: dict[str, list[str]] = {}
-    skipped: dict[str, str] = {}
-    for target, march in _targets().items():
-        words = _words(_compile([*compiler, *march, *FLAGS], [probe], folder / "probe"))
-        if words is None:
-            able[target] = march
-        else:
-            skipped[target] = f"{compiler[0]} could not build for it when the package was built: {_first_error(words)}"
-    running = {
-        target: _compile([*compiler, *march, *flags], sources, folder / f"kernels-{target}.so")
-        for target, march in able.items()
-    }
-    failed = {target: words for target, process in running.items() if (words := _words(process)) is not None}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        def failures(targets: Iterable[str], runs: Callable[[str], list[list[object]]]) -> dict[str, str]:
+            """The compiler's output for each target for which it fails. The last argument of a run is its result."""
+            running = {t: [pool.submit(_run, [*commands[t], *a[:-1], "-o", a[-1]]) for a in runs(t)] for t in targets}
+            words = {t: "\n".join(filter(None, (run.result() for run in each))) for t, each in running.items()}
+            return {t: text for t, text in words.items() if text}
+
+        unknown = failures(commands, lambda t: [[*FLAGS, probe, folder / f"{t}.probe"]])
+        able = [target for target in commands if target not in unknown]
+        failed = failures(able, lambda t: [[*flags, "-c", c, folder / f"{t}-{c.stem}.o"] for c in sources]) or failures(
+            able, lambda t: [[*flags, *folder.glob(f"{t}-*.o"), "-lm", folder / library_path(t).name]]
+        )
     if failed:
         raise BuildError("\n".join(f"the CPU kernels do not compile for {t}:\n{words}" for t, words in failed.items()))
-    return skipped
+    said = f"{compiler[0]} could not build for it when the package was built"
+    return {target: f"{said}: {_first_error(words)}" for target, words in unknown.items()}
 
 
-def _compile(command: list[str], sources: Sequence[Path], out: Path) -> "subprocess.Popen[str]":
-    command = [*command, f"-I{SOURCES}", *map(str, sources), "-lm", "-o", str(out)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-
-def _words(process: "subprocess.Popen[str]") -> str | None:
-    """Waits for the compiler. Returns its output if it has failed, or None."""
-    _, words = process.communicate()
-    return None if process.returncode == 0 else words.strip() or f"status {process.returncode}, without a message"
+def _run(command: Sequence[object]) -> str:
+    """Runs a compiler. Returns its output if it fails, and otherwise nothing."""
+    done = subprocess.run([*map(str, command)], stderr=subprocess.PIPE, text=True, check=False)
+    return "" if done.returncode == 0 else done.stderr.strip() or f"status {done.returncode}, without a message"
 
 
 def _first_error(words: str) -> str:
@@ -193,13 +220,14 @@ def _assertions() -> str:
 def main(arguments: list[str]) -> None:
     checks = arguments == ["--check"]
     try:
-        skipped = check() if checks else build()
+        skipped = check() if checks else build(arguments)
     except BuildError as error:
         sys.exit(str(error))
     done = [target for target in _targets() if target not in skipped]
     print("compiled without a warning:" if checks else "built:", ", ".join(done) or "nothing")
     for target, reason in skipped.items():
-        print(f"not {target}: {reason}")
+        if reason != ONLY_BEST:
+            print(f"not {target}: {reason}")
     if checks and not done:
         sys.exit("the C code was not checked")
 

@@ -1,5 +1,6 @@
 """Which libraries are built, which error is shown if one is not, and which library is used."""
 
+import json
 import os
 import runpy
 import shutil
@@ -48,6 +49,17 @@ def copied_build(tmp_path: Path) -> Path:
     return Path(shutil.copy(str(build.__file__), tmp_path / "copy"))
 
 
+@pytest.fixture
+def short_sources(copied_build: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """csrc/ with all headers and one short file."""
+    sources = copied_build.parent / "csrc"
+    for path in sources.glob("*.c"):
+        if path.name != "team.c":
+            path.unlink()
+    monkeypatch.setattr(build, "SOURCES", sources)
+    return sources
+
+
 def run(script: Path, compiler: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"CC": compiler}
     command = [sys.executable, str(script), *arguments]
@@ -85,24 +97,64 @@ def test_a_compile_error_fails_the_build_with_the_compilers_words(copied_build: 
     assert [path.name for path in built.iterdir()] == ["kernels-portable.so"]
 
 
-def test_a_compile_error_fails_the_build_hook(failing_compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compile_error_fails_the_build_hook(
+    tmp_path: Path, copied_build: Path, failing_compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CC", failing_compiler)
+    kernels, features = tmp_path / "server/text_generation_server/kernels", tmp_path / "common/text_generation_common"
+    kernels.mkdir(parents=True)
+    copied_build.parent.rename(kernels / "cpu")
+    shutil.copytree(
+        Path(cpu_features.__file__).parent, features, ignore=lambda _, names: {*names} - {"cpu_features.py"}
+    )
     with pytest.raises(SystemExit, match="the moon is full"):
-        runpy.run_path(str(HATCH_BUILD))["compile_kernels"]()
+        runpy.run_path(shutil.copy(HATCH_BUILD, tmp_path))["compile_kernels"](every_target=True)
 
 
-def test_a_warning_fails_the_check(copied_build: Path) -> None:
+def test_an_install_builds_the_best_target_alone_and_a_library_that_is_current_stays(
+    folder: Path, short_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs_compiler()
-    (copied_build.parent / "csrc" / "team.c").write_text("static int nobody_calls_this(void) { return 1; }\n")
-    for source in (copied_build.parent / "csrc").glob("*.c"):
-        if source.name != "team.c":
-            source.unlink()
+    monkeypatch.setattr(build, "TARGETS", {"avx512": ["-march=no-such-processor"], "avx2": []})
+    monkeypatch.setattr(build, "FLAGS", ["-O0", *build.FLAGS[1:]])
+    assert list(build.build(["avx512", "avx2", "portable"])) == ["avx512", "portable"]
+    assert build.why_skipped()["portable"] == build.ONLY_BEST and "no-such-processor" in build.why_skipped()["avx512"]
+    before = build.library_path("avx2").stat()
+    (folder / "kernels-portable.so").write_text("of other sources")
+    build.build(["avx2", "portable"])
+    assert [path.name for path in folder.glob("*.so")] == ["kernels-avx2.so"]
+    assert build.library_path("avx2").stat() == before
+
+
+@pytest.mark.parametrize(
+    ("features", "name"), [("avx512", "cpu (avx2); not avx512, since "), ("portable", "torch's, since ")]
+)
+def test_a_change_of_processor_is_told_with_the_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, features: str, name: str
+) -> None:
+    """The kernels of an install for one processor, on a better one and on a lesser one."""
+    built = Path(str(library.__file__)).parent / "built" / "kernels-avx2.so"
+    if not built.exists():
+        pytest.skip("needs a C compiler (cc) when the package is installed")
+    folder.mkdir()
+    shutil.copy(built, folder)
+    (folder / "skipped.json").write_text(json.dumps(dict.fromkeys(("avx512", "portable"), build.ONLY_BEST)))
+    flags = cpu_features.NEEDS[features] | (cpu_features.NEEDS["avx2"] if features == "avx512" else set())
+    monkeypatch.setattr(library, "processor_flags", lambda: flags)
+    assert select_backend(CPU).name == f"{name}{build.ONLY_BEST}" and "`make kernels`" in build.ONLY_BEST
+
+
+def test_a_warning_fails_the_check(copied_build: Path, short_sources: Path) -> None:
+    needs_compiler()
+    (short_sources / "team.c").write_text("static int nobody_calls_this(void) { return 1; }\n")
     done = run(copied_build, "cc", "--check")
     assert done.returncode == 1 and "nobody_calls_this" in done.stderr
     assert not (copied_build.parent / "built").exists()
 
 
-def test_python_and_the_compiler_must_agree_on_every_argument(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_and_the_compiler_must_agree_on_every_argument(
+    folder: Path, short_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs_compiler()
     monkeypatch.setattr(build, "TARGETS", {})
     monkeypatch.setitem(build.KERNELS, "embed", dict.fromkeys(("ids", "weight", "tokens", "row_bytes", "out"), "q"))
