@@ -36,7 +36,7 @@ def test_two_launchers_without_a_port_have_places_of_their_own(site):
 
 
 def test_fronts_alone_start_no_shard_and_read_no_weights(site):
-    (site.model / "model.safetensors").unlink()
+    (site.model / "pytorch_model.bin").unlink()
     launch = site.launch("--engines", "10.0.0.1:1,10.0.0.2:2", "--api-workers", "2", SECURE).ready()
     for front in (site.wait_for_start("router"), site.wait_for_start("router", 2)):
         words = front["argv"]
