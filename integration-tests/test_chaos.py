@@ -40,6 +40,7 @@ def test_exceptions_in_steps_restart_nothing_and_no_stream_notices(one_shard: li
     assert scenarios.raise_in_steps(SHORT, 1, one_shard).failures() == []
 
 
+@pytest.mark.alone
 def test_sigterm_lets_all_streams_finish(one_shard: list[StreamAnswer]) -> None:
     assert scenarios.terminate(SHORT, one_shard).failures() == []
 
