@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import random
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -734,3 +736,61 @@ def test_refusals_before_a_request_is_known_are_a_line_each_up_to_a_number(caplo
     lines = [record for record in caplog.records if record.name != "text_generation_router.http.limits"]
     assert [line.getMessage() for line in lines] == ["Refused"] * (request_log.MAX_LINES + 2)
     assert [line.fields["status"] for line in lines] == [501, *[400] * request_log.MAX_LINES, 415]
+
+
+# Parts of random requests.
+LINES = (
+    *(b"GET /x HTTP/1.1\r\nhost: x", b"POST /x HTTP/1.1\r\nhost: x", b"GET /live HTTP/1.0", b"POST /unread HTTP/1.0"),
+    *(b"GET /x HTTP/1.1", b"OPTIONS * HTTP/1.1\r\nhost: x", b"PRI * HTTP/2.0"),
+)
+FIELDS = (
+    *(
+        b"host: x",
+        b"connection: close",
+        b"expect: 100-continue",
+        b"connection: upgrade\r\nupgrade: h2c",
+        b"x: " + b"y" * 70_000,
+    ),
+    *(b"content-length: 3", b"content-length: -1", b"content-length: 99999999999999999999", b"content-encoding: br"),
+    *(b"transfer-encoding: chunked", b"transfer-encoding: gzip", b"transfer-encoding: chunked, gzip"),
+)
+CONTENTS = (
+    b"",
+    b"",
+    b"abc",
+    b"3\r\nabc\r\n0\r\n\r\n",
+    b"3;a=b\r\nabc\r\n",
+    b"ffffffffffffffffff\r\n",
+    b"\x16\x03\x01\x02",
+    b"\0",
+)
+
+
+def random_stream(rng: random.Random) -> bytes:
+    """One to three requests, of which every second stream has a byte changed."""
+    requests = [
+        b"\r\n".join([rng.choice(LINES), *rng.sample(FIELDS, rng.randint(0, 3)), b"", rng.choice(CONTENTS)])
+        for _ in range(rng.randint(1, 3))
+    ]
+    stream = bytearray(b"".join(requests))
+    if rng.random() < 0.5:
+        stream[rng.randrange(len(stream))] = rng.randrange(256)
+    return bytes(stream)
+
+
+@loops
+def test_random_bytes_get_a_status_below_500_and_raise_nothing(loop, caplog):
+    rng = random.Random(7)
+    seen = set[bytes]()
+
+    async def test(edge: Edge) -> bytes:
+        for _ in range(600):
+            stream = random_stream(rng)
+            statuses = re.findall(rb"^HTTP/1\.[01] (\d+)", await edge.ask(stream, ends=True), re.MULTILINE)
+            assert all(status < b"500" or status == b"501" for status in statuses), (stream, statuses)
+            seen.update(statuses)
+        return await edge.ask(ONCE)
+
+    assert run(loop, test).endswith(b"ok")
+    assert seen >= {b"200", b"400", b"415", b"431", b"501"}
+    assert [record for record in caplog.records if record.exc_info] == []
