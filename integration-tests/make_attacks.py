@@ -121,13 +121,14 @@ def measure_on(server: ServerProcess, assault: Assault, seconds: float, victims:
 
 
 def _one_of_each(server: ServerProcess) -> None:
-    """Sends a large body and a chat. The memory that a server allocates for its first such requests would otherwise be
-    counted as the attack's.
+    """Sends a large body, a chat, and one with a grammar, for which children start. The memory that a server allocates
+    for its first such requests would otherwise be counted as the attack's.
     """
     headers = {"authorization": f"Bearer {VICTIM_KEY}"}
     large = {"inputs": "a", "parameters": {"stop": ["b" * 100_000], "max_new_tokens": 1}}
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-    for path, body in (("/generate", large), ("/v1/chat/completions", chat)):
+    bodies = (("/generate", large), *(("/v1/chat/completions", chat | more) for more in ({}, {"guided_regex": "a"})))
+    for path, body in bodies:
         httpx.post(server.url + path, json=body, headers=headers, timeout=victim.PATIENCE_S)
 
 
