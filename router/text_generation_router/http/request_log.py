@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request
@@ -112,6 +113,15 @@ class Logged:
 
     def _route_of(self, scope: Scope) -> str:
         """The path of the request's route, never other words of its client; "" if there is no such route."""
-        paths = {route.path: route.endpoint for route in self._routes if isinstance(route, Route)}
         path: str = scope["path"]
-        return path if path in paths else next((path for path in paths if paths[path] is scope.get("endpoint")), "")
+        return path if path in self._endpoints else self._patterns.get(scope.get("endpoint"), "")
+
+    @cached_property
+    def _endpoints(self) -> dict[str, Any]:
+        """By path. Made when the first request ends, because all routes are there by then."""
+        return {route.path: route.endpoint for route in self._routes if isinstance(route, Route)}
+
+    @cached_property
+    def _patterns(self) -> dict[Any, str]:
+        """The path of each endpoint, as the application has it: `/v1/models/{name}`."""
+        return {endpoint: path for path, endpoint in self._endpoints.items()}
