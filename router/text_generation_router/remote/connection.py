@@ -37,6 +37,8 @@ CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
 QUIET_S = 1.0
 # Codes with which an engine that lives ends a front's stream.
 CUT_OFF = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
+# gRPC's own words, with the code INTERNAL, for a write after the end of a call whose true code it has not read yet.
+WRITE_FAILED = "Internal error from Core"
 # Seconds between two looks at the time, and a delay of them after which this process itself was stopped.
 WATCH_S, STOPPED_S = 0.25, 1.0
 # Seconds between two Loads that are read: an engine that sends more of them waits.
@@ -157,7 +159,7 @@ class EngineConnection:
             for task in done:
                 task.result()
         except grpc.aio.AioRpcError as error:
-            loss = self._cause(error.code(), engine)
+            loss = self._cause(error, engine)
             problem = str(error.details() or error.code().name)
             raise
         except (WireError, SilentError) as error:
@@ -174,8 +176,8 @@ class EngineConnection:
             self._on_change()
         return problem
 
-    def _cause(self, code: grpc.StatusCode, engine: EngineView) -> EngineLoss:
-        if code in CUT_OFF:
+    def _cause(self, error: grpc.aio.AioRpcError, engine: EngineView) -> EngineLoss:
+        if error.code() in CUT_OFF and error.details() != WRITE_FAILED:
             return EngineLoss.CUT_OFF
         silent_s = asyncio.get_running_loop().time() - engine.heard_s
         return EngineLoss.DIED if silent_s < self._quiet_s else self._silence()

@@ -39,6 +39,7 @@ async def _echo(request: bytes, context: Any) -> bytes:
 
 
 async def _count(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    yield b"begins"
     async for request in requests:
         yield request
 
@@ -85,8 +86,13 @@ async def outcome(channel: grpc.aio.Channel, content: bytes = b"token", method: 
             if method == "Echo":
                 assert await channel.unary_unary("/test/Echo")(content, timeout=10) == content
             elif method == "Count":
-                call = channel.stream_stream("/test/Count")(iter([content]), timeout=10)
-                assert [answer async for answer in call] == [content]
+                # A write into a call that the server has just ended would hide the code of that end.
+                call = channel.stream_stream("/test/Count")(timeout=10)
+                if await call.read() != b"begins":
+                    return await call.code()
+                await call.write(content)
+                await call.done_writing()
+                assert await call.read() == content and await call.read() is grpc.aio.EOF
             else:
                 written = channel.unary_stream(f"/test/{method}")(content, timeout=10)
                 assert [answer async for answer in written] == [content]
@@ -283,6 +289,7 @@ def test_replaced_certificates_are_shown_to_new_connections_and_old_connections_
             assert isinstance(endpoint, TcpEndpoint)
             channel = client.channel(endpoint, Role.ENGINE, LIMIT)
             stream = channel.stream_stream("/test/Count")(timeout=20)
+            assert await stream.read() == b"begins"
             await stream.write(b"before")
             assert await stream.read() == b"before"
             issued = deployment.issued(Role.ENGINE)
@@ -419,6 +426,7 @@ def test_a_peer_that_no_longer_answers_is_lost(deployment, monkeypatch):
             relay = Relay(endpoint.port)
             async with relay.listening() as relayed, client.channel(relayed, Role.ENGINE, LIMIT) as channel:
                 stream = channel.stream_stream("/test/Count")()
+                assert await stream.read() == b"begins"
                 await stream.write(b"before")
                 assert await stream.read() == b"before"
                 relay.is_frozen = True

@@ -5,7 +5,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from text_generation_router.engine.tests.fakes import Listener, expected_tokens
 from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.remote import connection, news_limits
 from text_generation_router.remote.best_score import BestScore
+from text_generation_router.remote.connection import WRITE_FAILED
 from text_generation_router.remote.engine import RemoteEngine
 from text_generation_router.remote.placement import Placement
 from text_generation_router.remote.tests.engines import SNAPSHOT
@@ -231,11 +234,15 @@ def test_a_silent_engine_is_lost_and_its_requests_go_on_elsewhere(tmp_path: Path
     run(tmp_path, use, 2)
 
 
-@pytest.mark.parametrize("is_silent", [False, True])
+@pytest.mark.parametrize("end", ["dies", "dies while the front writes", "is silent, then dies"])
 def test_requests_of_an_engine_that_dies_are_suspects_unless_it_was_silent_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     monkeypatch.setattr("text_generation_router.remote.connection.QUIET_S", 0.2)
+    is_silent = end == "is silent, then dies"
+
+    async def write_to_a_dead_engine(call: Any, message: pb.FrontMessage) -> None:
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), WRITE_FAILED)
 
     async def use(front: Asker) -> None:
         async with FakeService(front.paths[0], most_tokens=4) as service:
@@ -244,6 +251,9 @@ def test_requests_of_an_engine_that_dies_are_suspects_unless_it_was_silent_befor
             await listener.until_tokens(4)
             service.tells_load = not is_silent
             await asyncio.sleep(0.4)
+            if end == "dies while the front writes":
+                monkeypatch.setattr("text_generation_router.remote.connection._send", write_to_a_dead_engine)
+                front.engine.credit(listener.index, 5)
         await until(lambda: front.engine.counts.lost_engines == 1)
         assert (listener.index in front.engine._fleet.suspects) is not is_silent
 
