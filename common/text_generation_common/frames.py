@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 HEADER = struct.Struct("<IBQ")
-MOST_BYTES = 64 * 2**20  # size of the largest message
+MAX_BYTES = 64 * 2**20  # size of the largest message
 
 
 class FrameError(Exception):
@@ -45,8 +45,8 @@ class FrameReader:
         self._bytes += data
         while len(self._bytes) >= HEADER.size:
             size, kind, step = HEADER.unpack_from(self._bytes)
-            if size > MOST_BYTES:
-                raise FrameError(f"a message of {size} bytes: the largest has {MOST_BYTES}")
+            if size > MAX_BYTES:
+                raise FrameError(f"a message of {size} bytes: the largest has {MAX_BYTES}")
             end = HEADER.size + size
             if len(self._bytes) < end:
                 return

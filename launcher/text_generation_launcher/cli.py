@@ -18,7 +18,7 @@ import typer
 from text_generation_common import faults, places, report
 from text_generation_common.cluster import block_key
 from text_generation_common.errors import CommandError, WrongUsage
-from text_generation_common.flags.cluster import MOST_LOCAL_REPLICAS, Way
+from text_generation_common.flags.cluster import MAX_LOCAL_REPLICAS, Way
 from text_generation_common.flags.declaration import from_values, values_of
 from text_generation_common.flags.environment import from_environment
 from text_generation_common.flags.model import DEMO_MODEL
@@ -223,9 +223,7 @@ def claim(
         default = places.of_port(port, runtime_dir) if has_port else places.of_engine(os.getpid(), runtime_dir)
         place = places.chosen(prefix) if prefix else default
         last = (
-            MOST_LOCAL_REPLICAS - 1
-            if plan.cluster.way is Way.REPLICAS and plan.cluster.most_replicas is not None
-            else 0
+            MAX_LOCAL_REPLICAS - 1 if plan.cluster.way is Way.REPLICAS and plan.cluster.replica_limit is not None else 0
         )
         place.replica(last).check_length(plan.num_shard)
         lock = stack.enter_context(claim_sockets(place))

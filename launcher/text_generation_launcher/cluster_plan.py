@@ -11,7 +11,7 @@ from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
 from text_generation_common.cores import usable_cores
 from text_generation_common.errors import ArgumentValidation, CredentialsError
 from text_generation_common.flags.cluster import (
-    MOST_LOCAL_REPLICAS,
+    MAX_LOCAL_REPLICAS,
     RAY_METRICS_PORTS,
     ClusterFlags,
     EngineListFlags,
@@ -167,15 +167,15 @@ def _check_ray(flags: ClusterFlags) -> None:
         raise ArgumentValidation("--fronts-on-every-node needs --ray: add --ray auto, or leave it out")
     elif flags.on_ray.replica_cores is not None:
         raise ArgumentValidation("--replica-cores is for --ray: leave it out here")
-    elif (flags.most_replicas or 1) > MOST_LOCAL_REPLICAS:
+    elif (flags.replica_limit or 1) > MAX_LOCAL_REPLICAS:
         raise ArgumentValidation(
-            f"{flags.most_replicas} replicas: one machine has at most {MOST_LOCAL_REPLICAS}; see --ray"
+            f"{flags.replica_limit} replicas: one machine has at most {MAX_LOCAL_REPLICAS}; see --ray"
         )
 
 
 def share_out(flags: ClusterFlags, num_shard: int, devices: tuple[str, ...]) -> None:
     """Checks that the replicas find room. Raises NotEnoughCUDADevices."""
-    replicas = flags.most_replicas or 1
+    replicas = flags.replica_limit or 1
     needed = replicas * num_shard
     if devices and len(devices) < needed:
         raise NotEnoughCUDADevices(

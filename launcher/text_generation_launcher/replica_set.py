@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from text_generation_common.deployment import ReplicaNote, ReplicaReport, ReplicaState
 from text_generation_common.errors import CommandError
-from text_generation_common.flags.cluster import MOST_REPLICAS
+from text_generation_common.flags.cluster import MAX_REPLICAS
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ScaleRefused
 from text_generation_launcher.replica import AnyReplica, MakeReplica
@@ -58,7 +58,7 @@ class ReplicaSet:
         self,
         make: MakeReplica,
         wanted: int,
-        most: int = MOST_REPLICAS,
+        most: int = MAX_REPLICAS,
         few: str = "",
         retry_s: float = FIRST_RETRY_S,
     ) -> None:

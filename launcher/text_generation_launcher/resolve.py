@@ -71,10 +71,10 @@ def _shares(config: LauncherConfig, cluster: ClusterFlags, environ: Mapping[str,
     """Number of shards of each replica, and the GPUs that replicas share out."""
     if cluster.way is Way.RAY:  # The GPUs of this machine say nothing of those of the cluster.
         return shard_count(config.sharded, config.num_shard, lambda: 1), ()
-    if cluster.most_replicas is None:
+    if cluster.replica_limit is None:
         return shard_count(config.sharded, config.num_shard, lambda: count_devices(environ)), ()
     devices = visible_devices(environ, count_nvidia_cards)
-    each = shards_of_each(cluster.most_replicas, len(devices))
+    each = shards_of_each(cluster.replica_limit, len(devices))
     num_shard = shard_count(config.sharded, config.num_shard, lambda: each)
     share_out(cluster, num_shard, devices)
     return num_shard, devices

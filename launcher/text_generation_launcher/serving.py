@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol
 
 from text_generation_common.autoscaling import Demand, ReplicaPolicy, joint_demand
 from text_generation_common.deployment import ReplicaReport
-from text_generation_common.flags.cluster import MOST_LOCAL_REPLICAS, Way
+from text_generation_common.flags.cluster import MAX_LOCAL_REPLICAS, Way
 from text_generation_common.link import LinkEvent, LinkMessage
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
@@ -96,7 +96,7 @@ def local_sites(spawner: Spawner, place: ServerPlace) -> tuple[Callable[[int], R
     if plan.cluster.replicas is None:
         return lambda number: ReplicaSite(place), 1, ": start the server with --replicas to have several"
     if not plan.devices:
-        return lambda number: ReplicaSite(place.replica(number), number, True), MOST_LOCAL_REPLICAS, ""
+        return lambda number: ReplicaSite(place.replica(number), number, True), MAX_LOCAL_REPLICAS, ""
     shares = slices(plan.devices, plan.num_shard)
     few = f": {len(plan.devices)} GPUs are visible, and each replica needs {plan.num_shard}"
     return lambda number: ReplicaSite(place.replica(number), number, True, shares[number]), len(shares), few

@@ -52,7 +52,7 @@ from text_generation_server.worker import Worker
 logger = logging.getLogger("text_generation_server")
 
 # Threads that fill the masks of grammars, beside those that launch the steps.
-MOST_MASK_THREADS, CORES_PER_MASK_THREAD = 4, 4
+MAX_MASK_THREADS, CORES_PER_MASK_THREAD = 4, 4
 MAX_MENTIONED = 10  # most unknown fields of config.json that are logged; a file may have any number
 DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16, Dtype.float16: torch.float16}
 KV_TYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
@@ -114,7 +114,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     text, tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
     count = max(model_config.vocab_size, tokenizer.get_vocab_size())
     grammars = _grammars(config, ModelTokens(text, count, model_config.eos_token_ids))
-    mask_threads = min(MOST_MASK_THREADS, usable_cores() // config.num_neighbours // CORES_PER_MASK_THREAD)
+    mask_threads = min(MAX_MASK_THREADS, usable_cores() // config.num_neighbours // CORES_PER_MASK_THREAD)
     constraints = Constraints(grammars, device, mask_threads)
     files = _files(config, model_config, device, dtype)
     quantize = config.compute.quantize

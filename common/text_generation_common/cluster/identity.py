@@ -6,7 +6,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 
 # A DNS name has at most 253 characters, and a label, the part between two dots, at most 63.
-MOST_NAME_CHARACTERS = 253
+MAX_NAME_CHARACTERS = 253
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 # Certificates also have a deployment within a common name, which has at most 64 characters.
 _DEPLOYMENT = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
@@ -80,7 +80,7 @@ def _dns_name(text: str, wildcard: bool) -> str:
     name = text.removeprefix("*.") if wildcard else text
     labels = name.split(".")
     # A last label of digits only is an IP address with a mistake in it, such as 10.0.0.
-    is_valid = all(map(_LABEL.fullmatch, labels)) and not labels[-1].isdigit() and len(text) <= MOST_NAME_CHARACTERS
+    is_valid = all(map(_LABEL.fullmatch, labels)) and not labels[-1].isdigit() and len(text) <= MAX_NAME_CHARACTERS
     if not is_valid:
         raise ValueError(f"{text!r} is neither an IP address nor a DNS name")
     return text

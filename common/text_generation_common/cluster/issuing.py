@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from text_generation_common.cluster.identity import MOST_NAME_CHARACTERS, Identity, deployment_name
+from text_generation_common.cluster.identity import MAX_NAME_CHARACTERS, Identity, deployment_name
 
 CA_DAYS = 3650
 # Certificates are valid from this time before they are made, so that machines whose clocks differ accept them.
@@ -84,8 +84,8 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         now = now or datetime.now(UTC)
         server_name = identity.server_name(host)
-        if len(server_name) > MOST_NAME_CHARACTERS:
-            raise ValueError(f"{server_name} has more than {MOST_NAME_CHARACTERS} characters")
+        if len(server_name) > MAX_NAME_CHARACTERS:
+            raise ValueError(f"{server_name} has more than {MAX_NAME_CHARACTERS} characters")
         names = [x509.UniformResourceIdentifier(identity.uri), _host(host), x509.DNSName(server_name)]
         common_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{identity.role} of {identity.deployment}")])
         until = min(now + timedelta(days=days), self.expires)

@@ -10,7 +10,7 @@ import grpc
 from text_generation_common.cluster.identity import Identity, Role
 
 # Most different refusals that are logged, so that refused peers cannot fill the log.
-MOST_LOGGED = 64
+MAX_LOGGED = 64
 # Kinds of method that a service can have, as gRPC names them.
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
@@ -93,7 +93,7 @@ class PeerGuard(grpc.aio.ServerInterceptor):
             peer_role(context, self._deployment, self._allowed)
         except PeerRefusedError as error:
             reason = str(error)
-            if reason not in self._logged and len(self._logged) < MOST_LOGGED:
+            if reason not in self._logged and len(self._logged) < MAX_LOGGED:
                 self._logged.add(reason)
                 self._logger.warning("A call from %s was refused: %s", context.peer(), reason)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)

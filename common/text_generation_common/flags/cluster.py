@@ -5,7 +5,7 @@ from enum import Enum
 
 from text_generation_common.flags.declaration import flag
 
-MOST_WORKERS, MOST_LOCAL_REPLICAS, MOST_REPLICAS = 64, 64, 1024
+MAX_WORKERS, MAX_LOCAL_REPLICAS, MAX_REPLICAS = 64, 64, 1024
 # With --ray several engines may run on one machine: each serves its metrics on the first free port of this many.
 RAY_METRICS_PORTS = 16
 
@@ -122,14 +122,14 @@ class ClusterFlags:
         "Number of processes that serve HTTP on the port (fronts), beside the engines; 0: one process does both, or, "
         "with other flags that divide it, 1.",
         min=0,
-        max=MOST_WORKERS,
+        max=MAX_WORKERS,
     )
     replicas: int | None = flag(
         None,
         "Number of replicas, each an engine with --num-shard shards: on this machine, whose cores and GPUs they share "
         "out, or with --ray on those of a cluster.",
         min=1,
-        max=MOST_REPLICAS,
+        max=MAX_REPLICAS,
     )
     min_replicas: int | None = flag(
         None, "Least number of replicas when it follows the load, and the number at the start; 1 when not given.", min=1
@@ -139,7 +139,7 @@ class ClusterFlags:
         "Greatest number of replicas: it follows the load, by the wait that requests have to expect. In the place of "
         "--replicas.",
         min=1,
-        max=MOST_REPLICAS,
+        max=MAX_REPLICAS,
     )
     on_ray: RayFlags = RayFlags()
     engine_list: EngineListFlags = EngineListFlags()
@@ -154,10 +154,10 @@ class ClusterFlags:
             return Way.FRONTS
         if self.on_ray.ray is not None:
             return Way.RAY
-        return Way.REPLICAS if self.api_workers or self.most_replicas is not None else Way.ROUTER
+        return Way.REPLICAS if self.api_workers or self.replica_limit is not None else Way.ROUTER
 
     @property
-    def most_replicas(self) -> int | None:
+    def replica_limit(self) -> int | None:
         """Number of replicas for which there must be room; None: the server has one, which cannot be scaled."""
         return self.replicas if self.max_replicas is None else self.max_replicas
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from text_generation_common.frames import HEADER, MOST_BYTES, Frame, FrameError, FrameReader, pack
+from text_generation_common.frames import HEADER, MAX_BYTES, Frame, FrameError, FrameReader, pack
 
 FRAMES = [Frame(1, 7, b"abc"), Frame(0, 2**64 - 1, b""), Frame(255, 0, bytes(range(256)) * 3)]
 
@@ -28,6 +28,6 @@ def test_the_header_is_thirteen_bytes_of_little_endian_numbers() -> None:
 
 
 def test_a_message_beyond_the_limit_is_refused_before_it_has_come() -> None:
-    assert list(FrameReader().feed(HEADER.pack(MOST_BYTES, 1, 1))) == []
+    assert list(FrameReader().feed(HEADER.pack(MAX_BYTES, 1, 1))) == []
     with pytest.raises(FrameError, match="the largest has"):
-        list(FrameReader().feed(HEADER.pack(MOST_BYTES + 1, 1, 1)))
+        list(FrameReader().feed(HEADER.pack(MAX_BYTES + 1, 1, 1)))

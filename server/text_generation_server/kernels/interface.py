@@ -11,7 +11,7 @@ from text_generation_common.models.activations import Activation, ClampedGate
 
 # Constants of the weights that `Kernels.sample` sums: see there.
 LOG2E = 1.4426950216293335  # the float32 nearest to log2 e
-MOST_HALVINGS = 40.0
+MAX_HALVINGS = 40.0
 HALVING = (-0.00094490015, 0.009205789, -0.05529735, 0.24018013, -0.6931437, 1.0)  # relative error 3e-7
 WORD_BITS = 32  # tokens of a word of `Masks`
 

@@ -17,7 +17,7 @@ from text_generation_common.models.activations import Activation, ClampedGate
 from text_generation_server.kernels.interface import (
     HALVING,
     LOG2E,
-    MOST_HALVINGS,
+    MAX_HALVINGS,
     WORD_BITS,
     Allowed,
     AttentionOptions,
@@ -518,7 +518,7 @@ def _cut_untypical(logits_RV: Tensor, mass: Tensor) -> None:
     """
     halvings_RV = halvings(logits_RV, logits_RV.amax(dim=1, keepdim=True))
     weights = token_weights(halvings_RV)
-    products = weights * (halvings_RV.clamp(max=MOST_HALVINGS) * 2**20).long() >> 20
+    products = weights * (halvings_RV.clamp(max=MAX_HALVINGS) * 2**20).long() >> 20
     mean = products.sum(dim=1, keepdim=True).double() / weights.sum(dim=1, keepdim=True).double()
     order = (halvings_RV - mean.float()).abs().sort(dim=1, stable=True).indices
     weights = weights.gather(1, order)
@@ -533,7 +533,7 @@ def halvings(logits_RV: Tensor, peak_R1: Tensor) -> Tensor:
 
 def token_weights(halvings_RV: Tensor) -> Tensor:
     """int64: 2^38 / 2^halvings, by the operations that `Kernels.sample` prescribes."""
-    clamped = halvings_RV.clamp(max=MOST_HALVINGS)
+    clamped = halvings_RV.clamp(max=MAX_HALVINGS)
     whole = clamped.int()
     f = clamped - whole
     y = f * HALVING[0] + HALVING[1]

@@ -16,10 +16,10 @@ from text_generation_server.step.preparation import Int32s, PreparedStep
 from text_generation_server.step.rows import Rows
 
 # Most chunks of a recorded mixed step: attention launches a program for each of them, whether the step has it or not.
-MOST_CHUNKS = 16
+MAX_CHUNKS = 16
 # Most tokens of padding of a recorded mixed step. From about 160 tokens on a step's time grows with its tokens: more of
 # them would take longer than the launch of each kernel by itself, which runs ahead of the device.
-MOST_PADDING = 64
+MAX_PADDING = 64
 NO_NUMBERS = np.empty(0, dtype=np.int32)
 NO_RUNS = np.zeros(1, dtype=np.int32)  # offsets of no runs
 
@@ -90,15 +90,15 @@ class MixedInputs:
         self._rows = rows
         # What follows the numbers of a step in each array, but the last array.
         self._padding = (0, rows.padding, rows.padding, padding_slot, 0, rows.padding, 0, rows.padding, 0)
-        width = -(-max(most, MOST_CHUNKS + 1) // ALIGNED_WORDS) * ALIGNED_WORDS
+        width = -(-max(most, MAX_CHUNKS + 1) // ALIGNED_WORDS) * ALIGNED_WORDS
         self._there = torch.zeros((len(self._padding) + 1, width), dtype=torch.int32, device=rows.device)
 
     def fits(self, step: PreparedStep, size: int) -> bool:
         """Whether the step is worth being padded to `size` tokens, and has few enough chunks."""
-        return size - step.tokens <= MOST_PADDING and len(step.chunks) <= MOST_CHUNKS
+        return size - step.tokens <= MAX_PADDING and len(step.chunks) <= MAX_CHUNKS
 
     def fill(self, step: PreparedStep | None, min_tokens: int) -> None:
-        """Writes a step of at most MOST_CHUNKS chunks; None: padding alone."""
+        """Writes a step of at most MAX_CHUNKS chunks; None: padding alone."""
         arrays = [*[NO_NUMBERS] * len(self._padding), NO_RUNS]
         if step is not None:
             arrays = _mixed_numbers(step, self._rows, min_tokens)
@@ -110,8 +110,8 @@ class MixedInputs:
 
     def step_input(self, kernels: Kernels, size: int) -> StepInput:
         """Input of a step of `size` tokens, padding included. Runs on the device only."""
-        chunks = [array[:MOST_CHUNKS] for array in self._there[7:9]]
-        numbers = [*self._there[2:7, :size], *chunks, self._there[9, : MOST_CHUNKS + 1]]
+        chunks = [array[:MAX_CHUNKS] for array in self._there[7:9]]
+        numbers = [*self._there[2:7, :size], *chunks, self._there[9, : MAX_CHUNKS + 1]]
         return _mixed_step_input(numbers, self._rows, kernels, size)
 
     def sampled(self, count: int, min_tokens: int) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
 
 TOKENIZER = byte_level_tokenizer()
-MOST_FREE = 30  # tokens of a request without a grammar
+MAX_FREE = 30  # tokens of a request without a grammar
 MOST = 120  # no text of these grammars has more tokens
 SUM = lark_grammar(r"""
 start: number (" " operator " " number){1,3}
@@ -99,7 +99,7 @@ def with_grammar(sampling: Sampling, name: str, **others: Any) -> Sampling:
 
 class Schedule:
     """Plays the router with up to two steps in flight. At random, requests join, pause, are preempted and join again
-    with the tokens that are confirmed; a request ends when its grammar is complete or it has MOST_FREE tokens."""
+    with the tokens that are confirmed; a request ends when its grammar is complete or it has MAX_FREE tokens."""
 
     def __init__(self, runner: ModelRunner, asked: dict[int, Sampling], seed: int) -> None:
         runner.clear(None)
@@ -126,7 +126,7 @@ class Schedule:
                 continue
             self.tokens[request_id].append(token)
             is_free = not self.asked[request_id].grammar
-            if request_id in output.complete_ids or (is_free and len(self.tokens[request_id]) == MOST_FREE):
+            if request_id in output.complete_ids or (is_free and len(self.tokens[request_id]) == MAX_FREE):
                 self.done.add(request_id)
 
     def launch(self) -> None:

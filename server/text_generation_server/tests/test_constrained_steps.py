@@ -12,7 +12,7 @@ from constrained_rows import (
     FOLLOWS,
     GRAMMARS,
     GREEDY,
-    MOST_FREE,
+    MAX_FREE,
     Router,
     Schedule,
     make_constrained,
@@ -178,6 +178,6 @@ def test_no_schedule_of_two_steps_in_flight_changes_a_text(runner: ModelRunner) 
     alone = {i: Router(runner).run({i: own}).tokens(i) for i, own in asked.items()}
     free = {i: replace(DRAWN, seed=i) for i in (6, 7)}
     for i, own in free.items():
-        alone[i] = generate(runner, random_ids(9, i), MOST_FREE, own).tokens[7]
+        alone[i] = generate(runner, random_ids(9, i), MAX_FREE, own).tokens[7]
     for seed in range(12):
         assert Schedule(runner, asked | free, seed).run() == alone, f"schedule {seed}"

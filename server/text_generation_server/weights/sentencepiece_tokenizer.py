@@ -14,7 +14,7 @@ from text_generation_server.weights.added_tokens import Additions
 from text_generation_server.weights.sentencepiece import Algorithm, PieceKind, SentencePieces
 
 SPACE = "\u2581"
-MOST_SPACES = 10_000  # dropped at the start of a text that is made of ids
+MAX_SPACES = 10_000  # dropped at the start of a text that is made of ids
 
 
 def make_tokenizer(model: SentencePieces, additions: Additions, where: str) -> Tokenizer:
@@ -92,7 +92,7 @@ def _decoder(model: SentencePieces) -> decoders.Decoder:
     steps.append(decoders.Fuse())
     if model.remove_extra_whitespaces:
         # sentencepiece drops one space of each piece until there is a text; such models have no pieces with more.
-        steps.append(decoders.Strip(" ", MOST_SPACES, 0))
+        steps.append(decoders.Strip(" ", MAX_SPACES, 0))
     elif model.add_dummy_prefix:
         steps.append(decoders.Strip(" ", 1, 0))
     return decoders.Sequence(steps)

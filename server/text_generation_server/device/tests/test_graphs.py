@@ -28,7 +28,7 @@ from text_generation_server.kernels import reference
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.load import Shard
 from text_generation_server.runner import ModelRunner
-from text_generation_server.step.layout import MOST_CHUNKS, DecodeInputs
+from text_generation_server.step.layout import MAX_CHUNKS, DecodeInputs
 from text_generation_server.step.rows import PromptChunk, Rows
 
 CPU = torch.device("cpu")
@@ -293,8 +293,8 @@ def test_a_step_that_a_graph_would_pad_too_much_or_with_too_many_chunks_runs_wit
     for prompts, replays in (
         ([135], 0),
         ([136], 1),
-        ([9] * MOST_CHUNKS, 1),
-        ([9] * (MOST_CHUNKS + 1), 0),
+        ([9] * MAX_CHUNKS, 1),
+        ([9] * (MAX_CHUNKS + 1), 0),
         ([201], 0),
     ):
         runner.clear(None)

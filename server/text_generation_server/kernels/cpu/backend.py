@@ -32,10 +32,10 @@ MAX_HEAD_SIZE = CONSTANTS["MAX_HEAD_SIZE"]
 # Least number of tokens of a prompt chunk that is computed in blocks of queries, not token by token.
 SHORTEST_CHUNK = 8
 # Such a chunk is computed split by split if it has at most this many queries of one key head, there are at least
-# LEAST_SPLITS for each thread, and the states of all such chunks of a step fit into MOST_STATE_BYTES.
-MOST_SPLIT_QUERIES = 256
+# LEAST_SPLITS for each thread, and the states of all such chunks of a step fit into MAX_STATE_BYTES.
+MAX_SPLIT_QUERIES = 256
 LEAST_SPLITS = 4
-MOST_STATE_BYTES = 128 << 20
+MAX_STATE_BYTES = 128 << 20
 QUERIES_OF_BLOCK = 32
 SPLIT_KEYS = CONSTANTS["SPLIT_KEYS"]
 # Most numbers that one thread alone computes: a smaller kernel is finished before other threads would be awake.
@@ -208,7 +208,7 @@ class CpuKernels:
         placed, first, states = [], 0, 0
         for row, start, end in runs:
             queries = self._split_queries(start, end, heads // kv.kv_heads, kv.kv_heads, options)
-            if 4 * (states + queries) * (2 + size) > MOST_STATE_BYTES:
+            if 4 * (states + queries) * (2 + size) > MAX_STATE_BYTES:
                 queries = 0
             placed.append((row, start, end, first, states if queries else -1))
             first, states = first + end - start, states + queries
@@ -227,7 +227,7 @@ class CpuKernels:
         each query in each split. 0 if it is not."""
         queries = -(-(end - start) * group // QUERIES_OF_BLOCK) * QUERIES_OF_BLOCK
         splits = -(-end // SPLIT_KEYS) - options.first_seen(start) // SPLIT_KEYS
-        is_split = queries <= MOST_SPLIT_QUERIES and splits >= LEAST_SPLITS * self.threads
+        is_split = queries <= MAX_SPLIT_QUERIES and splits >= LEAST_SPLITS * self.threads
         return queries * kv_heads * splits if is_split else 0
 
     def _attend_chunks(

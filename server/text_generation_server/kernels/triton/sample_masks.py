@@ -17,7 +17,7 @@ from torch import Tensor
 from text_generation_server.kernels.interface import WORD_BITS, Allowed, Bans, Choices, Masks
 from text_generation_server.kernels.triton.sample_prepare import MINUS_INFINITY
 
-MOST_ALLOWED = 1024  # most tokens that a row lists: a power of two
+MAX_ALLOWED = 1024  # most tokens that a row lists: a power of two
 FILLED = 4096  # number of logits that a program overwrites at a time
 BANS = 128
 WARPS = 8
@@ -34,10 +34,10 @@ def exclude_tokens(logits_RV: Tensor, choices: Choices) -> None:
 
 def _allow_listed(logits_RV: Tensor, allowed: Allowed) -> None:
     rows, width = allowed.tokens_AW.shape
-    assert width <= MOST_ALLOWED and allowed.tokens_AW.is_contiguous()
+    assert width <= MAX_ALLOWED and allowed.tokens_AW.is_contiguous()
     _allow[(rows,)](
         logits_RV, allowed.rows_A, allowed.tokens_AW, width,
-        VOCABULARY=logits_RV.shape[1], STRIDE=logits_RV.stride(0), LISTED=MOST_ALLOWED, BLOCK=FILLED, num_warps=WARPS,
+        VOCABULARY=logits_RV.shape[1], STRIDE=logits_RV.stride(0), LISTED=MAX_ALLOWED, BLOCK=FILLED, num_warps=WARPS,
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ BOUND_WORDS = 6
 LARGEST = tl.constexpr(3.4028234663852886e38)  # the largest finite float32
 MINUS_INFINITY = tl.constexpr(float("-inf"))
 LOG2E = tl.constexpr(interface.LOG2E)
-MOST_HALVINGS = tl.constexpr(interface.MOST_HALVINGS)
+MAX_HALVINGS = tl.constexpr(interface.MAX_HALVINGS)
 C5, C4, C3, C2, C1, C0 = (tl.constexpr(coefficient) for coefficient in interface.HALVING)
 
 
@@ -232,7 +232,7 @@ def halvings(x, peak):
 @triton.jit
 def weigh(x, peak):
     """The weights of tokens, and weights times halvings, int64. To be called in kernels without fusion."""
-    h = tl.minimum(halvings(x, peak), MOST_HALVINGS)
+    h = tl.minimum(halvings(x, peak), MAX_HALVINGS)
     whole = h.to(tl.int32)
     f = h - whole.to(tl.float32)
     y = ((((f * C5 + C4) * f + C3) * f + C2) * f + C1) * f + C0

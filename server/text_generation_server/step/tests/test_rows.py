@@ -8,7 +8,7 @@ import torch
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.errors import StepError
-from text_generation_server.step.layout import MOST_CHUNKS, DecodeInputs, MixedInputs, lay_out
+from text_generation_server.step.layout import MAX_CHUNKS, DecodeInputs, MixedInputs, lay_out
 from text_generation_server.step.preparation import Planner, StepLimits
 from text_generation_server.step.rows import WIDTH_STEP, Batches, PromptChunk, Rows, StepBatch
 
@@ -353,7 +353,7 @@ def test_recorded_mixed_steps_read_the_same_numbers_at_the_same_addresses_then_p
         assert given.lengths_R.tolist() == [3] * count + [0] * (8 - count)
         assert given.segments is not None and mixed.input.segments is not None
         assert list(given.segments.runs()) == list(mixed.input.segments.runs())
-        assert len(given.segments.rows_C) == MOST_CHUNKS and given.segments.tokens == 8
+        assert len(given.segments.rows_C) == MAX_CHUNKS and given.segments.tokens == 8
         tokens, sampled_rows = inputs.sampled(len(step.sampled.rows), 1)
         assert tokens.tolist() == mixed.sampled_tokens[: len(tokens)].tolist()
         assert torch.equal(sampled_rows, mixed.sampled_rows_R)
