@@ -6,7 +6,7 @@ from typing import Any
 
 from mixed import MixedAsk, mixed_asks
 
-from text_generation_router.api.generation_stream import CREDITS
+from text_generation_router.api.common.generation_stream import CREDITS
 
 NUM_ASKS = 500
 TOKENS = (60, 340)

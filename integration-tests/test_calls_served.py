@@ -14,7 +14,7 @@ from demanded import check_demanded, check_made_by_a_grammar, strict
 from written import Answer, WritingServer
 
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
-from text_generation_router.text.pieces import is_json
+from text_generation_router.text.tokens.pieces import is_json
 
 ANTHROPIC = (written.anthropic, written.anthropic_stream)
 # Formats that are served by each run: one with calls as JSON, one as XML and one in channels. The others are served by

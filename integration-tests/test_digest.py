@@ -9,7 +9,7 @@ from digest_refusals import refusals
 from digest_routes import routes
 from exchanges import Exchange, said
 
-from text_generation_router.api.generation_stream import CREDITS
+from text_generation_router.api.common.generation_stream import CREDITS
 from text_generation_router.openapi.operations import OPERATIONS
 
 LINE = Digest("line", 1, "reference", "abc", 500, 30, (), Work(900, 20_000, 9_000, 70))

@@ -11,7 +11,7 @@ from shard_tools import CPU, Client, make_checkpoint, make_runner, random_ids, s
 from tokenizers import Tokenizer
 
 from text_generation_common.sampling import Sampling
-from text_generation_router.text.detokenization import TextStream, Vocabulary
+from text_generation_router.text.tokens.detokenization import TextStream, Vocabulary
 from text_generation_server.grammars.compiler import GrammarCompiler
 from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.weights.added_tokens import Additions

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from text_generation_benchmark.output import table
-from text_generation_router.text.detokenization import TextStream, Vocabulary
+from text_generation_router.text.tokens.detokenization import TextStream, Vocabulary
 
 TOKENS, PROMPT_TOKENS = 2000, 500
 STOPS: dict[str, tuple[str, ...]] = {"no stop strings": (), "two stop strings": ("\nObservation:", "<|im_end|>")}

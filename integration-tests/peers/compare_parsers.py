@@ -19,7 +19,7 @@ from text_generation_router.text.calls.formats import CALL_FORMATS
 from text_generation_router.text.calls.reading import Reading
 from text_generation_router.text.calls.reasoning import REASONING_FORMATS
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
-from text_generation_router.text.pieces import CallArguments, CallStart, Reasoning, Text
+from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Reasoning, Text
 
 VLLM_SIDE = Path(__file__).with_name("vllm_parsers.py")
 

@@ -75,7 +75,7 @@ def file_check(plan: LaunchPlan, environ: Mapping[str, str], folder: Path) -> Co
     """The process that checks the tokenizer and the chat templates in `folder`, as the router would. It runs a module
     of its own, because the router's other modules take a second to load."""
     config = plan.files.tokenizer_config_path
-    argv = (sys.executable, "-P", "-m", "text_generation_router.text.file_check", str(folder))
+    argv = (sys.executable, "-P", "-m", "text_generation_router.text.templates.file_check", str(folder))
     return Command("check", (*argv, config) if config else argv, without_secrets(_inherited(plan, environ)))
 
 

@@ -8,15 +8,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from text_generation_router.api.admin import AdminRoutes
-from text_generation_router.api.anthropic import MessagesRoutes
-from text_generation_router.api.chat import ChatRoutes
+from text_generation_router.api.anthropic.routes import MessagesRoutes
 from text_generation_router.api.clouds import CloudRoutes
-from text_generation_router.api.completions import CompletionRoutes
-from text_generation_router.api.generate import GenerateRoutes
-from text_generation_router.api.responses import ResponsesRoutes
+from text_generation_router.api.common.services import Services
+from text_generation_router.api.openai.chat import ChatRoutes
+from text_generation_router.api.openai.completions import CompletionRoutes
+from text_generation_router.api.responses.routes import ResponsesRoutes
 from text_generation_router.api.service import ServiceRoutes
-from text_generation_router.api.services import Services
 from text_generation_router.api.texts import TextRoutes
+from text_generation_router.api.tgi.routes import GenerateRoutes
 from text_generation_router.config import RouterConfig
 from text_generation_router.http.answer_headers import identified
 from text_generation_router.http.cors import cors, preflights
@@ -25,9 +25,9 @@ from text_generation_router.http.gate import gated
 from text_generation_router.http.keys import OpenRoute, guarded
 from text_generation_router.http.request_log import Logged
 from text_generation_router.http.starts import paced
-from text_generation_router.key_usage import add_usages, salt_of
+from text_generation_router.metrics.key_usage import add_usages, salt_of
+from text_generation_router.metrics.tracing import traced
 from text_generation_router.openapi.routes import DocumentRoutes
-from text_generation_router.tracing import traced
 
 Endpoint = Callable[..., Awaitable[Response]]
 

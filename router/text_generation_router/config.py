@@ -14,8 +14,8 @@ from text_generation_common.flags.http import AccessFlags, HttpFlags
 from text_generation_common.flags.model import CacheFlags, FileFlags, NameFlags
 from text_generation_common.flags.process import AbsentFlags, InheritedFlags, ProcessFlags, TracingFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
+from text_generation_router.fleet.policies import PlacementPolicy
 from text_generation_router.http.peer import Network
-from text_generation_router.replicas.policies import PlacementPolicy
 
 IMAGE_BYTES = 1_073_741_824
 

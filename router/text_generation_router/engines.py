@@ -23,13 +23,13 @@ from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import EngineRun
 from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
-from text_generation_router.engine_file import FollowedFile
-from text_generation_router.engine_names import FollowedName
 from text_generation_router.errors import ScalingError, StartError
-from text_generation_router.metrics import Metrics
-from text_generation_router.remote.best_score import placement_of
-from text_generation_router.remote.engine import RemoteEngine
-from text_generation_router.replicas.policies import MOST_ENGINES
+from text_generation_router.fleet.best_score import placement_of
+from text_generation_router.fleet.engine import RemoteEngine
+from text_generation_router.fleet.engine_file import FollowedFile
+from text_generation_router.fleet.engine_names import FollowedName
+from text_generation_router.fleet.policies import MOST_ENGINES
+from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.sockets import inherited_socket
 
 logger = logging.getLogger("text_generation_router")

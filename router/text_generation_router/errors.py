@@ -40,7 +40,7 @@
         ├── InvalidJsonError            400
         ├── UnprocessableError          422
         └── TooExpensiveError           422
-    RefusedError                    `api/generation_stream.py` turns it into an InferenceError
+    RefusedError                    `api/common/generation_stream.py` turns it into an InferenceError
     StartError                      `cli.py` prints the error and exits with status 1
     ShardsError                     `engine/` gives the shards up and waits for new ones
     ├── WarmupRefusedError          at the first warm-up: the router ends; later: as ShardsError

@@ -18,13 +18,13 @@ from text_generation_common.version import own_version
 from text_generation_router.api import reading_child
 from text_generation_router.api.asking import compile_schemas
 from text_generation_router.api.body import Bodies
-from text_generation_router.api.fields import ListLimits
-from text_generation_router.api.ignored import IgnoredParameters
-from text_generation_router.api.inference import Inference
-from text_generation_router.api.permits import Permits
-from text_generation_router.api.services import Services
-from text_generation_router.api.speech import Speech
-from text_generation_router.api.styles import style_of
+from text_generation_router.api.common.fields import ListLimits
+from text_generation_router.api.common.ignored import IgnoredParameters
+from text_generation_router.api.common.inference import Inference
+from text_generation_router.api.common.permits import Permits
+from text_generation_router.api.common.services import Services
+from text_generation_router.api.common.speech import Speech
+from text_generation_router.api.common.styles import style_of
 from text_generation_router.app import answers_at_once, create_app
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.protocol import Snapshot
@@ -38,21 +38,21 @@ from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimi
 from text_generation_router.http.room import MAX_BEYOND
 from text_generation_router.http.server import Server, StopOnSignal, uvicorn_config
 from text_generation_router.http.uvicorn_parts import check_uvicorn
-from text_generation_router.joint_metrics import joined_with_others
-from text_generation_router.metrics import Metrics
+from text_generation_router.metrics.joint import joined_with_others
+from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
 from text_generation_router.sockets import inherited_socket
-from text_generation_router.text.detokenization import Vocabulary
 from text_generation_router.text.grammars.checking import GrammarChecker, children_of
 from text_generation_router.text.model_files import find_model_files
-from text_generation_router.text.rendering import rendering
 from text_generation_router.text.sampling_defaults import read_defaults
-from text_generation_router.text.template_files import load_chat_template
-from text_generation_router.text.tokenization import TextTokenizer
+from text_generation_router.text.templates.files import load_chat_template
+from text_generation_router.text.templates.rendering import rendering
+from text_generation_router.text.tokens.detokenization import Vocabulary
+from text_generation_router.text.tokens.tokenization import TextTokenizer
 from text_generation_router.text.validation import RequestLimits, Validator
 
 if TYPE_CHECKING:
-    from text_generation_router.otlp import OtlpTracer
+    from text_generation_router.metrics.otlp import OtlpTracer
 
 logger = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ def tracer_for(config: RouterConfig) -> "OtlpTracer | None":
     if flags.otlp_endpoint is None:
         return None
     # Imported here, because the packages that it needs are an extra, and take 0.4 s to load.
-    from text_generation_router.otlp import OtlpTracer
+    from text_generation_router.metrics.otlp import OtlpTracer
 
     return OtlpTracer(flags.otlp_endpoint, flags.otlp_service_name, own_version(), config.served_model_name)
 

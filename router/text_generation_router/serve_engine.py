@@ -23,16 +23,16 @@ from text_generation_common.tasks import cancelled
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.shard_groups import ShardGroups
-from text_generation_router.engine_page import EnginePage, serving_page
 from text_generation_router.engine_service.identity import EngineIdentity, engine_digest
+from text_generation_router.engine_service.page import EnginePage, serving_page
 from text_generation_router.engine_service.server import EngineServer
 from text_generation_router.engines import line_to_launcher, security_of, shard_groups
 from text_generation_router.errors import ShardsError, StartError
-from text_generation_router.joint_metrics import joined_with_others
-from text_generation_router.metrics import Metrics
-from text_generation_router.metrics_page import OwnFamilies, render_in_turns
-from text_generation_router.replicas.block_hashes import BlockHasher
-from text_generation_router.replicas.cache_news import CacheLog
+from text_generation_router.fleet.block_hashes import BlockHasher
+from text_generation_router.fleet.cache_news import CacheLog
+from text_generation_router.metrics.joint import joined_with_others
+from text_generation_router.metrics.metrics import Metrics
+from text_generation_router.metrics.page import OwnFamilies, render_in_turns
 from text_generation_router.serve import SWITCH_S
 from text_generation_router.text.model_files import find_model_files
 

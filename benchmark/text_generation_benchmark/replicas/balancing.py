@@ -21,7 +21,7 @@ from text_generation_benchmark.replicas.live_chats import ChatWords, LiveAnswer,
 from text_generation_benchmark.replicas.processes import live_replicas
 from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost
 from text_generation_benchmark.simulation.workloads import LogNormal
-from text_generation_router.replicas.policies import PlacementPolicy
+from text_generation_router.fleet.policies import PlacementPolicy
 from text_generation_router.scheduling.limits import Limits
 
 # The chats of `ChatLoad`, with a quarter of the tokens.

@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 from text_generation_benchmark.output import table
 from text_generation_router.engine.protocol import Ended, JoiningRules, ModelInfo, Snapshot, TokenLimits, Tokens
-from text_generation_router.remote.attempts import Attempts
-from text_generation_router.remote.best_score import BestScore
-from text_generation_router.remote.fleet import EngineView, Fleet
-from text_generation_router.remote.requests import RemoteGroup, RemoteRequest
-from text_generation_router.remote.values import EngineFacts, RemoteCounts, ToldLoad
-from text_generation_router.replicas.block_hashes import BLOCK_TOKENS, BlockHasher, HistoryHashes
-from text_generation_router.replicas.cache_news import CacheNews
-from text_generation_router.replicas.choice import EngineLoad
+from text_generation_router.fleet.attempts import Attempts
+from text_generation_router.fleet.best_score import BestScore
+from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, BlockHasher, HistoryHashes
+from text_generation_router.fleet.cache_news import CacheNews
+from text_generation_router.fleet.choice import EngineLoad
+from text_generation_router.fleet.engines import EngineView, Fleet
+from text_generation_router.fleet.requests import RemoteGroup, RemoteRequest
+from text_generation_router.fleet.values import EngineFacts, RemoteCounts, ToldLoad
 from text_generation_router.scheduling.request import GenerationRequest
 
 KEY = bytes(32)

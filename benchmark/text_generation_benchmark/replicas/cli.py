@@ -18,7 +18,7 @@ from text_generation_benchmark.replicas.scaling import ScalingPlan, run_scaled, 
 from text_generation_benchmark.simulation.devices import MODELS
 from text_generation_benchmark.simulation.metrics import Targets
 from text_generation_common.model_folder import demo_directory
-from text_generation_router.replicas.policies import MOST_ENGINES
+from text_generation_router.fleet.policies import MOST_ENGINES
 from text_generation_router.scheduling.limits import Limits
 
 Flag = typer.Option

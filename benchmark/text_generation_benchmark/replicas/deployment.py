@@ -10,11 +10,11 @@ from text_generation_benchmark.replicas.front import HASHER, NAMESPACE, Policy, 
 from text_generation_benchmark.simulation.cost import SimulatedModel
 from text_generation_benchmark.simulation.stepped import Arrival, SteppedEngine, StepProgress
 from text_generation_benchmark.simulation.trace import Floats
-from text_generation_router.remote.news_limits import EVERY_MS, next_pace_ms
-from text_generation_router.replicas.block_hashes import BLOCK_TOKENS
-from text_generation_router.replicas.cache_news import CacheLog, CacheNews
-from text_generation_router.replicas.choice import EngineLoad
-from text_generation_router.replicas.moves import GAIN_S, Move, QueuedRequest, plan_moves
+from text_generation_router.fleet.block_hashes import BLOCK_TOKENS
+from text_generation_router.fleet.cache_news import CacheLog, CacheNews
+from text_generation_router.fleet.choice import EngineLoad
+from text_generation_router.fleet.moves import GAIN_S, Move, QueuedRequest, plan_moves
+from text_generation_router.fleet.news_limits import EVERY_MS, next_pace_ms
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.share import Share

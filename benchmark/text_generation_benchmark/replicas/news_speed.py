@@ -25,9 +25,9 @@ from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc
 from text_generation_router.engine.protocol import Load
 from text_generation_router.engine_service.news import load_to_pb
-from text_generation_router.remote import reading
-from text_generation_router.replicas.cache_index import CacheIndex
-from text_generation_router.replicas.choice import EngineChoice
+from text_generation_router.fleet import reading
+from text_generation_router.fleet.cache_index import CacheIndex
+from text_generation_router.fleet.choice import EngineChoice
 from text_generation_router.wire.arrays import UINT64, packed
 
 TENANTS = 20  # tenants whose service a Load tells

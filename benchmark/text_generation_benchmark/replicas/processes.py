@@ -11,7 +11,7 @@ from pathlib import Path
 from text_generation_benchmark.process import ChildServer, ServerCommand, exit_on_sigterm, free_port
 from text_generation_benchmark.router.speed import ROUTER, START_S, wait_for
 from text_generation_common.cluster.block_key import VARIABLE
-from text_generation_router.replicas.policies import PlacementPolicy
+from text_generation_router.fleet.policies import PlacementPolicy
 
 ENGINE = Path(sys.executable).parent / "text-generation-engine"
 START_ALL_S = 300.0

@@ -5,7 +5,7 @@ from itertools import cycle, islice
 from text_generation_router.errors import StartError
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.model_files import find_model_files
-from text_generation_router.text.tokenization import TextTokenizer
+from text_generation_router.text.tokens.tokenization import TextTokenizer
 
 TEXT = (
     "Lorem ipsum dolor sit amet, consectetur adipiscing elit, sed do eiusmod tempor incididunt ut labore et dolore"

@@ -15,7 +15,7 @@ from text_generation_router.errors import (
 )
 from text_generation_router.http.encoding import json_response
 from text_generation_router.http.keys import allowed_digest, authorization_of
-from text_generation_router.json_depth import read_json
+from text_generation_router.text.json_depth import read_json
 
 # Most bytes of a body.
 BODY_BYTES = 4096

@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 
 import pydantic
 
-from text_generation_router.api import anthropic_fields, known_fields, responses_fields
-from text_generation_router.api.agent_lines import without_agent_lines
-from text_generation_router.api.anthropic_schemas import (
+from text_generation_router.api import known_fields
+from text_generation_router.api.anthropic import fields as anthropic_fields
+from text_generation_router.api.anthropic.schemas import (
     CountOptions,
     CountTokensRequest,
     MessagesOptions,
@@ -22,10 +22,12 @@ from text_generation_router.api.anthropic_schemas import (
     RenderedMessages,
 )
 from text_generation_router.api.cloud_schemas import VertexRequest
-from text_generation_router.api.contract import Contract
-from text_generation_router.api.fields import Body, ListLimits
-from text_generation_router.api.responses_schemas import RenderedResponses, ResponsesOptions, ResponsesRequest
-from text_generation_router.api.schemas import CompatGenerateRequest, DetokenizeRequest, GenerateRequest
+from text_generation_router.api.common.agent_lines import without_agent_lines
+from text_generation_router.api.common.contract import Contract
+from text_generation_router.api.common.fields import Body, ListLimits
+from text_generation_router.api.openai.schemas import ChatOptions, ChatRequest, CompletionRequest, RenderedChat
+from text_generation_router.api.responses import fields as responses_fields
+from text_generation_router.api.responses.schemas import RenderedResponses, ResponsesOptions, ResponsesRequest
 from text_generation_router.api.surveys import (
     survey,
     survey_chat,
@@ -34,9 +36,9 @@ from text_generation_router.api.surveys import (
     survey_prompt,
     survey_responses,
 )
-from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest, CompletionRequest, RenderedChat
+from text_generation_router.api.tgi.schemas import CompatGenerateRequest, DetokenizeRequest, GenerateRequest
 from text_generation_router.errors import InvalidJsonError, TooManyPromptsError, UnprocessableError
-from text_generation_router.json_depth import read_json
+from text_generation_router.text.json_depth import read_json
 
 B = TypeVar("B", bound=Body)
 A = TypeVar("A", bound=Body, covariant=True)

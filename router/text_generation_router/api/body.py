@@ -8,10 +8,10 @@ from typing import Protocol, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from text_generation_router.api.asking import Question, Read
-from text_generation_router.api.fields import Body, ListLimits
-from text_generation_router.api.ignored import IgnoredParameters
+from text_generation_router.api.common.fields import Body, ListLimits
+from text_generation_router.api.common.ignored import IgnoredParameters
+from text_generation_router.api.common.tidying import Tidying
 from text_generation_router.api.reading_child import job_of, read_answer
-from text_generation_router.api.tidying import Tidying
 from text_generation_router.errors import (
     OverloadedError,
     PayloadTooLargeError,

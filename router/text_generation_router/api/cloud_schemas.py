@@ -2,9 +2,9 @@
 
 from pydantic import Field
 
-from text_generation_router.api.fields import Body
-from text_generation_router.api.schemas import GenerateRequest
-from text_generation_router.api.v1_schemas import ChatOptions
+from text_generation_router.api.common.fields import Body
+from text_generation_router.api.openai.schemas import ChatOptions
+from text_generation_router.api.tgi.schemas import GenerateRequest
 
 
 class VertexRequest(Body):

@@ -5,14 +5,14 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import INVOCATION, VERTEX
-from text_generation_router.api.chat import ChatRoutes
-from text_generation_router.api.completions import CompletionRoutes
-from text_generation_router.api.generate import GenerateRoutes, native_prompt
-from text_generation_router.api.schemas import CompatGenerateRequest, GenerateRequest
-from text_generation_router.api.services import Services
-from text_generation_router.api.v1_schemas import ChatOptions, CompletionRequest
+from text_generation_router.api.common.answer import Answers
+from text_generation_router.api.common.services import Services
+from text_generation_router.api.openai.chat import ChatRoutes
+from text_generation_router.api.openai.completions import CompletionRoutes
+from text_generation_router.api.openai.schemas import ChatOptions, CompletionRequest
+from text_generation_router.api.tgi.routes import GenerateRoutes, native_prompt
+from text_generation_router.api.tgi.schemas import CompatGenerateRequest, GenerateRequest
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.disconnect import unless_disconnected

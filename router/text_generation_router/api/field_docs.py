@@ -6,8 +6,10 @@ python -m text_generation_router.api.field_docs docs/fields.md
 import sys
 from pathlib import Path
 
-from text_generation_router.api import anthropic_fields, known_fields, responses_fields
-from text_generation_router.api.contract import Contract, Refused, Renamed
+from text_generation_router.api import known_fields
+from text_generation_router.api.anthropic import fields as anthropic_fields
+from text_generation_router.api.common.contract import Contract, Refused, Renamed
+from text_generation_router.api.responses import fields as responses_fields
 
 COLUMNS: dict[str, Contract] = {
     "native": known_fields.PARAMETERS,

@@ -2,16 +2,16 @@
 lacks them. `contract.py` explains the classes; a field of the schema needs no row here.
 """
 
-from text_generation_router.api.contract import Contract, Refused, Renamed, Rule, Tolerated
-from text_generation_router.api.messages import MessageBody
-from text_generation_router.api.schemas import (
+from text_generation_router.api.common.contract import Contract, Refused, Renamed, Rule, Tolerated
+from text_generation_router.api.common.messages import MessageBody
+from text_generation_router.api.common.tools import FunctionBody, ToolBody
+from text_generation_router.api.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
+from text_generation_router.api.tgi.schemas import (
     CompatGenerateRequest,
     DetokenizeRequest,
     GenerateParameters,
     GenerateRequest,
 )
-from text_generation_router.api.tools import FunctionBody, ToolBody
-from text_generation_router.api.v1_schemas import ChatRequest, CompletionRequest, StreamOptions
 
 Rules = dict[str, Rule]
 

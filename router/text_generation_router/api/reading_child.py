@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import orjson
 
 from text_generation_router import errors
-from text_generation_router.api.anthropic_chat import NAMES as MESSAGES_NAMES
-from text_generation_router.api.anthropic_chat import chat_of as chat_of_messages
-from text_generation_router.api.anthropic_chat import counted_chat_of
+from text_generation_router.api.anthropic.chat import NAMES as MESSAGES_NAMES
+from text_generation_router.api.anthropic.chat import chat_of as chat_of_messages
+from text_generation_router.api.anthropic.chat import counted_chat_of
 from text_generation_router.api.asking import (
     CHAT,
     COMPAT_GENERATE,
@@ -34,14 +34,14 @@ from text_generation_router.api.asking import (
     instances_of,
     parse,
 )
-from text_generation_router.api.fields import Body, ListLimits
-from text_generation_router.api.responses_chat import NAMES as RESPONSES_NAMES
-from text_generation_router.api.responses_chat import chat_of as chat_of_response
-from text_generation_router.api.v1_schemas import ChatOptions, ChatRequest
+from text_generation_router.api.common.fields import Body, ListLimits
+from text_generation_router.api.openai.schemas import ChatOptions, ChatRequest
+from text_generation_router.api.responses.chat import NAMES as RESPONSES_NAMES
+from text_generation_router.api.responses.chat import chat_of as chat_of_response
 from text_generation_router.errors import InferenceError, TemplateError
 from text_generation_router.offload.child import Handler
-from text_generation_router.text.chat_template import ChatTemplate
-from text_generation_router.text.tool_grammar import CallWays
+from text_generation_router.text.grammars.tool_grammar import CallWays
+from text_generation_router.text.templates.chat_template import ChatTemplate
 from text_generation_router.text.validation import renaming
 
 ENTRY = f"{__name__}:make_handlers"

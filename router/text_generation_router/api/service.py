@@ -5,13 +5,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_router.api.services import Services
+from text_generation_router.api.common.services import Services
 from text_generation_router.errors import UnhealthyError, UnknownModelError
 from text_generation_router.http.dialects import ANTHROPIC
 from text_generation_router.http.encoding import json_response
 from text_generation_router.http.errors import error_response
 from text_generation_router.http.shared_page import SharedPage
-from text_generation_router.metrics_page import CONTENT_TYPE, render_in_turns
+from text_generation_router.metrics.page import CONTENT_TYPE, render_in_turns
 
 # Token spans encoded in one piece. Other threads can take the interpreter lock between two pieces.
 SPANS_PER_PIECE = 2048

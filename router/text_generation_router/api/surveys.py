@@ -6,9 +6,11 @@ Each function returns the paths of the unknown fields, and raises a ValidationEr
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from text_generation_router.api import anthropic_fields, known_fields, responses_fields
-from text_generation_router.api.contract import MAX_NAME_CHARS, MAX_NAMES, Contract
-from text_generation_router.api.responses_tools import is_left_out
+from text_generation_router.api import known_fields
+from text_generation_router.api.anthropic import fields as anthropic_fields
+from text_generation_router.api.common.contract import MAX_NAME_CHARS, MAX_NAMES, Contract
+from text_generation_router.api.responses import fields as responses_fields
+from text_generation_router.api.responses.tools import is_left_out
 from text_generation_router.errors import SuffixError
 
 Value = dict[str, Any]

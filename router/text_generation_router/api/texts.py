@@ -8,14 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from text_generation_router.api.asking import CHAT, DETOKENIZE, TOKENIZE
-from text_generation_router.api.chat_prompt import rendered
-from text_generation_router.api.services import Services
+from text_generation_router.api.common.services import Services
+from text_generation_router.api.openai.chat_prompt import rendered
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import json_response, text_json, to_json
 from text_generation_router.http.json_stream import JsonStream
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.tokenization import PART_CHARS, Span
+from text_generation_router.text.tokens.tokenization import PART_CHARS, Span
 
 # Token spans encoded in one piece. Other threads can take the interpreter lock between two pieces.
 SPANS_PER_PIECE = 2048

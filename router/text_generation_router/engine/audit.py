@@ -7,7 +7,7 @@ import time
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.errors import ShardsError
-from text_generation_router.metrics import Metrics
+from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger("text_generation_router")

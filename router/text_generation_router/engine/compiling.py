@@ -11,7 +11,7 @@ from text_generation_common.tasks import cancelled
 from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.errors import OverloadedError, ShardsError
-from text_generation_router.fair_slots import FairSlots
+from text_generation_router.fairness.slots import FairSlots
 from text_generation_router.scheduling.request import GenerationRequest
 
 

@@ -17,7 +17,7 @@ from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shard_groups import ShardGroups
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.errors import ShardsError, WarmupRefusedError
-from text_generation_router.metrics import Metrics
+from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.blame import reaches
 from text_generation_router.scheduling.step import ForwardStep
 

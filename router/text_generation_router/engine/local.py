@@ -19,7 +19,7 @@ from text_generation_router.engine.shard_groups import ShardGroups
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.errors import Refusal, RefusedError, ShardsError
-from text_generation_router.metrics import Metrics
+from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Past

@@ -13,7 +13,7 @@ from text_generation_router.engine.protocol import Load, Snapshot
 from text_generation_router.engine_service.fronts import ConnectedFronts
 from text_generation_router.engine_service.outbox import STALL_S
 from text_generation_router.errors import FrontLostError
-from text_generation_router.replicas.cache_news import MAX_HASHES, CacheLog, CacheNews
+from text_generation_router.fleet.cache_news import MAX_HASHES, CacheLog, CacheNews
 from text_generation_router.scheduling.share import Share
 from text_generation_router.wire.arrays import UINT64, packed
 

@@ -16,8 +16,8 @@ from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine_service.identity import EngineIdentity
 from text_generation_router.engine_service.limits import ENVELOPE_BYTES, MESSAGE_BYTES, submit_bytes
 from text_generation_router.engine_service.servicer import EngineServicer
-from text_generation_router.metrics import Metrics
-from text_generation_router.replicas.cache_news import CacheLog
+from text_generation_router.fleet.cache_news import CacheLog
+from text_generation_router.metrics.metrics import Metrics
 
 # Most calls at a time: two streams of each front, and Health and Metrics.
 MOST_CALLS = 1024

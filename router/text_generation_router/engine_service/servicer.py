@@ -23,9 +23,9 @@ from text_generation_router.engine_service.outbox import Outbox
 from text_generation_router.engine_service.trial import Trial
 from text_generation_router.engine_service.work import FrontWork
 from text_generation_router.errors import FrontLostError
-from text_generation_router.metrics import Metrics
-from text_generation_router.metrics_page import OwnFamilies, render_in_turns
-from text_generation_router.replicas.cache_news import CacheLog
+from text_generation_router.fleet.cache_news import CacheLog
+from text_generation_router.metrics.metrics import Metrics
+from text_generation_router.metrics.page import OwnFamilies, render_in_turns
 from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.facts import facts_of
 from text_generation_router.wire.version import check_version

@@ -1,4 +1,4 @@
-"""Which suspects an engine takes: of one group at a time (replicas/suspects.py). All its fronts share the trial."""
+"""Which suspects an engine takes: of one group at a time (fleet/suspects.py). All its fronts share the trial."""
 
 
 class Trial:

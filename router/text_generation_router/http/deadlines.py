@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
-from text_generation_router.metrics import Limit
+from text_generation_router.metrics.metrics import Limit
 
 
 class Deadline:

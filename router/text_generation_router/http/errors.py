@@ -22,7 +22,7 @@ from text_generation_router.http.dialects import ErrorDialect, ErrorDialects
 from text_generation_router.http.encoding import json_response, to_json
 from text_generation_router.http.limits import LimitHits
 from text_generation_router.http.request_log import CLIENT_GONE
-from text_generation_router.metrics import Limit
+from text_generation_router.metrics.metrics import Limit
 
 
 def error_response(error: InferenceError, dialect: ErrorDialect) -> Response:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from text_generation_router.errors import StartError, UnauthorizedError
 from text_generation_router.http.dialects import ErrorDialects, is_anthropics
 from text_generation_router.http.errors import error_response
-from text_generation_router.key_usage import OTHER, KeyUsage, key_usage
+from text_generation_router.metrics.key_usage import OTHER, KeyUsage, key_usage
 
 # A line of the file of keys: the digest of a key, and perhaps the key's name.
 LINE = re.compile(r"(?:sha256:)?(?P<digest>[0-9a-f]{64})(?:[ \t]+(?P<name>[\w.-]{1,64}))?", re.ASCII | re.IGNORECASE)

@@ -4,7 +4,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from text_generation_router.metrics import Limit, Metrics
+from text_generation_router.metrics.metrics import Limit, Metrics
 
 logger = logging.getLogger(__name__)
 

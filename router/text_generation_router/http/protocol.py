@@ -35,7 +35,7 @@ from text_generation_router.http.peer import group_of
 from text_generation_router.http.request_log import IS_LOGGED, RefusalLog
 from text_generation_router.http.room import ConnectionRoom
 from text_generation_router.http.rules import problem_of, without_upgrade
-from text_generation_router.metrics import Limit
+from text_generation_router.metrics.metrics import Limit
 
 HEADER_OVERHEAD = 4  # bytes that each header needs besides name and value: ": " and "\r\n"
 

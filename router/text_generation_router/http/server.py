@@ -25,7 +25,7 @@ from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.protocol import Connection
 from text_generation_router.http.request_log import RefusalLog
 from text_generation_router.http.room import ConnectionRoom
-from text_generation_router.malloc import give_back_memory
+from text_generation_router.offload.malloc import give_back_memory
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from text_generation_router.fairness.loop_turns import LoopTurns
 from text_generation_router.http.caller import Callers
-from text_generation_router.loop_turns import LoopTurns
 
 
 class Starts:

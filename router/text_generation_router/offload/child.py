@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import BinaryIO, NoReturn
 
-from text_generation_router.malloc import give_back_memory
 from text_generation_router.offload.frames import ANSWER_HEAD, LENGTH, JobOutcome
+from text_generation_router.offload.malloc import give_back_memory
 
 Handler = Callable[[bytes], bytes]
 MakeHandlers = Callable[[bytes], Mapping[str, Handler]]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from text_generation_router.api.fields import kind_of
+from text_generation_router.api.common.fields import kind_of
 from text_generation_router.openapi.native_answers import AnswerJson, Count
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]

@@ -5,9 +5,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from text_generation_router.api import anthropic_fields, known_fields, responses_fields
-from text_generation_router.api.contract import Contract, Refused, Renamed, Rule
-from text_generation_router.api.fields import Body
+from text_generation_router.api import known_fields
+from text_generation_router.api.anthropic import fields as anthropic_fields
+from text_generation_router.api.common.contract import Contract, Refused, Renamed, Rule
+from text_generation_router.api.common.fields import Body
+from text_generation_router.api.responses import fields as responses_fields
 from text_generation_router.openapi.anthropic_answers import AnthropicErrorJson
 from text_generation_router.openapi.descriptions import described
 from text_generation_router.openapi.native_answers import ErrorJson

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from text_generation_router.text.events import FinishReason
+from text_generation_router.text.tokens.events import FinishReason
 
 Count = Annotated[int, Field(ge=0)]
 TokenId = Annotated[int, Field(ge=0, description="The token's id in the vocabulary.")]

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from text_generation_router.api.anthropic_schemas import CountTokensRequest, MessagesRequest
-from text_generation_router.api.responses_schemas import ResponsesRequest
-from text_generation_router.api.schemas import CompatGenerateRequest, DetokenizeRequest, GenerateRequest
-from text_generation_router.api.v1_schemas import ChatRequest, CompletionRequest
+from text_generation_router.api.anthropic.schemas import CountTokensRequest, MessagesRequest
+from text_generation_router.api.openai.schemas import ChatRequest, CompletionRequest
+from text_generation_router.api.responses.schemas import ResponsesRequest
+from text_generation_router.api.tgi.schemas import CompatGenerateRequest, DetokenizeRequest, GenerateRequest
 from text_generation_router.openapi import failures
 from text_generation_router.openapi.anthropic_answers import AnsweredMessageJson, CountedTokensJson, MessageEventJson
 from text_generation_router.openapi.chat_answers import ChatChunkJson, ChatJson

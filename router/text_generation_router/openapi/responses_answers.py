@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from text_generation_router.api.fields import kind_of
+from text_generation_router.api.common.fields import kind_of
 from text_generation_router.openapi.chat_answers import ChatTokenJson
 from text_generation_router.openapi.native_answers import AnswerJson, Count
 

@@ -6,7 +6,7 @@ import json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_router.api.services import Services
+from text_generation_router.api.common.services import Services
 from text_generation_router.openapi.page import FILES, page
 
 DOCUMENT_PATHS = ("/api-doc/openapi.json", "/openapi.json")

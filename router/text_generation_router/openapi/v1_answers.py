@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from text_generation_router.api.fields import kind_of
+from text_generation_router.api.common.fields import kind_of
 from text_generation_router.openapi.native_answers import AnswerJson, Count, Logprob
 
 Reason = Literal["stop", "length", "tool_calls", "stop_sequence", "eos_token", "deadline", ""]

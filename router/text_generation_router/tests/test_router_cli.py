@@ -16,7 +16,7 @@ from text_generation_router.config import RouterConfig, RouterFlags
 from text_generation_router.errors import StartError
 from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
 from text_generation_router.http.server import uvicorn_config
-from text_generation_router.metrics import Metrics
+from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.resolve import check, resolve
 from text_generation_router.serve import allow_descriptors, bind, mention_addresses
 from text_generation_router.serve import run as run_router

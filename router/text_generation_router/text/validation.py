@@ -23,10 +23,10 @@ from text_generation_router.scheduling.share import Share
 from text_generation_router.text.grammars.asked import AskedGrammar
 from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.grammars.forms import ChatForm, WantedGrammar
-from text_generation_router.text.output import TextRules
-from text_generation_router.text.pieces import PieceReader
-from text_generation_router.text.token_choice import Check, choice_checks, ids_of_bad_words, list_checks
-from text_generation_router.text.tokenization import COUNTED, Ids, TextTokenizer
+from text_generation_router.text.tokens.output import TextRules
+from text_generation_router.text.tokens.pieces import PieceReader
+from text_generation_router.text.tokens.token_choice import Check, choice_checks, ids_of_bad_words, list_checks
+from text_generation_router.text.tokens.tokenization import COUNTED, Ids, TextTokenizer
 
 PENALTY = "repetition_penalty"
 

@@ -27,7 +27,7 @@ class Submitted:
     request: GenerationRequest
     past: Past
     credits: int | None  # None: any number of tokens
-    group: str = ""  # the group of suspects that it belongs to (replicas/suspects.py); empty: it is not a suspect
+    group: str = ""  # the group of suspects that it belongs to (fleet/suspects.py); empty: it is not a suspect
 
 
 def submit_of(sequences: Sequence[Submitted]) -> pb.Submit:

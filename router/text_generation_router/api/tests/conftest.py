@@ -16,13 +16,13 @@ from text_generation_common.flags.declaration import with_flags
 from text_generation_router.api import reading_child
 from text_generation_router.api.admin import ReplicaControl
 from text_generation_router.api.body import Bodies
-from text_generation_router.api.fields import ListLimits
-from text_generation_router.api.ignored import IgnoredParameters
-from text_generation_router.api.inference import Inference
-from text_generation_router.api.permits import Permits
-from text_generation_router.api.services import Services
-from text_generation_router.api.speech import Speech
-from text_generation_router.api.styles import style_of
+from text_generation_router.api.common.fields import ListLimits
+from text_generation_router.api.common.ignored import IgnoredParameters
+from text_generation_router.api.common.inference import Inference
+from text_generation_router.api.common.permits import Permits
+from text_generation_router.api.common.services import Services
+from text_generation_router.api.common.speech import Speech
+from text_generation_router.api.common.styles import style_of
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig, RouterFlags
 from text_generation_router.engine.protocol import (
@@ -43,21 +43,21 @@ from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.direct import EXTENSION
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import LimitHits
-from text_generation_router.metrics import Metrics
+from text_generation_router.metrics.metrics import Metrics
+from text_generation_router.metrics.tracing import Tracer
 from text_generation_router.offload.tests.in_process import InProcess
 from text_generation_router.resolve import resolve
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.serve import request_limits
-from text_generation_router.text import rendering_child
-from text_generation_router.text.chat_template import ChatTemplate
 from text_generation_router.text.grammars import checking_child
 from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.grammars.verification import byte_tokenizer
-from text_generation_router.text.rendering import Renderer
-from text_generation_router.text.tokenization import TextTokenizer
+from text_generation_router.text.templates import rendering_child
+from text_generation_router.text.templates.chat_template import ChatTemplate
+from text_generation_router.text.templates.rendering import Renderer
+from text_generation_router.text.tokens.tokenization import TextTokenizer
 from text_generation_router.text.validation import Validator
-from text_generation_router.tracing import Tracer
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from text_generation_router.api.agent_lines import without_agent_lines
+from text_generation_router.api.common.agent_lines import without_agent_lines
 from text_generation_router.api.tests.conftest import HEADERS
 from text_generation_router.api.tests.test_tool_routes import CALL, HERMES, script
 

@@ -7,10 +7,10 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_router.api.answer import Answers
 from text_generation_router.api.asking import COMPLETION
-from text_generation_router.api.generation import Generation, Result
-from text_generation_router.api.v1_schemas import CompletionRequest
+from text_generation_router.api.common.answer import Answers
+from text_generation_router.api.common.generation import Generation, Result
+from text_generation_router.api.openai.schemas import CompletionRequest
 from text_generation_router.errors import TemplateError
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.scheduling.share import Share

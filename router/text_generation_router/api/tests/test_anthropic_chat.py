@@ -2,11 +2,11 @@
 
 import pytest
 
-from text_generation_router.api.anthropic_chat import chat_of, counted_chat_of, messages_of
-from text_generation_router.api.anthropic_schemas import CountTokensRequest, MessagesRequest, RenderedMessages
-from text_generation_router.api.v1_schemas import RenderedChat
+from text_generation_router.api.anthropic.chat import chat_of, counted_chat_of, messages_of
+from text_generation_router.api.anthropic.schemas import CountTokensRequest, MessagesRequest, RenderedMessages
+from text_generation_router.api.openai.schemas import RenderedChat
 from text_generation_router.errors import ValidationError
-from text_generation_router.text.tool_grammar import CallWays
+from text_generation_router.text.grammars.tool_grammar import CallWays
 
 WAYS = CallWays()
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from text_generation_router.api.anthropic_chat import chat_of, counted_chat_of
-from text_generation_router.api.anthropic_schemas import CountTokensRequest, MessagesRequest, RenderedMessages
+from text_generation_router.api.anthropic.chat import chat_of, counted_chat_of
+from text_generation_router.api.anthropic.schemas import CountTokensRequest, MessagesRequest, RenderedMessages
 from text_generation_router.errors import ValidationError
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from text_generation_router.api import answer
+from text_generation_router.api.common import answer
 from text_generation_router.api.tests.conftest import HEADERS
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.http.sse import EventStream

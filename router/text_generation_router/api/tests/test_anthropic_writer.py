@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from text_generation_router.api.anthropic_writer import MessageEnd, MessageStream, content_of, usage_json
-from text_generation_router.text.pieces import CallArguments, CallStart, Reasoning, Text
+from text_generation_router.api.anthropic.writer import MessageEnd, MessageStream, content_of, usage_json
+from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Reasoning, Text
 
 END, USAGE = MessageEnd("end_turn"), usage_json(5, 2, 3)
 PIECES = {

@@ -9,7 +9,7 @@ import pytest
 from text_generation_common.row_failures import GRAMMAR_FAULTS
 from text_generation_router.api.tests.conftest import ROUTES, Route, Script
 from text_generation_router.engine.protocol import Ended, EndReason, TokenLimits
-from text_generation_router.json_depth import MAX_DEPTH
+from text_generation_router.text.json_depth import MAX_DEPTH
 
 USER = {"role": "user", "content": "Hi"}
 CHAT, RESPONSES, MESSAGES = ROUTES[4:]

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from text_generation_router.api.generate import EventEncoder, event_json
-from text_generation_router.api.schemas import GenerateRequest
+from text_generation_router.api.tgi.routes import EventEncoder, event_json
+from text_generation_router.api.tgi.schemas import GenerateRequest
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.http import sse
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.encoding import to_event
 from text_generation_router.scheduling.request import EndReason
-from text_generation_router.text.events import Token, TokenEvent
+from text_generation_router.text.tokens.events import Token, TokenEvent
 
 TEXTS = (" a", ' "quoted"\n', "é€", "\u2028", "z")
 LOGPROBS = (-0.1, float("nan"), -1e-9, -12.345678, 0.0)

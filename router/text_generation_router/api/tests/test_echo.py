@@ -2,10 +2,10 @@
 
 import pytest
 
-from text_generation_router.api.openai import TextSizes
-from text_generation_router.api.prompt_answers import offsets_in
+from text_generation_router.api.openai.answers import TextSizes
+from text_generation_router.api.openai.prompt_answers import offsets_in
 from text_generation_router.api.tests.conftest import ScriptedVocabulary
-from text_generation_router.text.events import Token
+from text_generation_router.text.tokens.events import Token
 
 PATH = "/v1/completions"
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from text_generation_common.row_failures import GRAMMARS_WAIT, NO_TOKEN
-from text_generation_router.api.generation_stream import GenerationStream
+from text_generation_router.api.common.generation_stream import GenerationStream
 from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Submission, Tokens
 from text_generation_router.errors import (
     DeadlineError,
@@ -17,11 +17,11 @@ from text_generation_router.errors import (
     OverloadedError,
     ValidationError,
 )
-from text_generation_router.loop_turns import LoopTurns
-from text_generation_router.metrics import Metrics
+from text_generation_router.fairness.loop_turns import LoopTurns
+from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
-from text_generation_router.text.events import FinishReason, TokenEvent
-from text_generation_router.text.output import TextRules
+from text_generation_router.text.tokens.events import FinishReason, TokenEvent
+from text_generation_router.text.tokens.output import TextRules
 
 FIRST = FirstStep(queue_s=1.5, cached_tokens=2)
 
@@ -225,7 +225,7 @@ def test_a_stream_with_tokens_has_begun_also_after_its_end() -> None:
 
 
 def test_a_reader_that_is_far_behind_gives_no_credit_until_half_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("text_generation_router.api.generation_stream.CREDITS", 6)
+    monkeypatch.setattr("text_generation_router.api.common.generation_stream.CREDITS", 6)
 
     async def use(world: World) -> None:
         assert world.submit_call == ("submit", 6)
@@ -245,7 +245,7 @@ def test_a_reader_that_is_far_behind_gives_no_credit_until_half_is_read(monkeypa
 
 
 def test_top_tokens_use_up_credits_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("text_generation_router.api.generation_stream.CREDITS", 8)
+    monkeypatch.setattr("text_generation_router.api.common.generation_stream.CREDITS", 8)
 
     async def use(world: World) -> None:
         world.take(2, 3, tops=3)
@@ -353,7 +353,7 @@ def test_an_event_that_cannot_be_written_fails_its_request() -> None:
 
 
 def test_written_events_give_their_credits_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("text_generation_router.api.generation_stream.CREDITS", 4)
+    monkeypatch.setattr("text_generation_router.api.common.generation_stream.CREDITS", 4)
 
     async def use(world: World) -> None:
         page = Page()

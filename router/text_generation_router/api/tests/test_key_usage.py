@@ -9,9 +9,9 @@ import pytest
 
 from text_generation_router.api.tests.conftest import HEADERS, ROUTES, Route, Script
 from text_generation_router.engine.protocol import Ended, EndReason
-from text_generation_router.key_usage import COUNTERS, MAX_NAMES, OTHER, labels_of, salt_of
-from text_generation_router.metrics import Metrics
-from text_generation_router.metrics_page import render
+from text_generation_router.metrics.key_usage import COUNTERS, MAX_NAMES, OTHER, labels_of, salt_of
+from text_generation_router.metrics.metrics import Metrics
+from text_generation_router.metrics.page import render
 
 ALL_ROUTES = (*ROUTES, Route("/invocations", {"inputs": "Hi"}), Route("/vertex", {"instances": [{"inputs": "Hi"}] * 2}))
 WEIGHTS = {"one": 1, "two": 2}  # how often a key sends each request

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_router.api import anthropic_fields, known_fields, responses_fields
-from text_generation_router.api.anthropic_schemas import BLOCKS, OTHER_BLOCKS
-from text_generation_router.api.contract import Contract, Refused, Renamed, Tolerated
+from text_generation_router.api import known_fields
+from text_generation_router.api.anthropic import fields as anthropic_fields
+from text_generation_router.api.anthropic.schemas import BLOCKS, OTHER_BLOCKS
+from text_generation_router.api.common.contract import Contract, Refused, Renamed, Tolerated
 from text_generation_router.api.field_docs import page
-from text_generation_router.api.responses_schemas import ITEMS, OTHER_ITEMS
+from text_generation_router.api.responses import fields as responses_fields
+from text_generation_router.api.responses.schemas import ITEMS, OTHER_ITEMS
 
 CONTRACTS: dict[str, Contract] = {
     "chat": known_fields.CHAT,

@@ -4,8 +4,9 @@ nothing is taken.
 
 import pytest
 
-from text_generation_router.api import anthropic_fields, responses_fields
-from text_generation_router.api.contract import Refused, Renamed
+from text_generation_router.api.anthropic import fields as anthropic_fields
+from text_generation_router.api.common.contract import Refused, Renamed
+from text_generation_router.api.responses import fields as responses_fields
 from text_generation_router.api.tests.conftest import ROUTES
 
 BY_PATH = {route.path: route for route in ROUTES}

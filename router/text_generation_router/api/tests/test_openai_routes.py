@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from text_generation_router.api.v1_schemas import ChatRequest
+from text_generation_router.api.openai.schemas import ChatRequest
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.scheduling.request import EndReason
-from text_generation_router.text.rendering import Renderer
-from text_generation_router.text.tool_grammar import CallWays
+from text_generation_router.text.grammars.tool_grammar import CallWays
+from text_generation_router.text.templates.rendering import Renderer
 
 USER = [{"role": "user", "content": "Hi"}]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from text_generation_router.api.permits import MOST_OUT, Permit, Permits
+from text_generation_router.api.common.permits import MOST_OUT, Permit, Permits
 from text_generation_router.api.tests.conftest import Script
 from text_generation_router.errors import InferenceError, OverloadedError
 from text_generation_router.scheduling.share import Share

@@ -4,10 +4,10 @@ import asyncio
 import time
 from typing import Any
 
-from text_generation_router.api.generation import Result
+from text_generation_router.api.common.generation import Result
 from text_generation_router.http.caller import Caller
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.events import FinishReason
+from text_generation_router.text.tokens.events import FinishReason
 from text_generation_router.text.validation import AskedParameters, Prompt
 
 DETAILS = {"inputs": "hello there", "parameters": {"decoder_input_details": True}}

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from text_generation_router.api.anthropic_schemas import MessagesRequest
+from text_generation_router.api.anthropic.schemas import MessagesRequest
 from text_generation_router.api.asking import CHAT, COMPAT_GENERATE, COMPLETION, GENERATE, RESPONSES, TOKENIZE, check
 from text_generation_router.api.body import LARGE_BYTES
-from text_generation_router.api.fields import ListLimits
+from text_generation_router.api.common.fields import ListLimits
+from text_generation_router.api.openai.schemas import ChatRequest, CompletionRequest
 from text_generation_router.api.reading_child import ENTRY, job_of, make_handlers, read_answer, setup_of
-from text_generation_router.api.responses import head_json
-from text_generation_router.api.responses_schemas import ResponsesRequest
-from text_generation_router.api.schemas import GenerateRequest
-from text_generation_router.api.v1_schemas import ChatRequest, CompletionRequest
+from text_generation_router.api.responses.routes import head_json
+from text_generation_router.api.responses.schemas import ResponsesRequest
+from text_generation_router.api.tgi.schemas import GenerateRequest
 from text_generation_router.errors import InferenceError
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
-from text_generation_router.text.chat_template import ChatTemplate, Conversation, Message
-from text_generation_router.text.tool_grammar import CallWays
+from text_generation_router.text.grammars.tool_grammar import CallWays
+from text_generation_router.text.templates.chat_template import ChatTemplate, Conversation, Message
 
 LIMITS = ListLimits(messages=40, prompts=3, stops=4)
 QUESTIONS = (GENERATE, COMPAT_GENERATE, TOKENIZE, COMPLETION, CHAT)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from text_generation_router.api.responses_chat import chat_of, messages_of
-from text_generation_router.api.responses_schemas import RenderedResponses, ResponsesRequest
-from text_generation_router.api.v1_schemas import RenderedChat
+from text_generation_router.api.openai.schemas import RenderedChat
+from text_generation_router.api.responses.chat import chat_of, messages_of
+from text_generation_router.api.responses.schemas import RenderedResponses, ResponsesRequest
 from text_generation_router.errors import ValidationError
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "weather", "arguments": '{"city": "Paris"}'}

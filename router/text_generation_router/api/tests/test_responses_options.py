@@ -2,8 +2,8 @@
 
 import pytest
 
-from text_generation_router.api.responses_chat import chat_of
-from text_generation_router.api.responses_schemas import RenderedResponses, ResponsesRequest
+from text_generation_router.api.responses.chat import chat_of
+from text_generation_router.api.responses.schemas import RenderedResponses, ResponsesRequest
 from text_generation_router.errors import ValidationError
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from text_generation_router.api import responses_writer
-from text_generation_router.api.responses_writer import ResponseStream, output_of
+from text_generation_router.api.responses import writer as responses_writer
+from text_generation_router.api.responses.writer import ResponseStream, output_of
 from text_generation_router.http.encoding import to_json
-from text_generation_router.text.pieces import CallArguments, CallStart, Reasoning, Text
+from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Reasoning, Text
 
 HEAD = {"id": "resp_1", "status": "in_progress"}
 USAGE = {"total_tokens": 3}

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from text_generation_router.api.asking import check
-from text_generation_router.api.chat_pieces import delta_json, message_json, new_call_id, new_short_call_id
-from text_generation_router.api.tools import MAX_TOOLS, Calling
-from text_generation_router.api.v1_schemas import ChatRequest
+from text_generation_router.api.common.tools import MAX_TOOLS, Calling
+from text_generation_router.api.openai.chat_pieces import delta_json, message_json, new_call_id, new_short_call_id
+from text_generation_router.api.openai.schemas import ChatRequest
 from text_generation_router.errors import ToolError, UnprocessableError, ValidationError
-from text_generation_router.text.pieces import CallArguments, CallStart, Reasoning, Text
+from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Reasoning, Text
 
 MESSAGES = [{"role": "user", "content": "x"}]
 

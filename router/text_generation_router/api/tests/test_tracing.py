@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
-from text_generation_router import tracing
 from text_generation_router.api.tests.conftest import Server
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.http.answer_headers import identified
+from text_generation_router.metrics import tracing
+from text_generation_router.metrics.tracing import Course, operation_of
 from text_generation_router.scheduling.request import EndReason
-from text_generation_router.tracing import Course, operation_of
 
 NEEDS = "needs OpenTelemetry: `pip install 'tgi-py[otlp]'`, then run this test again"
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -98,7 +98,7 @@ def seconds(span: Any) -> float:
 
 class TracedServer:
     def __init__(self, make_server: Any) -> None:
-        from text_generation_router.otlp import OtlpTracer
+        from text_generation_router.metrics.otlp import OtlpTracer
 
         self.collector = Collector()
         self._tracer = OtlpTracer(f"http://127.0.0.1:{self.collector.port}", "mine", "1.2.3", "org/m")

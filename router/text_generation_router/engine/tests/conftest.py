@@ -16,7 +16,7 @@ from text_generation_router.engine.protocol import EngineRun
 from text_generation_router.engine.tests import fakes
 from text_generation_router.engine_service.identity import EngineIdentity
 from text_generation_router.engine_service.server import EngineServer
-from text_generation_router.remote.engine import RemoteEngine
+from text_generation_router.fleet.engine import RemoteEngine
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import Ended, EngineRun, ModelInfo, Tokens
 from text_generation_router.engine.shards import ShardView, StepAnswer, WarmupAnswer
 from text_generation_router.errors import ShardsError, StepAbortedError
-from text_generation_router.metrics import Metrics
+from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Past
 from text_generation_router.scheduling.share import Share

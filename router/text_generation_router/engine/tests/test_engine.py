@@ -23,7 +23,7 @@ from text_generation_router.engine.tests.fakes import (
     top_id,
 )
 from text_generation_router.errors import Refusal, RefusedError, StepFailedError, WarmupRefusedError
-from text_generation_router.metrics_page import render
+from text_generation_router.metrics.page import render
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.scheduling.step import ForwardStep, Step
 

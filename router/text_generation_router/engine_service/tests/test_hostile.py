@@ -23,7 +23,7 @@ from text_generation_router.engine_service.pace import Pace
 from text_generation_router.engine_service.tests.raw_front import EngineWorld, RawFront, hello, serve, submit
 from text_generation_router.engine_service.trial import Trial
 from text_generation_router.engine_service.work import FrontWork
-from text_generation_router.metrics import Metrics
+from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.version import VERSION
 

@@ -36,7 +36,7 @@ from text_generation_router.engine_service.tests.raw_front import (
     serve,
     submit,
 )
-from text_generation_router.metrics import Metrics
+from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.request import Past
 from text_generation_router.scheduling.step import ForwardStep, Step
 from text_generation_router.wire.version import VERSION, WITH_BEGUN

@@ -12,7 +12,7 @@ from uvicorn.server import ServerState
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.protocol import Connection
 from text_generation_router.http.server import uvicorn_config
-from text_generation_router.metrics import Limit, Metrics
+from text_generation_router.metrics.metrics import Limit, Metrics
 
 GET = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"

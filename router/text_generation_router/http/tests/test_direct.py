@@ -15,7 +15,7 @@ from text_generation_router.http.disconnect import end_at_half_close
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.server import uvicorn_config
 from text_generation_router.http.sse import EventStream
-from text_generation_router.metrics import Metrics
+from text_generation_router.metrics.metrics import Metrics
 
 PATIENCE_S = 20
 EVENT = b"data: " + b"x" * 2**14 + b"\n\n"

@@ -20,7 +20,7 @@ from text_generation_router.http.gate import Gate, gated
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.server import Server, StopOnSignal, uvicorn_config
 from text_generation_router.http.sse import EventStream
-from text_generation_router.metrics import Metrics
+from text_generation_router.metrics.metrics import Metrics
 
 PATIENCE_S = 20
 DIALECTS = ErrorDialects(is_tgis=False)

@@ -21,7 +21,7 @@ from text_generation_router.http.disconnect import end_at_half_close
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
 from text_generation_router.http.server import Server, uvicorn_config
-from text_generation_router.metrics import Limit, Metrics
+from text_generation_router.metrics.metrics import Limit, Metrics
 
 PATIENCE_S = 20
 LARGE = b"large" * 2_000_000

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from text_generation_router.text.calls.errors import TooMuchError
-from text_generation_router.text.pieces import CallArguments, CallStart, Piece
+from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Piece
 
 MAX_CALLS = 64
 MAX_ARGUMENT_CHARS = 256 * 1024  # sum over all calls of an answer

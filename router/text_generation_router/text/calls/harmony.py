@@ -10,7 +10,7 @@ from text_generation_router.text.calls.json_body import give_arguments
 from text_generation_router.text.calls.source import Give, Markers, Steps
 from text_generation_router.text.calls.special_tokens import SpecialTokens
 from text_generation_router.text.calls.stepped_reader import SteppedReader
-from text_generation_router.text.pieces import Piece, Reasoning, Text
+from text_generation_router.text.tokens.pieces import Piece, Reasoning, Text
 
 
 class HarmonyMarks:

@@ -7,7 +7,7 @@ from text_generation_router.text.calls.errors import TooMuchError
 from text_generation_router.text.calls.found_calls import FoundCalls, Tools
 from text_generation_router.text.calls.source import Markers, Source, Steps
 from text_generation_router.text.calls.special_tokens import SpecialTokens
-from text_generation_router.text.pieces import Piece, Reasoning, Text
+from text_generation_router.text.tokens.pieces import Piece, Reasoning, Text
 
 _NO_MARKERS = Markers(())
 

@@ -9,8 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from text_generation_router.api.messages import MessageBody
-from text_generation_router.text.chat_template import Conversation
+from text_generation_router.api.common.messages import MessageBody
+from text_generation_router.text.templates.chat_template import Conversation
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 

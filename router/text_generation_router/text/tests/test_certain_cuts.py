@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 import text_generation_server
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.certain_cuts import SPLITTING_PATTERNS, cut_into_parts
-from text_generation_router.text.tokenization import Span, TextTokenizer
+from text_generation_router.text.tokens.certain_cuts import SPLITTING_PATTERNS, cut_into_parts
+from text_generation_router.text.tokens.tokenization import Span, TextTokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's 12345 o'clock,  and\n\n we'll see: the naïve café!",

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from text_generation_router.text.detokenization import TextStream, Vocabulary
+from text_generation_router.text.tokens.detokenization import TextStream, Vocabulary
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, models
 from text_generation_common.errors import WeightsError
 from text_generation_common.weights.child import run_child
 from text_generation_router.errors import StartError
-from text_generation_router.text.template_files import load_chat_template
-from text_generation_router.text.tokenization import TextTokenizer
+from text_generation_router.text.templates.files import load_chat_template
+from text_generation_router.text.tokens.tokenization import TextTokenizer
 
-MODULE = "text_generation_router.text.file_check"
+MODULE = "text_generation_router.text.templates.file_check"
 GOOD = {"tokenizer.json": Tokenizer(models.WordLevel({"a": 0}, "a")).to_str()}
 SYNTAX, FILTER = "{% if %}", "{{ messages | nofilter }}"
 FOLDERS = {

@@ -7,9 +7,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from text_generation_common.sampling import Sampling
 from text_generation_router.scheduling.request import GenerationRequest
-from text_generation_router.text.detokenization import Vocabulary
-from text_generation_router.text.events import FinishReason, TokenEvent
-from text_generation_router.text.output import TextOutput, TextRules
+from text_generation_router.text.tokens.detokenization import Vocabulary
+from text_generation_router.text.tokens.events import FinishReason, TokenEvent
+from text_generation_router.text.tokens.output import TextOutput, TextRules
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 E_ACUTE = [ALPHABET.index(char) for char in "Ã©"]  # the two bytes of é, as byte-level tokenizers write them

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from text_generation_router.text.detokenization import Piece, TextStream, Vocabulary
 from text_generation_router.text.tests.tokenizers_by_hand import HAND_MADE, HandMade
+from text_generation_router.text.tokens.detokenization import Piece, TextStream, Vocabulary
 
 VOCABULARIES = {made.name: Vocabulary.of(made.tokenizer) for made in HAND_MADE}
 CHARACTERS = st.sampled_from([*"🦊🎉é�a \n", "the", " end", "</s>"])

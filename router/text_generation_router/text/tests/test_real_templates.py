@@ -9,10 +9,10 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from text_generation_router.errors import TemplateError
-from text_generation_router.text import template_environment
-from text_generation_router.text.chat_template import ChatTemplate
-from text_generation_router.text.template_environment import TemplateEnvironment
-from text_generation_router.text.template_facts import facts_of
+from text_generation_router.text.templates import environment as template_environment
+from text_generation_router.text.templates.chat_template import ChatTemplate
+from text_generation_router.text.templates.environment import TemplateEnvironment
+from text_generation_router.text.templates.facts import facts_of
 from text_generation_router.text.tests.chats import CHATS, TOKENS, Chat, FixedTime, message
 from text_generation_router.text.tests.fetch_templates import FOLDER
 

@@ -5,15 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
-from text_generation_router.text.chat_template import (
+from text_generation_router.text.templates.chat_template import (
     MAX_CHEAP_CHARS,
     MESSAGE_CHARS,
     ChatTemplate,
     Conversation,
     Message,
 )
-from text_generation_router.text.template_cost import cost_of
-from text_generation_router.text.template_environment import TemplateEnvironment
+from text_generation_router.text.templates.cost import cost_of
+from text_generation_router.text.templates.environment import TemplateEnvironment
 from text_generation_router.text.tests.test_rendering import EVIL_PARTS, TEMPLATES
 
 USER = Message("user", "x" * 50)

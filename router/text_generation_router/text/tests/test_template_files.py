@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
 from text_generation_router.errors import StartError
-from text_generation_router.text.chat_template import Conversation, Message
-from text_generation_router.text.template_files import load_chat_template
+from text_generation_router.text.templates.chat_template import Conversation, Message
+from text_generation_router.text.templates.files import load_chat_template
 
 USER = Conversation((Message("user", "Hi"),))
 WITH_TOOLS = Conversation(USER.messages, tools=({},))

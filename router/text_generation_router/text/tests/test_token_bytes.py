@@ -2,7 +2,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.decoders import Decoder
 
-from text_generation_router.text.token_bytes import TokenBytes
+from text_generation_router.text.tokens.token_bytes import TokenBytes
 
 VOCAB = ["a", "##b", "c</w>", "d", ".", "é", "▁", "▁▁a", "<0xC3>", "<0x0a>", "<0xZZ>"]
 

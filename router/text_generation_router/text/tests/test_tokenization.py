@@ -12,10 +12,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from text_generation_common.weights.tokenizer_probe import identity_of
 from text_generation_router.errors import StartError, ValidationError
-from text_generation_router.fair_threads import FairThreads
+from text_generation_router.fairness.threads import FairThreads
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.length_bound import byte_symbols, max_chars_per_token
-from text_generation_router.text.tokenization import (
+from text_generation_router.text.tokens.length_bound import byte_symbols, max_chars_per_token
+from text_generation_router.text.tokens.tokenization import (
     LARGE_PART_CHARS,
     MAX_SPANS_PART_CHARS,
     PART_CHARS,
@@ -114,7 +114,7 @@ def test_a_text_that_a_normalizer_blows_up_ends_a_child_and_not_the_router(tmp_p
 def test_a_tokenizer_that_the_launcher_has_probed_is_probed_again_only_if_it_has_changed(tmp_path, monkeypatch):
     file, probes = tmp_path / "tokenizer.json", []
     trained().save(str(file))
-    monkeypatch.setattr("text_generation_router.text.tokenization.probe_tokenizer", probes.append)
+    monkeypatch.setattr("text_generation_router.text.tokens.tokenization.probe_tokenizer", probes.append)
     probed = identity_of(file)
     for identity, number in ((probed, 0), (None, 1), ("another", 2)):
         TextTokenizer.load(tmp_path, workers=1, max_waiting=1, probed=identity).close()

@@ -6,15 +6,15 @@ import re
 import jsonschema
 import pytest
 
-from text_generation_router.text.chat_template import Conversation, Message
-from text_generation_router.text.pieces import CallArguments, CallStart, PieceReader, Text, merged
-from text_generation_router.text.tool_grammar import (
+from text_generation_router.text.grammars.tool_grammar import (
     GrammarCallReader,
     calls_schema,
     chosen_name,
     described,
     name_pattern,
 )
+from text_generation_router.text.templates.chat_template import Conversation, Message
+from text_generation_router.text.tokens.pieces import CallArguments, CallStart, PieceReader, Text, merged
 
 WEATHER = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "$defs": {"city": {"type": "string"}}}
 EMPTY: dict[str, object] = {}

@@ -16,9 +16,9 @@ from text_generation_router.text.grammars import verification
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.grammars.checking_child import handlers_of
-from text_generation_router.text.length_bound import byte_symbols
-from text_generation_router.text.token_choice import leaves_a_token
-from text_generation_router.text.tokenization import Ids, TextTokenizer
+from text_generation_router.text.tokens.length_bound import byte_symbols
+from text_generation_router.text.tokens.token_choice import leaves_a_token
+from text_generation_router.text.tokens.tokenization import Ids, TextTokenizer
 from text_generation_router.text.validation import AskedParameters, AskedSampling, Prompt, RequestLimits, Validator
 
 LIMITS = RequestLimits(RequestFlags(), max_input_tokens=10, max_total_tokens=15, vocab_size=200, eos_token_ids=(2, 5))

@@ -11,7 +11,7 @@ from text_generation_router.text.calls.reading import Reading
 from text_generation_router.text.calls.reasoning import REASONING_FORMATS
 from text_generation_router.text.calls.tests.call_texts import TOOLS, CallText
 from text_generation_router.text.calls.tests.test_readers import EVERY_TEXT, Part, all_of, markers, reading
-from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text, merged
+from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Piece, Reasoning, Text, merged
 
 MAX_CHARS = 2  # a longer beginning of a marker is not prose
 

@@ -11,7 +11,7 @@ from text_generation_router.text.calls.formats import CALL_FORMATS
 from text_generation_router.text.calls.stepped_reader import SteppedReader
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
 from text_generation_router.text.calls.tests.test_readers import Part, markers, read, reading
-from text_generation_router.text.pieces import CallStart, Piece
+from text_generation_router.text.tokens.pieces import CallStart, Piece
 
 # No marker and no syntax has a Georgian letter, so each that goes in has to come out.
 LETTERS = "აბგდევზთიკლმნოპჟრსტუფქღყშჩცძწჭხჯჰ"

@@ -12,7 +12,7 @@ from text_generation_router.text.calls.reading import Reading
 from text_generation_router.text.calls.reasoning import REASONING_FORMATS
 from text_generation_router.text.calls.stepped_reader import SteppedReader
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
-from text_generation_router.text.pieces import CallArguments, CallStart, Piece, Reasoning, Text, merged
+from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Piece, Reasoning, Text, merged
 
 Part = tuple[str, bool]  # a text, and whether it ends with a special token
 

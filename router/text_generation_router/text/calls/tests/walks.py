@@ -15,7 +15,7 @@ from text_generation_router.text.grammars import checking_child
 from text_generation_router.text.grammars.asked import RefusedGrammarError
 from text_generation_router.text.grammars.forms import CallsForm, ChatForm, WantedGrammar
 from text_generation_router.text.grammars.verification import LIMITS
-from text_generation_router.text.pieces import CallArguments, CallStart, merged
+from text_generation_router.text.tokens.pieces import CallArguments, CallStart, merged
 
 Schema = dict[str, Any]
 END = "</s>"

@@ -1,0 +1,235 @@
+"""One generation in progress: its permit, its tokens, its timing and metrics."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Self
+
+from text_generation_router.api.common.generation_stream import Encode, GenerationStream
+from text_generation_router.api.common.permits import Permit
+from text_generation_router.http.direct import DirectWriter
+from text_generation_router.http.request_log import RequestEnd, request_end
+from text_generation_router.metrics.key_usage import KeyUsage, key_usage
+from text_generation_router.metrics.metrics import Metrics
+from text_generation_router.metrics.tracing import Course, GenerationTrace
+from text_generation_router.text.tokens.events import Finish, Token, TokenEvent
+from text_generation_router.text.tokens.pieces import Piece, PieceReader, Reasoning, merged, read
+from text_generation_router.text.tokens.prompt_rows import PromptRows
+
+logger = logging.getLogger(__name__)
+
+# A token, and the most likely tokens at its position.
+Row = tuple[Token, tuple[Token, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds spent on one generation, and the size of its prompt and its text."""
+
+    total_s: float
+    validation_s: float
+    queue_s: float
+    inference_s: float
+    prompt_characters: int
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    tokens: tuple[Token, ...]
+    top_tokens: tuple[tuple[Token, ...], ...]
+    finish: Finish
+    timing: Timing
+    prompt: PromptRows | None = None  # set if log-probabilities of the prompt were asked for
+    input_ids: tuple[int, ...] = ()
+    pieces: tuple[Piece, ...] = ()  # the text divided into pieces, if it is; neighbours of one kind are one piece
+    is_divided: bool = False  # whether the text is divided into pieces
+    reasoning_tokens: int = 0
+    event_pieces: tuple[Sequence[Piece], ...] = ()  # if it is: what each token adds to the pieces, and then the end
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(zip(self.tokens, self.top_tokens, strict=True))
+
+    @property
+    def mean_logprob(self) -> float:
+        return sum(float(token.logprob) for token in self.tokens) / max(len(self.tokens), 1)
+
+
+@dataclass(slots=True)
+class Generation:
+    """A generation in progress. Holds a permit until it has finished or `close` is called; its owner must always call
+    `close`."""
+
+    stream: GenerationStream
+    permit: Permit
+    metrics: Metrics
+    prompt_tokens: int
+    prompt_characters: int
+    started_s: float  # time.perf_counter when the HTTP request was received
+    is_answer: bool = True  # False: the text only helps to make the answer's prompt, and is not counted or logged
+    input_ids: tuple[int, ...] = ()  # the prompt's, if the answer repeats them
+    reader: PieceReader | None = None  # None: the text is not divided into pieces
+    reasoning_tokens: int = 0  # tokens of the reasoning until now
+    # time.perf_counter when the engine has accepted the request
+    queued_s: float = field(default_factory=time.perf_counter)
+    timing: Timing | None = None  # None until the generation has finished
+    finish: Finish | None = None  # the same
+    trace: GenerationTrace | None = None  # None: there are no traces
+    end: RequestEnd | None = field(default_factory=request_end.get)  # what is known of the HTTP request's end
+    usage: KeyUsage | None = field(default_factory=key_usage.get)  # what the request's API key has used
+    _through: tuple[DirectWriter, Encode] | None = None
+    _has_begun: bool = False
+    _is_closed: bool = False
+    _is_reasoning: bool = False  # whether the newest piece is reasoning
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def write_through(self, writer: DirectWriter, encode: Encode) -> None:
+        """See GenerationStream. The first event goes to the reader."""
+        self._through = writer, encode
+
+    async def __anext__(self) -> TokenEvent:
+        event = await self.stream.__anext__()
+        if not self._has_begun:
+            self._has_begun = True
+            if self.is_answer:
+                self.metrics.time_to_first_token.observe(time.perf_counter() - self.started_s)
+            if self._through is not None:
+                self.stream.write_through(*self._through)
+        if event.finish is not None:
+            self._finish(event.finish)
+        return event
+
+    @property
+    def prompt(self) -> PromptRows | None:
+        """The prompt's tokens with their log-probabilities, if these were asked for. Set before the first event."""
+        return self.stream.prompt
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of the prompt's tokens that the prefix cache had. Set before the first event."""
+        return self.stream.cached_tokens
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self.stream.cancel()
+            self._count_usage()
+            self.permit.give_back(1)
+            if self.end is not None:
+                self.end.num_tokens += self.stream.num_tokens
+            if self.trace is not None:
+                self.trace.end(self._course())
+
+    def _count_usage(self) -> None:
+        """Counts for the API key also a text that was cancelled or has failed, if a token of it was made."""
+        if self.usage is not None and self.is_answer and (self.stream.num_tokens or self.finish is not None):
+            self.usage.count_text(self.prompt_tokens, self.stream.cached_tokens, self.stream.num_tokens)
+
+    def _course(self) -> Course:
+        stream, finish, now = self.stream, self.finish, time.perf_counter()
+        end, failure = stream.end, None if finish is not None else stream.failure or "dropped"
+        queue_s, inference_s, replays = (
+            (end.queue_s, end.inference_s, end.replays) if end is not None else (None, 0.0, ())
+        )
+        if finish is not None:
+            queue_s, inference_s = finish.queue_s, finish.inference_s
+        return Course(
+            self.started_s,
+            self.queued_s,
+            now,
+            queue_s,
+            stream.first_token_s,
+            inference_s,
+            replays,
+            failure,
+            finish.reason.value if finish is not None else None,
+            self.prompt_tokens,
+            stream.num_tokens,
+            finish.cached_tokens if finish is not None else 0,
+            finish.seed if finish is not None else None,
+        )
+
+    def _finish(self, finish: Finish) -> None:
+        self.finish = finish
+        self.close()
+        self.timing = timing = Timing(
+            time.perf_counter() - self.started_s,
+            self.queued_s - self.started_s,
+            finish.queue_s,
+            finish.inference_s,
+            self.prompt_characters,
+            self.prompt_tokens,
+            finish.generated_tokens,
+            finish.cached_tokens,
+        )
+        if self.is_answer:
+            count_success(self.metrics, timing)
+            log_success(timing, finish.seed)
+            if self.end is not None:
+                self.end.num_successes += 1
+
+    @property
+    def is_divided(self) -> bool:
+        return self.reader is not None
+
+    def pieces_of(self, event: TokenEvent) -> list[Piece]:
+        """What the event adds to the pieces of a text that is divided. To be called once for each event, in order."""
+        if self.reader is None:
+            return []
+        pieces = read(self.reader, event)
+        reasons = any(isinstance(piece, Reasoning) for piece in pieces) or (self._is_reasoning and not pieces)
+        self.reasoning_tokens += reasons and event.token is not None
+        self._is_reasoning = isinstance(pieces[-1], Reasoning) if pieces else self._is_reasoning
+        return pieces
+
+    async def collect(self) -> Result:
+        tokens, top_tokens, finish = [], [], None
+        event_pieces: list[Sequence[Piece]] = []
+        async for event in self:
+            if event.token is not None:
+                tokens.append(event.token)
+                top_tokens.append(event.top_tokens)
+            if self.is_divided:
+                event_pieces.append(self.pieces_of(event))
+            finish = event.finish
+        assert finish is not None and self.timing is not None
+        pieces = merged(chain.from_iterable(event_pieces))
+        known = self.prompt, self.input_ids, pieces, self.is_divided, self.reasoning_tokens, tuple(event_pieces)
+        return Result(tuple(tokens), tuple(top_tokens), finish, self.timing, *known)
+
+
+def close_all(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        generation.close()
+
+
+def count_success(metrics: Metrics, timing: Timing) -> None:
+    metrics.request_success.inc()
+    metrics.request_duration.observe(timing.total_s)
+    metrics.request_validation_duration.observe(timing.validation_s)
+    metrics.request_queue_duration.observe(timing.queue_s)
+    metrics.request_inference_duration.observe(timing.inference_s)
+    metrics.request_mean_time_per_token_duration.observe(timing.inference_s / max(timing.generated_tokens, 1))
+    metrics.request_generated_tokens.observe(timing.generated_tokens)
+
+
+def log_success(timing: Timing, seed: int | None) -> None:
+    """Logs the end of a generation: numbers only, no text of a prompt or an answer."""
+    fields = {
+        "total_time": f"{timing.total_s:.6f}s",
+        "validation_time": f"{timing.validation_s:.6f}s",
+        "queue_time": f"{timing.queue_s:.6f}s",
+        "inference_time": f"{timing.inference_s:.6f}s",
+        "time_per_token": f"{timing.inference_s / max(timing.generated_tokens, 1):.6f}s",
+        "prompt_tokens": timing.prompt_tokens,
+        "generated_tokens": timing.generated_tokens,
+        "seed": seed,
+    }
+    logger.info("Success", extra={"fields": fields})

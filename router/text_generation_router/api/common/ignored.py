@@ -1,0 +1,70 @@
+"""What happens to the unknown fields of a request, and to what is left out of it: they are named in a header, in a log
+line and in a metric; because of an unknown field the request may be refused.
+"""
+
+import logging
+import re
+from collections.abc import Sequence
+
+from starlette.requests import Request
+
+from text_generation_router.api.common.contract import MAX_NAME_CHARS, unknown_parameter
+from text_generation_router.errors import UnknownModelError, UnsupportedParameterError
+from text_generation_router.http.answer_headers import add_header
+from text_generation_router.metrics.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+HEADER = "x-ignored-parameters"
+# Most names that are logged and counted each on its own: clients choose the names.
+MOST_NAMES = 64
+UNPRINTABLE = re.compile(r"[^!-+.-~-]")
+
+
+class IgnoredParameters:
+    def __init__(self, metrics: Metrics, is_strict: bool) -> None:
+        """`is_strict`: unknown fields are refused."""
+        self._counter = metrics.ignored_parameters
+        self._is_strict = is_strict
+        self._seen: set[str] = set()
+
+    def note(self, request: Request, unknown: Sequence[str], known: frozenset[str]) -> None:
+        """`unknown`: paths of unknown fields. `known`: the names that the route knows. Raises UnknownParameterError if
+        unknown fields are refused.
+        """
+        if not unknown:
+            return
+        names = [UNPRINTABLE.sub("?", path) for path in unknown]
+        if self._is_strict:
+            raise unknown_parameter(names[0], known)
+        self._tell(request, names)
+
+    def note_left_out(self, request: Request, names: Sequence[str]) -> None:
+        """`names`: what the request has and the answer does not follow, by the route's documentation. Never refused."""
+        if names:
+            self._tell(request, names, "requests have a part that is left out: `%s`")
+
+    def note_model(self, request: Request, given: str | None, served: Sequence[str]) -> None:
+        """`served`: names of the model. Raises UnknownModelError if unknown fields are refused."""
+        if given is None or given in served:
+            return
+        if self._is_strict:
+            raise UnknownModelError(UNPRINTABLE.sub("?", given[:MAX_NAME_CHARS]), served[0])
+        self._tell(request, ["model"])
+
+    def note_part(self, request: Request, name: str) -> None:
+        """`name`: a part of the request that cannot be honoured and need not be. Raises UnsupportedParameterError if
+        unknown fields are refused."""
+        if self._is_strict:
+            raise UnsupportedParameterError(name, "is not supported")
+        self._tell(request, [name])
+
+    def _tell(
+        self, request: Request, names: Sequence[str], text: str = "requests have a field that has no effect: `%s`"
+    ) -> None:
+        add_header(request.scope, HEADER, ", ".join(UNPRINTABLE.sub("?", name) for name in names))
+        for name in names:
+            if name not in self._seen and len(self._seen) < MOST_NAMES:
+                self._seen.add(name)
+                logger.warning(text, name)
+            self._counter.labels(name=name if name in self._seen else "other").inc()

@@ -1,0 +1,216 @@
+"""What OpenAI's two generating routes have in common: usage, chunks, log-probabilities."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from text_generation_common.tasks import cancelled
+from text_generation_router.api.common.generation import Generation, Result, Row, Timing
+from text_generation_router.api.common.styles import Style
+from text_generation_router.api.openai.schemas import OpenAIRequest
+from text_generation_router.errors import InferenceError
+from text_generation_router.http.dialects import ErrorDialect
+from text_generation_router.http.encoding import DONE, rows_json, to_event, to_event_with, to_json
+from text_generation_router.text.tokens.detokenization import Vocabulary
+from text_generation_router.text.tokens.events import Token, TokenEvent
+
+
+def usage_json(timings: Sequence[Timing], copies: int) -> dict[str, Any]:
+    """`timings`: of all texts, those of one prompt together: `copies` for each prompt, which is counted once."""
+    firsts = timings[::copies]
+    made = sum(timing.generated_tokens for timing in timings)
+    return _usage(sum(timing.prompt_tokens for timing in firsts), made) | {
+        "prompt_tokens_details": {"cached_tokens": sum(timing.cached_tokens for timing in firsts)}
+    }
+
+
+def _usage(prompt: int, made: int) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+
+def chunk_json(kind: str, identity: str, model: str, fingerprint: str) -> dict[str, Any]:
+    """The first fields of every answer."""
+    return {
+        "object": kind,
+        "id": identity,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": fingerprint,
+    }
+
+
+class Made:
+    """How many tokens one text of a stream has until now."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.prompt_tokens = generation.prompt_tokens
+        self.tokens = 0
+
+    def add(self, event: TokenEvent) -> None:
+        self.tokens += event.token is not None
+
+    def usage(self) -> dict[str, Any]:
+        return _usage(self.prompt_tokens, self.tokens)
+
+
+class ChunkWriter:
+    """Writes the chunks of a stream. All that is the same in each of them is encoded once."""
+
+    def __init__(self, head: dict[str, Any], asked: OpenAIRequest, style: Style, extra: bytes = b"") -> None:
+        """`extra`: fields of every chunk behind its choice."""
+        self.style = style
+        self._head = head
+        self._start = to_json(head)[:-1] + b',"choices":['
+        self._copies = asked.choices
+        # OpenAI's chunks have the field `usage` if it was asked for.
+        self._end = b"]" + (extra or (b',"usage":null' if asked.include_usage and not style.is_tgis else b"")) + b"}"
+        self._has_usage = asked.continuous_usage
+
+    def chunk(self, choice: dict[str, Any], made: Made) -> bytes:
+        if self._has_usage:
+            return to_event(self._head | {"choices": [choice], "usage": made.usage()})
+        return to_event_with(self._start, choice, self._end)
+
+    def tgi_completion(self, choice: dict[str, Any], timing: Timing | None) -> bytes:
+        """TGI sends each prompt's usage in its last chunk."""
+        if timing is None:
+            return to_event_with(self._start, choice, b"]}")
+        return to_event(self._head | {"choices": [choice], "usage": usage_json([timing], 1)})
+
+    def usage(self, timings: Sequence[Timing | None], details: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+        """The usage of the whole request. `timings`: as `usage_json` takes them. `details`: more of its fields."""
+        known = [timing for timing in timings if timing is not None]
+        return to_event(self._head | {"choices": [], "usage": {**usage_json(known, self._copies), **details}})
+
+    def prompt_ids(self, ids: Sequence[int]) -> bytes:
+        return to_event(self._head | {"choices": [], "prompt_token_ids": ids})
+
+
+def row_of(token: Token, others: tuple[Token, ...], count: int | None, style: Style) -> Row:
+    """A token, and the `count` most likely tokens at its place; TGI has more if several are equally likely."""
+    return token, others if style.is_tgis else others[:count]
+
+
+def rows_of(result: Result, count: int | None, style: Style) -> list[Row]:
+    return [row_of(token, others, count, style) for token, others in result.rows]
+
+
+class ChatLogprobs:
+    """Log-probabilities in the form of OpenAI's chats."""
+
+    def __init__(self, vocabulary: Vocabulary, has_bytes: bool) -> None:
+        """`has_bytes`: whether each token has the bytes that it adds to the text; TGI's have none."""
+        self._vocabulary = vocabulary
+        self._has_bytes = has_bytes
+
+    def of_token(self, row: Row) -> dict[str, Any]:
+        return {"content": [self.of_row(row)]}
+
+    async def of_text(self, rows: Sequence[Row]) -> dict[str, Any]:
+        return {"content": await rows_json(rows, self.of_row)}
+
+    def of_row(self, row: Row) -> dict[str, Any]:
+        token, others = row
+        return self._named(token) | {"top_logprobs": [self._named(other) for other in others]}
+
+    def _named(self, token: Token) -> dict[str, Any]:
+        named = {"token": token.text, "logprob": np.float32(token.logprob)}
+        return named | {"bytes": list(self._vocabulary.bytes_of(token.id))} if self._has_bytes else named
+
+
+def completion_logprobs(row: Row, offset: int) -> dict[str, Any]:
+    """Log-probabilities of one token, in the form of OpenAI's completions. `text_offset` counts characters of the
+    choice's text, also those that a stop string may yet cut off; `top_logprobs` contains the token itself as well."""
+    return {name: [value_of(row)] for name, value_of in COMPLETION_ARRAYS.items()} | {"text_offset": [offset]}
+
+
+async def all_completion_logprobs(rows: Sequence[Row], offsets: Sequence[int]) -> dict[str, Any]:
+    """`offsets`: where each token begins in the choice's text."""
+    arrays = {name: await rows_json(rows, value_of) for name, value_of in COMPLETION_ARRAYS.items()}
+    return arrays | {"text_offset": offsets}
+
+
+@dataclass(frozen=True, slots=True)
+class TextSizes:
+    """How many characters tokens take in a text, which has the texts of special tokens or has not."""
+
+    vocabulary: Vocabulary
+    has_special: bool
+
+    def held_back(self, token: Token) -> int:
+        """Number of characters before a special token that were held back until it came."""
+        return len(token.text) - len(self.vocabulary.text_of(token.id))
+
+    def of(self, token: Token) -> int:
+        return self.held_back(token) if token.special and not self.has_special else len(token.text)
+
+    def offsets(self, rows: Sequence[Row], start: int) -> list[int]:
+        """Where each of the rows' tokens begins in a text, of which the first one begins at `start`."""
+        return list(islice(accumulate((self.of(token) for token, _ in rows), initial=start), len(rows)))
+
+
+def _top_logprobs(row: Row) -> dict[str, Any] | None:
+    token, others = row
+    if math.isnan(token.logprob):  # the first token of a prompt follows nothing
+        return None
+    return {other.text: np.float32(other.logprob) for other in (*others, token)}
+
+
+COMPLETION_ARRAYS: dict[str, Callable[[Row], Any]] = {
+    "tokens": lambda row: row[0].text,
+    "token_logprobs": lambda row: np.float32(row[0].logprob),
+    "top_logprobs": _top_logprobs,
+}
+
+
+async def until_done(events: AsyncGenerator[bytes, None], dialect: ErrorDialect) -> AsyncGenerator[bytes, None]:
+    """A whole stream: `events`, of which an error becomes another event, and `[DONE]` in every case."""
+    try:
+        async for event in events:
+            yield event
+    except InferenceError as error:
+        yield dialect.event(error)
+    finally:
+        await events.aclose()
+    yield DONE
+
+
+async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, TokenEvent], None]:
+    """Events of all generations as they arrive, each with its generation's index. Raises the first error."""
+    if len(generations) == 1:
+        async for event in generations[0]:
+            yield 0, event
+        return
+    ready: asyncio.Queue[tuple[int, TokenEvent | InferenceError | None]] = asyncio.Queue(maxsize=len(generations))
+    pumps = [asyncio.create_task(_pump(index, generation, ready)) for index, generation in enumerate(generations)]
+    try:
+        running = len(pumps)
+        while running:
+            index, item = await ready.get()
+            if isinstance(item, InferenceError):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield index, item
+    finally:
+        await cancelled(*pumps)
+
+
+async def _pump(
+    index: int, generation: Generation, ready: asyncio.Queue[tuple[int, TokenEvent | InferenceError | None]]
+) -> None:
+    try:
+        async for event in generation:
+            await ready.put((index, event))
+    except InferenceError as error:
+        await ready.put((index, error))
+    else:
+        await ready.put((index, None))

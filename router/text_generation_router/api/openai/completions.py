@@ -1,0 +1,204 @@
+"""POST /v1/completions."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from text_generation_router.api.asking import COMPLETION
+from text_generation_router.api.common.answer import Answers
+from text_generation_router.api.common.generation import Generation, Result, Row, close_all
+from text_generation_router.api.common.services import Services
+from text_generation_router.api.openai import request as v1_request
+from text_generation_router.api.openai.answers import (
+    ChunkWriter,
+    Made,
+    TextSizes,
+    all_completion_logprobs,
+    chunk_json,
+    completion_logprobs,
+    merged,
+    row_of,
+    rows_of,
+    until_done,
+    usage_json,
+)
+from text_generation_router.api.openai.prompt_answers import (
+    offsets_in,
+    prompt_logprobs_json,
+    rows_of_prompt,
+    text_of_prompt,
+)
+from text_generation_router.api.openai.schemas import CompletionRequest
+from text_generation_router.errors import ValidationError
+from text_generation_router.http.caller import Caller
+from text_generation_router.http.direct import DirectWriter
+from text_generation_router.text.tokens.events import TokenEvent
+from text_generation_router.text.tokens.prompt_rows import PromptRows
+from text_generation_router.text.validation import Prompt
+
+KIND = "text_completion"
+NAMES = v1_request.NAMES | {"inputs": "prompt", "top_n_tokens": "logprobs"}
+
+
+class CompletionRoutes:
+    """The route of completions, which also provides the steps that differ between routes (see `AnswerDialect`)."""
+
+    question = COMPLETION
+    refused_requests = 2  # requests to count for a refused body: the same number as for one prompt
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._style = services.style
+        self._answers = Answers(services)
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one or several prompts, at once or as a stream."""
+        return await self._answers.answer(request, self)
+
+    def num_requests(self, asked: CompletionRequest) -> int:
+        return 1 + len(asked.prompt) * asked.choices
+
+    async def prompts(self, asked: CompletionRequest, _: Caller) -> Sequence[Prompt]:
+        v1_request.check_request(asked, self._services)
+        if asked.echo and asked.truncate_prompt_tokens is not None:
+            why = "must not be true with `truncate_prompt_tokens`: a cut prompt is not repeated"
+            raise ValidationError.of("echo", why)
+        echoed = asked.logprobs if asked.echo else None
+        parameters = v1_request.parameters_of(asked, self._services, asked.max_tokens, asked.logprobs, echoed)
+        parameters = replace(parameters, takes_no_tokens=bool(asked.echo))
+        special = asked.add_special_tokens is not False
+        return [_prompt(given, Prompt("", parameters, special, None, asked.choices, NAMES)) for given in asked.prompt]
+
+    def events(
+        self, asked: CompletionRequest, generations: Sequence[Generation], writer: DirectWriter
+    ) -> AsyncGenerator[bytes, None]:
+        dialect = self._services.dialects.of("/v1/completions")
+        return until_done(self._chunks(asked, generations, writer), dialect)
+
+    async def answer(self, asked: CompletionRequest, results: Sequence[Result]) -> dict[str, Any]:
+        return self._head() | {
+            "choices": [await self._choice(index, result, asked) for index, result in enumerate(results)],
+            "usage": usage_json([result.timing for result in results], asked.choices),
+        }
+
+    def _head(self) -> dict[str, Any]:
+        services = self._services
+        return chunk_json(KIND, self._style.identity("cmpl"), services.served_name, services.system_fingerprint)
+
+    async def _choice(self, index: int, result: Result, asked: CompletionRequest) -> dict[str, Any]:
+        prompt, rows = await self._echo(index, asked), rows_of(result, asked.logprobs, self._style)
+        choice = {
+            "index": index,
+            "text": prompt + result.finish.generated_text,
+            "logprobs": None if asked.logprobs is None else await self._rows_json(asked, prompt, result.prompt, rows),
+            "finish_reason": self._style.reasons[result.finish.reason],
+        }
+        if asked.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = await prompt_logprobs_json(result, asked.prompt_logprobs)
+        if asked.return_token_ids:
+            choice["prompt_token_ids"] = result.input_ids
+            choice["token_ids"] = [token.id for token in result.tokens]
+        return choice
+
+    async def _echo(self, index: int, asked: CompletionRequest) -> str:
+        """What stands before the text of the choice."""
+        if not asked.echo:
+            return ""
+        given, skip = asked.prompt[index // asked.choices], asked.skip_special_tokens is not False
+        return await text_of_prompt(given, self._services.tokenizer.tokenizer, skip)
+
+    async def _chunks(
+        self, asked: CompletionRequest, generations: Sequence[Generation], writer: DirectWriter
+    ) -> AsyncGenerator[bytes, None]:
+        write = ChunkWriter(self._head(), asked, self._style)
+        sizes = self._sizes(asked, is_stream=True)
+        encoders = [CompletionEncoder(i, generation, asked, write, sizes) for i, generation in enumerate(generations)]
+        if len(generations) == 1:  # the events of several texts are put in order by `merged`
+            generations[0].write_through(writer, encoders[0])
+        try:
+            async for index, event in merged(generations):
+                if asked.echo and not encoders[index].has_begun:
+                    prompt = await self._echo(index, asked)
+                    has_rows = asked.logprobs is not None
+                    rows = await self._rows_json(asked, prompt, generations[index].prompt, []) if has_rows else None
+                    yield encoders[index].echo(prompt, rows)
+                yield encoders[index](event)
+            if asked.include_usage:
+                yield write.usage([generation.timing for generation in generations])
+        finally:
+            close_all(generations)
+
+    def _sizes(self, asked: CompletionRequest, is_stream: bool = False) -> TextSizes:
+        """TGI's streams have the texts of special tokens."""
+        has_special = asked.skip_special_tokens is False or (is_stream and self._style.is_tgis)
+        return TextSizes(self._services.inference.vocabulary, has_special)
+
+    async def _rows_json(
+        self, asked: CompletionRequest, prompt: str, prompt_rows: PromptRows | None, rows: Sequence[Row]
+    ) -> dict[str, Any]:
+        """`prompt`: the text before the answer. `rows`: of the answer's tokens."""
+        sizes = self._sizes(asked)
+        offsets = sizes.offsets(rows, len(prompt))
+        if not asked.echo or prompt_rows is None:
+            return await all_completion_logprobs(rows, offsets)
+        before = await rows_of_prompt(prompt_rows, asked.logprobs or 0)
+        return await all_completion_logprobs([*before, *rows], [*offsets_in(prompt, before, sizes), *offsets])
+
+
+def _prompt(given: str | tuple[int, ...], prompt: Prompt) -> Prompt:
+    return replace(prompt, inputs=given) if isinstance(given, str) else replace(prompt, ids=given)
+
+
+class CompletionEncoder:
+    """Encodes the events of one text of a stream."""
+
+    def __init__(
+        self, index: int, generation: Generation, asked: CompletionRequest, write: ChunkWriter, sizes: TextSizes
+    ) -> None:
+        self._sizes = sizes
+        self._index = index
+        self._generation = generation
+        self._asked = asked
+        self._write = write
+        self._offset = 0  # where the next token begins in the text
+        self._made = Made(generation)
+        self.has_begun = False
+
+    def echo(self, prompt: str, logprobs: dict[str, Any] | None) -> bytes:
+        """The first event of a stream with `echo`: the prompt, and the log-probabilities of its tokens."""
+        self.has_begun = True
+        self._offset = len(prompt)
+        choice = {"index": self._index, "text": prompt, "logprobs": logprobs, "finish_reason": None}
+        return self._write.chunk(choice, self._made)
+
+    def __call__(self, event: TokenEvent) -> bytes:
+        asked, token, style = self._asked, event.token, self._write.style
+        # TGI's text has the texts of special tokens.
+        text = token.text if style.is_tgis and token is not None else event.text
+        row = None
+        if asked.logprobs is not None and token is not None:
+            row = row_of(token, event.top_tokens, asked.logprobs, style)
+        choice: dict[str, Any] = {
+            "index": self._index,
+            "text": text,
+            "logprobs": None if row is None else completion_logprobs(row, self._offset),
+            "finish_reason": self._reason(event),
+        }
+        if asked.return_token_ids:
+            choice["token_ids"] = [] if token is None else [token.id]
+            if not self._made.tokens:
+                choice["prompt_token_ids"] = self._generation.input_ids
+        self._offset += 0 if token is None else self._sizes.of(token)
+        self._made.add(event)
+        if style.is_tgis:
+            return self._write.tgi_completion(choice, self._generation.timing if event.finish is not None else None)
+        return self._write.chunk(choice, self._made)
+
+    def _reason(self, event: TokenEvent) -> str | None:
+        """In streams of completions TGI names the end of the text as its own routes do."""
+        if self._write.style.is_tgis:
+            return "" if event.finish is None else event.finish.reason.value
+        return None if event.finish is None else self._write.style.reasons[event.finish.reason]

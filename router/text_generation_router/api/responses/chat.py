@@ -1,0 +1,103 @@
+"""From the body of /v1/responses to that of chats: pure functions, without input or output."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from text_generation_router.api.asking import check
+from text_generation_router.api.common.messages import MessageBody
+from text_generation_router.api.openai.schemas import ChatOptions, ChatRequest, RenderedChat
+from text_generation_router.api.responses.schemas import (
+    LOGPROBS,
+    CustomCallItem,
+    FunctionCallItem,
+    FunctionResultItem,
+    InputMessage,
+    PromptItem,
+    ReasoningItem,
+    RenderedResponses,
+    ResponsesOptions,
+    ResponsesRequest,
+    WebSearchItem,
+)
+from text_generation_router.api.responses.tools import INPUT, chat_name
+from text_generation_router.api.tgi.schemas import SamplingFields
+from text_generation_router.errors import ValidationError
+from text_generation_router.http.encoding import to_json
+
+# What the route calls the fields that the checks of chats call by other names.
+NAMES = {
+    "inputs": "input",
+    "messages": "input",
+    "max_new_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+}
+NAMES |= {"top_n_tokens": "top_logprobs", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
+# Fields that have the same name and meaning in chats.
+SAME = (*SamplingFields.model_fields, "model", "stream", "top_logprobs", "priority", "timeout", "cache_salt")
+
+
+def chat_of(asked: ResponsesOptions) -> ChatOptions:
+    """The chat that a request asks for. Raises ValidationError."""
+    values = {name: value for name in SAME if (value := getattr(asked, name)) is not None}
+    values |= {"max_tokens": asked.max_output_tokens, "logprobs": LOGPROBS in (asked.include or ())}
+    values |= asked.chat_values()
+    if asked.top_logprobs and not values["logprobs"]:
+        raise ValidationError.of("top_logprobs", f"is allowed only if `include` has `{LOGPROBS}`")
+    if isinstance(asked, RenderedResponses):
+        return RenderedChat(prompt=asked.prompt, prompt_without_tools=asked.prompt_without_tools, **values)
+    assert isinstance(asked, ResponsesRequest)
+    messages = messages_of(asked)
+    if not messages:
+        raise ValidationError.of(
+            "input", "must have a message, a call or its result; all that it has is empty reasoning"
+        )
+    return check(ChatRequest, {"messages": messages, **values})
+
+
+def messages_of(asked: ResponsesRequest) -> list[MessageBody]:
+    """The conversation as messages of a chat."""
+    told = [] if asked.instructions is None else [MessageBody(role="system", content=asked.instructions)]
+    return told + _messages_of(item for item in asked.input if not isinstance(item, WebSearchItem))
+
+
+def _messages_of(items: Iterable[PromptItem]) -> list[MessageBody]:
+    """The reasoning, the text and the calls of one turn of the model are one message of the assistant's."""
+    messages: list[MessageBody] = []
+    turn: dict[str, Any] = {}  # the fields of the assistant's message that is being put together
+
+    def end_turn() -> None:
+        if turn:
+            # As in chats, a message that only calls has no text.
+            text = turn.pop("content", None if "tool_calls" in turn else "")
+            messages.append(MessageBody(role="assistant", content=text, **turn))
+            turn.clear()
+
+    for item in items:
+        if isinstance(item, FunctionCallItem | CustomCallItem):
+            turn.setdefault("tool_calls", []).append(_call(item))
+        elif isinstance(item, ReasoningItem):
+            if turn:  # reasoning is the beginning of a turn
+                end_turn()
+            if text := "".join(part.text for part in item.content or item.summary):
+                turn["reasoning_content"] = text
+        elif isinstance(item, InputMessage) and item.role == "assistant":
+            if "content" in turn:
+                end_turn()
+            turn["content"] = item.content
+        else:
+            end_turn()
+            messages.append(_others(item))
+    end_turn()
+    return messages
+
+
+def _others(item: InputMessage | FunctionResultItem) -> MessageBody:
+    if isinstance(item, FunctionResultItem):
+        return MessageBody(role="tool", content=item.output, **{"tool_call_id": item.call_id})
+    return MessageBody(role=item.role, content=item.content)
+
+
+def _call(item: FunctionCallItem | CustomCallItem) -> dict[str, Any]:
+    arguments = item.arguments if isinstance(item, FunctionCallItem) else to_json({INPUT: item.input}).decode()
+    function = {"name": chat_name(item.name, item.namespace), "arguments": arguments}
+    return {"id": item.call_id, "type": "function", "function": function}

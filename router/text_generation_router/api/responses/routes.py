@@ -1,0 +1,166 @@
+"""POST /v1/responses, as OpenAI has it. Nothing is stored."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from text_generation_common.logs import request_id
+from text_generation_router.api.asking import RESPONSES
+from text_generation_router.api.common.answer import Answers
+from text_generation_router.api.common.generation import Generation, Result, Row, Timing
+from text_generation_router.api.common.read_pieces import pieces_of_event, pieces_of_result
+from text_generation_router.api.common.services import Services
+from text_generation_router.api.common.styles import OPENAI_STYLE
+from text_generation_router.api.openai.answers import ChatLogprobs, row_of, rows_of
+from text_generation_router.api.openai.chat_prompt import chat_prompt
+from text_generation_router.api.responses.chat import NAMES, chat_of
+from text_generation_router.api.responses.schemas import LOGPROBS, ResponsesOptions
+from text_generation_router.api.responses.text_rows import TextRows, rows_by_message
+from text_generation_router.api.responses.tools import call_names
+from text_generation_router.api.responses.writer import ResponseStream, output_of
+from text_generation_router.errors import InferenceError
+from text_generation_router.http.caller import Caller
+from text_generation_router.http.dialects import CODES, OPENAI
+from text_generation_router.http.direct import DirectWriter
+from text_generation_router.text.tokens.events import FinishReason, TokenEvent
+from text_generation_router.text.validation import Prompt, renaming
+
+COMPLETED = {"status": "completed"}
+CUT_OFF = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+
+
+class ResponsesRoutes:
+    """The route of responses, which also provides the steps that differ between routes (see `AnswerDialect`)."""
+
+    question = RESPONSES
+    refused_requests = 1
+
+    def __init__(self, services: Services) -> None:
+        self._services = services = services.without_tgi_dialect()
+        self._answers = Answers(services)
+        self._logprobs = ChatLogprobs(services.inference.vocabulary, has_bytes=True)
+
+    async def responses(self, request: Request) -> Response:
+        """Answer a conversation, at once or as a stream."""
+        return await self._answers.answer(request, self)
+
+    def num_requests(self, asked: ResponsesOptions) -> int:
+        return 1
+
+    async def prompts(self, asked: ResponsesOptions, caller: Caller) -> Sequence[Prompt]:
+        with renaming(NAMES):
+            return [await chat_prompt(self._services, chat_of(asked), caller, NAMES)]
+
+    async def answer(self, asked: ResponsesOptions, results: Sequence[Result]) -> dict[str, Any]:
+        [result] = results
+        ending = ending_of(result.finish.reason)
+        names = call_names(asked.tools or ())
+        output = output_of(pieces_of_result(result), request_id.get(), ending["status"], names)
+        if has_logprobs(asked):
+            rows = rows_of(result, asked.top_logprobs or 0, OPENAI_STYLE)
+            messages = [item for item in output if item["type"] == "message"]
+            parts = rows_by_message(rows, result.event_pieces) if result.is_divided else [rows]
+            for message, part in zip(messages, parts, strict=False):  # an answer of calls alone has no message
+                message["content"][0]["logprobs"] = (await self._logprobs.of_text(part))["content"]
+        return (
+            head_json(asked, self._services.served_name)
+            | ending
+            | {"output": output, "usage": usage_json(result.timing, result.reasoning_tokens)}
+        )
+
+    async def events(
+        self, asked: ResponsesOptions, generations: Sequence[Generation], writer: DirectWriter
+    ) -> AsyncGenerator[bytes, None]:
+        [generation] = generations
+        head = head_json(asked, self._services.served_name)
+        stream = ResponseStream(head, request_id.get(), call_names(asked.tools or ()))
+        encode = ResponseEncoder(asked, generation, stream, self._logprobs)
+        generation.write_through(writer, encode)
+        try:
+            yield stream.start()
+            async for event in generation:
+                if events := encode(event):
+                    yield events
+            assert generation.timing is not None
+            yield encode.end(generation.timing)
+        except InferenceError as error:
+            status = OPENAI.note(error)
+            yield stream.fail(CODES.get(status, "invalid_prompt" if status < 500 else "server_error"), error.text)
+        finally:
+            generation.close()
+
+
+class ResponseEncoder:
+    """Encodes the tokens of a stream."""
+
+    def __init__(
+        self, asked: ResponsesOptions, generation: Generation, stream: ResponseStream, logprobs: ChatLogprobs
+    ) -> None:
+        self._generation = generation
+        self._stream = stream
+        self._logprobs = logprobs if has_logprobs(asked) else None
+        self._top_logprobs = asked.top_logprobs or 0
+        self._rows = TextRows(generation.is_divided)
+        self._reason: FinishReason | None = None
+
+    def __call__(self, event: TokenEvent) -> bytes:
+        pieces = pieces_of_event(self._generation, event)
+        if event.finish is not None:
+            self._reason = event.finish.reason
+        if self._logprobs is None or event.token is None:
+            return self._stream.add(pieces)
+        row = row_of(event.token, event.top_tokens, self._top_logprobs, OPENAI_STYLE)
+        return self._stream.add(pieces, self._told(self._rows.add(row, pieces)))
+
+    def _told(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        return [] if self._logprobs is None else [self._logprobs.of_row(row) for row in rows]
+
+    def end(self, timing: Timing) -> bytes:
+        assert self._reason is not None
+        usage = usage_json(timing, self._generation.reasoning_tokens)
+        return self._stream.end(ending_of(self._reason), usage, self._told(self._rows.rest()))
+
+
+def has_logprobs(asked: ResponsesOptions) -> bool:
+    return LOGPROBS in (asked.include or ())
+
+
+def head_json(asked: ResponsesOptions, model: str) -> dict[str, Any]:
+    """The fields of an answer that are known before its text."""
+    return {
+        "id": f"resp_{request_id.get()}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "metadata": asked.metadata or {},
+        "model": model,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "top_logprobs": asked.top_logprobs or 0,
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "truncation": "disabled",
+    } | asked.told()
+
+
+def usage_json(timing: Timing, reasoning_tokens: int) -> dict[str, Any]:
+    return {
+        "input_tokens": timing.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": timing.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": timing.generated_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": timing.prompt_tokens + timing.generated_tokens,
+    }
+
+
+def ending_of(reason: FinishReason) -> dict[str, Any]:
+    is_cut_off = reason in (FinishReason.LENGTH, FinishReason.DEADLINE)  # OpenAI has no word for a deadline
+    return CUT_OFF if is_cut_off else COMPLETED

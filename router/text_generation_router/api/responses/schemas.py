@@ -1,0 +1,185 @@
+"""The body that OpenAI's newer route, /v1/responses, accepts: as `schemas.py`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from text_generation_router.api.common.fields import I32, U32, Body, item_limit, kind_of
+from text_generation_router.api.common.messages import flattened
+from text_generation_router.api.openai.schemas import AnsweredRequest, Rendered, StreamOptions
+from text_generation_router.api.responses.options import AnswerOptions
+from text_generation_router.api.tgi.schemas import CacheSalt, Priority, SamplingFields, Timeout
+from text_generation_router.errors import ValidationError
+
+LOGPROBS = "message.output_text.logprobs"
+Content = Annotated[str, BeforeValidator(flattened, json_schema_input_type=str | list[dict[str, Any]])]
+
+
+class InputMessage(Body):
+    """A message."""
+
+    type: Annotated[Literal["message"], kind_of("item")] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    """The sender; `developer` is the same as `system`."""
+    content: Content
+    """The text, or a list of parts such as `{"type": "input_text", "text": …}`."""
+
+
+class FunctionCallItem(Body):
+    """A call of a function, as an answer has it."""
+
+    type: Annotated[Literal["function_call"], kind_of("item")]
+    call_id: str
+    """The name by which the result refers to this call."""
+    name: str
+    """The function's name."""
+    namespace: str | None = None
+    """The namespace of the function, if it is in one."""
+    arguments: str
+    """The arguments, as JSON."""
+
+
+class CustomCallItem(Body):
+    """A call of a custom tool, as an answer has it."""
+
+    type: Annotated[Literal["custom_tool_call"], kind_of("item")]
+    call_id: str
+    """The name by which the result refers to this call."""
+    name: str
+    """The tool's name."""
+    namespace: str | None = None
+    """The namespace of the tool, if it is in one."""
+    input: str
+    """The text that the tool gets."""
+
+
+class WebSearchItem(Body):
+    """A search that another server has made. It is not part of the prompt."""
+
+    type: Annotated[Literal["web_search_call"], kind_of("item")]
+
+
+class FunctionResultItem(Body):
+    """What a function or a custom tool has returned."""
+
+    type: Annotated[Literal["function_call_output", "custom_tool_call_output"], kind_of("item")]
+    call_id: str
+    """The call that it is the result of."""
+    output: Content
+    """The result: a text, or a list of parts."""
+
+
+class ReasoningPart(Body):
+    type: Annotated[Literal["reasoning_text", "summary_text"], kind_of("part")]
+    text: str
+    """The text."""
+
+
+class ReasoningItem(Body):
+    """What the model has written for itself, as an answer has it."""
+
+    type: Annotated[Literal["reasoning"], kind_of("item")]
+    summary: Annotated[list[ReasoningPart], Field(fail_fast=True)] = Field(default_factory=list)
+    """A summary, which counts if there is no content."""
+    content: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
+    """The reasoning itself."""
+
+
+PromptItem = InputMessage | FunctionCallItem | CustomCallItem | FunctionResultItem | ReasoningItem
+Item = PromptItem | WebSearchItem
+ITEMS = (
+    "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
+    "web_search_call",
+)  # fmt: skip
+# Items that OpenAI's API has besides; any of them would change the prompt.
+OTHER_ITEMS = frozenset(
+    (
+        "additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction",
+        "compaction_trigger", "computer_call", "computer_call_output", "configuration_update", "file_search_call",
+        "image_generation_call", "item_reference", "local_shell_call",
+        "local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools",
+        "program", "program_output", "shell_call", "shell_call_output", "tool_search_call", "tool_search_output",
+    )
+)  # fmt: skip
+NOT_STORED = "is not supported: answers are not stored, send the whole conversation in `input`"
+
+
+def _with_kind(item: Any) -> Any:
+    """The item with its `type`, which a message need not have. Raises ValidationError for a known kind of item that is
+    not supported."""
+    if isinstance(item, dict) and item.get("type") is None and "role" in item:
+        return item | {"type": "message"}
+    kind = item.get("type") if isinstance(item, dict) else None
+    if kind == "item_reference":
+        raise ValidationError(f"`item_reference` in `input` {NOT_STORED}", "input")
+    if isinstance(kind, str) and kind in OTHER_ITEMS:
+        raise ValidationError(f"`{kind}` in `input` is not supported yet", "input")
+    if kind not in ITEMS:
+        raise ValueError(f"Input should be an object whose `type` is one of {', '.join(ITEMS)}")
+    return item
+
+
+def _as_items(value: Any) -> Any:
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise ValueError("Input should be a string or a list of items")
+    return value
+
+
+class ResponsesOptions(AnswerOptions, SamplingFields, AnsweredRequest):
+    """All fields except the conversation."""
+
+    instructions: str | None = None
+    """What the model is told before the conversation. Repeated in the answer."""
+    max_output_tokens: Annotated[U32 | None, Field(description="Most new tokens. Default: as many as fit.")] = None
+    include: Annotated[
+        list[
+            Literal[
+                "message.output_text.logprobs",
+                "reasoning.encrypted_content",
+                "file_search_call.results",
+                "web_search_call.results",
+                "web_search_call.action.sources",
+                "message.input_image.image_url",
+                "computer_call_output.output.image_url",
+                "code_interpreter_call.outputs",
+            ]
+        ]
+        | None,
+        Field(
+            description=f"`{LOGPROBS}` adds the log-probability of each token of the text. The others add nothing here:"
+            " reasoning is part of the answer as it is."
+        ),
+    ] = None
+    top_logprobs: Annotated[
+        U32 | None,
+        Field(description="With log-probabilities: those of this many most likely tokens as well; at most 20."),
+    ] = None
+    metadata: Annotated[
+        dict[str, str] | None, Field(max_length=16, description="Repeated in the answer; at most 16 pairs.")
+    ] = None
+    stream_options: StreamOptions | None = None
+    """Changes nothing: a stream always ends with the usage."""
+    top_k: Annotated[I32 | None, Field(description="0 and -1 mean all tokens, as does a missing value.")] = None
+    priority: Priority = None
+    timeout: Timeout = None
+    cache_salt: CacheSalt = None
+
+
+class ResponsesRequest(ResponsesOptions):
+    input: Annotated[
+        list[
+            Annotated[
+                Annotated[Item, Field(discriminator="type")], BeforeValidator(_with_kind, json_schema_input_type=Item)
+            ]
+        ],
+        Field(min_length=1, fail_fast=True),
+        item_limit("input"),
+        BeforeValidator(_as_items, json_schema_input_type=str | list[Item]),
+    ]
+    """A text, or the items of the conversation, oldest first."""
+
+
+class RenderedResponses(ResponsesOptions, Rendered):
+    """A request whose conversation the template has already turned into a prompt."""

@@ -1,0 +1,126 @@
+"""The kinds of tools of /v1/responses, as functions of chats, and how calls of them are told in the client's form."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+import orjson
+from pydantic import BeforeValidator, Field, model_validator
+
+from text_generation_router.api.common.fields import Body, kind_of
+from text_generation_router.api.common.tools import MAX_NAME, FunctionName
+
+# The one argument of the function that a custom tool is in chats.
+INPUT = "input"
+CUSTOM_PARAMETERS = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+
+
+@dataclass(frozen=True, slots=True)
+class CallName:
+    """What an item says of the tool that it calls."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+def chat_name(name: str, namespace: str | None) -> str:
+    """The name in chats of a function that may be one of a namespace."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+class FunctionTool(Body):
+    """A function that the client runs."""
+
+    type: Annotated[Literal["function"], kind_of("tool")]
+    name: FunctionName
+    description: str | None = None
+    """Tells the model what the function does."""
+    parameters: dict[str, Any] | None = None
+    """The JSON schema of its arguments, an object."""
+    strict: Annotated[
+        bool | None, Field(description="Whether arguments are forced to be valid by the schema. Default: false.")
+    ] = None
+
+    def chat_tools(self, namespace: str | None = None) -> Iterator[tuple[CallName, dict[str, Any]]]:
+        function = self.model_dump(exclude_none=True, exclude={"type"})
+        yield CallName(self.name, namespace), function | {"name": chat_name(self.name, namespace)}
+
+
+class TextTool(Body):
+    """A tool that takes any text. The model calls it as a function with one string, `input`."""
+
+    type: Annotated[Literal["custom"], kind_of("tool")]
+    name: FunctionName
+    description: str | None = None
+    """Tells the model what the tool does."""
+    format: dict[str, Any] | None = None
+    """The form of the text. A grammar is part of the description, and no more."""
+
+    def chat_tools(self, namespace: str | None = None) -> Iterator[tuple[CallName, dict[str, Any]]]:
+        grammar = (self.format or {}).get("definition")
+        told = [text for text in (self.description, grammar) if isinstance(text, str)]
+        function: dict[str, Any] = {"name": chat_name(self.name, namespace), "parameters": CUSTOM_PARAMETERS}
+        yield (
+            CallName(self.name, namespace, is_custom=True),
+            function | ({"description": "\n".join(told)} if told else {}),
+        )
+
+
+class NamespaceTool(Body):
+    """Several tools. In chats their names begin with the namespace's and two underscores."""
+
+    type: Annotated[Literal["namespace"], kind_of("tool")]
+    name: FunctionName
+    description: str | None = None
+    """What the tools have in common."""
+    tools: Annotated[
+        list[Annotated[FunctionTool | TextTool, Field(discriminator="type")]],
+        Field(fail_fast=True),
+        BeforeValidator(lambda tools: known_tools(tools)),
+    ]
+    """Functions and custom tools."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for tool in self.tools:
+            if (length := len(chat_name(tool.name, self.name))) > MAX_NAME:
+                raise ValueError(
+                    f"The names of the namespace and of `{tool.name[:32]}` must have at most {MAX_NAME} characters"
+                    f" together, with two underscores between them. Given: {length}"
+                )
+        return self
+
+    def chat_tools(self) -> Iterator[tuple[CallName, dict[str, Any]]]:
+        for tool in self.tools:
+            yield from tool.chat_tools(self.name)
+
+
+Tool = Annotated[FunctionTool | TextTool | NamespaceTool, Field(discriminator="type")]
+KINDS = ("function", "custom", "namespace")
+
+
+def is_left_out(tool: Any) -> bool:
+    """Whether a tool is of a kind that only OpenAI's own servers or clients know: the model is not told of it."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind not in KINDS
+
+
+def known_tools(tools: Any) -> Any:
+    return [tool for tool in tools if not is_left_out(tool)] if isinstance(tools, list) else tools
+
+
+def input_of(arguments: str) -> str:
+    """The text for a custom tool. Arguments that the model has broken off are the text as they are."""
+    try:
+        value = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    text = value.get(INPUT) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def call_names(tools: Sequence[FunctionTool | TextTool | NamespaceTool]) -> dict[str, CallName]:
+    """By their names in chats: the tools whose calls are told otherwise than those of functions."""
+    named = [(function["name"], name) for tool in tools for name, function in tool.chat_tools()]
+    return {name: told for name, told in named if told != CallName(name)}

@@ -1,0 +1,372 @@
+"""All requests of one front on engines elsewhere: where each of them is, where it goes next, and what its sink gets.
+Pure: no input or output; `clock` gives the time.
+
+A request is on one engine at a time, or waits for one. What an engine says of a request that is not there any more
+changes nothing.
+"""
+
+import logging
+from bisect import insort
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+
+from text_generation_router.engine.protocol import Ended, Sink, Snapshot, Tokens
+from text_generation_router.errors import Refusal, RefusedError
+from text_generation_router.fleet.attempts import Attempts
+from text_generation_router.fleet.engines import EngineView, Fleet
+from text_generation_router.fleet.requests import RemoteGroup, RemoteRequest
+from text_generation_router.fleet.values import EngineFirst, EngineLoss, RemoteCounts, ToldLoad
+from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
+from text_generation_router.scheduling.request import EndReason, GenerationRequest
+from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.steps import TokenRun
+
+logger = logging.getLogger("text_generation_router")
+
+# Reasons that follow from the tokens.
+BY_TOKENS = frozenset({EndReason.LENGTH, EndReason.EOS_TOKEN, EndReason.COMPLETE})
+# Reasons after which a request goes on with another engine.
+ELSEWHERE = frozenset({EndReason.WITHDRAWN, EndReason.CLOSED})
+# Reasons that only a front has.
+FRONTS_OWN = frozenset({EndReason.STOPPED, EndReason.CANCELLED})
+# Seconds for which a request waits for an engine of the build that made its tokens, while others are there.
+STRANDED_S = 30.0
+# Error texts for clients whose request failed.
+DEADLY = "Server error: engines died again and again while they worked on this request and on nothing else"
+HUNG = "Server error: engines fell silent again and again while they worked on this request and on nothing else"
+STRANDED = "Server error: no engine of the build that began this text is left"
+
+
+class FrontBooks:
+    """Implements the methods of Engine that name requests, and takes what engines say."""
+
+    def __init__(
+        self, fleet: Fleet, clock: Callable[[], float], counts: RemoteCounts, on_end: Callable[[int], None]
+    ) -> None:
+        """`on_end` is called with the index of each request that has ended, before its sink knows."""
+        self._fleet = fleet
+        self._on_end = on_end
+        self._clock = clock
+        self._counts = counts
+        self._open: dict[int, RemoteRequest] = {}
+        self._waiting: list[RemoteGroup] = []  # groups without an engine, in order of arrival
+        self._next = 1
+
+    @property
+    def now(self) -> float:
+        return self._clock()
+
+    # What the front asks for.
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests on engines, or waiting for one."""
+        return len(self._open)
+
+    def submit_all(
+        self,
+        requests: Sequence[GenerationRequest],
+        sinks: Sequence[Sink],
+        credits: int,
+        on_answer: Callable[[RefusedError | None], None],
+    ) -> list[int]:
+        """Returns the indexes of the requests. `on_answer` is called once, later."""
+        now = self._clock()
+        group = RemoteGroup(self._next, requests[0], now, on_answer)
+        for index, (request, sink) in enumerate(zip(requests, sinks, strict=True), self._next):
+            member = RemoteRequest(index, request, sink, credits, group)
+            if request.timeout_s is not None:
+                member.deadline_s = now + request.timeout_s
+            group.members[index] = self._open[index] = member
+        self._next += len(requests)
+        if not self._fleet.submit(group, now):
+            self._waiting.append(group)
+        return list(group.members)
+
+    def end(self, index: int, num_tokens: int) -> None:
+        if (request := self._open.get(index)) is not None:
+            if (attempts := self._attempts_of(request)) is not None:
+                attempts.end(request, num_tokens)
+            self._close(request, Ended(EndReason.STOPPED))
+
+    def cancel(self, index: int, reason: EndReason = EndReason.CANCELLED, cause: str = "") -> None:
+        if (request := self._open.get(index)) is not None:
+            if (attempts := self._attempts_of(request)) is not None:
+                attempts.cancel(request)
+            self._close(request, Ended(reason, cause=cause))
+
+    def credit(self, index: int, tokens: int) -> None:
+        if (request := self._open.get(index)) is not None:
+            given = request.credit(tokens)
+            if (attempts := self._attempts_of(request)) is not None:
+                attempts.credit(request, given)
+
+    def has_begun(self, index: int) -> bool:
+        """Whether an engine has told that the request began."""
+        request = self._open.get(index)
+        return request is not None and (request.is_begun or request.begun_s > 0 or request.group.has_run)
+
+    def end_all(self, reason: EndReason, cause: str = "") -> None:
+        for index in list(self._open):
+            self.cancel(index, reason, cause)
+
+    def _attempts_of(self, request: RemoteRequest) -> Attempts | None:
+        engine = request.group.engine
+        return self._fleet.engines[engine].attempts if engine is not None else None
+
+    # What engines say. WireError: no engine may say so, and its connection has to end.
+
+    def joined(self, number: int, engine: EngineView) -> None:
+        """An engine is connected."""
+        now = self._clock()
+        self._give_up(self._fleet.join(number, engine, now), HUNG)
+        self._fleet.withdraw_queued(now)
+        self.place()
+
+    def told(self, number: int, told: ToldLoad) -> None:
+        now = self._clock()
+        if self._fleet.tell(number, told, now):
+            self._fleet.withdraw_queued(now)
+        self._fleet.leave_draining(now)
+        self.place(is_late=True)
+
+    def lost(self, number: int, loss: EngineLoss) -> None:
+        """An engine is not connected any more."""
+        if number not in self._fleet.engines:
+            return
+        self._counts.lost_engines += 1
+        now = self._clock()
+        groups, given_up = self._fleet.lose(number, loss, now)
+        for group in groups:
+            for member in group.members.values():
+                member.lose(now)
+            self._counts.resumes += len(group.members) if group.is_accepted else 0
+            insort(self._waiting, group, key=_number)
+        self._give_up(given_up, HUNG if loss is EngineLoss.SILENT else DEADLY)
+        self.place()
+
+    def _give_up(self, numbers: Collection[int], cause: str) -> None:
+        for group in [group for group in self._waiting if group.number in numbers]:
+            self._fail(group, cause)
+
+    def removed(self, number: int) -> None:
+        """An engine that is lost will not come back."""
+        self._fleet.remove(number)
+        self.place()
+
+    def look(self) -> None:
+        """To be called once a second: does what only time brings about."""
+        self.give_up_stranded()
+        self._fleet.balance(self._clock())
+        self.place()
+
+    def accepted(self, engine: EngineView, indexes: Sequence[int]) -> None:
+        if (group := engine.attempts.accepted(indexes)) is not None:
+            group.answer()
+        if self._waiting:
+            self.place()
+
+    def refused(self, engine: EngineView, indexes: Sequence[int], error: RefusedError) -> None:
+        if (group := engine.attempts.refused(indexes)) is None:
+            return
+        self._fleet.suspects.take_back(group.number)
+        if error.reason in (Refusal.CLOSED, Refusal.DRAINING):
+            engine.close()
+            insort(self._waiting, group, key=_number)
+        elif error.reason is Refusal.OTHER_SUSPECTS:
+            if not group.is_suspect:
+                raise WireError("a request that is not a suspect was refused as one")
+            engine.has_other_suspects = True
+            insort(self._waiting, group, key=_number)
+        elif group.is_accepted and error.reason is Refusal.OVERLOADED:
+            engine.is_full = True
+            insort(self._waiting, group, key=_number)
+        elif group.is_accepted:
+            self._fail(group, f"Server error: no engine goes on with the request: {error}")
+        else:
+            for index in group.members:
+                del self._open[index]
+                self._on_end(index)
+            group.answer(error)
+        self.place()
+
+    def begun(self, engine: EngineView, indexes: Iterable[int]) -> None:
+        """The first steps of these requests are decided."""
+        for index in indexes:
+            if (request := engine.attempts.find(index)) is not None:
+                if request.is_begun:
+                    engine.attempts.note_useless()
+                request.is_begun = request.group.has_run = True
+
+    def tokens(self, engine: EngineView, run: TokenRun, first: EngineFirst | None, ended: Ended | None) -> None:
+        """`ended` is given with the request's last tokens."""
+        if (request := engine.attempts.find(run.wire_index)) is None:
+            self._counts.dropped_tokens += len(run.ids)
+            return
+        tokens = request.take(run, first, self._clock())
+        if tokens is None:
+            self._counts.dropped_tokens += len(run.ids)
+        else:
+            self._counts.dropped_tokens += len(run.ids) - len(tokens.ids)
+            self._note_progress(request.group, engine)
+        if ended is not None:
+            self._ended(engine, request, ended, tokens)
+        elif tokens is not None:
+            self._give(request, tokens, None)
+
+    def _note_progress(self, group: RemoteGroup, engine: EngineView) -> None:
+        group.digest = engine.facts.digest
+        if not group.has_run or group.suspicions or group.counts:
+            group.has_run, group.suspicions, group.counts = True, 0, 0
+        self._clear(group)
+
+    def _clear(self, group: RemoteGroup) -> None:
+        """The group has made a token, or has ended."""
+        if self._fleet.suspects.clear(group.number):
+            self.place()
+
+    def computed(self, engine: EngineView, index: int, first: EngineFirst, ended: Ended) -> None:
+        """The end of a request that wants no token."""
+        if (request := engine.attempts.find(index)) is not None:
+            if request.request.max_new_tokens:
+                raise WireError("a request ended without a token")
+            self._ended(engine, request, ended, request.computed(first, self._clock()))
+
+    def prompt(self, engine: EngineView, index: int, start: int, piece: PromptLogprobs) -> None:
+        if (request := engine.attempts.find(index)) is not None:
+            request.add_prompt(start, piece)
+
+    def ended(self, engine: EngineView, index: int, ended: Ended) -> None:
+        """The end of a request without more tokens."""
+        if (request := engine.attempts.find(index)) is not None:
+            self._ended(engine, request, ended, None)
+
+    def _ended(self, engine: EngineView, request: RemoteRequest, told: Ended, last: Tokens | None) -> None:
+        problem = _problem(request, told.reason, last)
+        if told.reason in BY_TOKENS and last is not None and problem is None:
+            engine.attempts.forget(request)
+            ended = replace(request.ended(told, self._clock()), inference_s=last.inference_s)
+            self._remove(request)
+            self._give(request, last, ended)
+            return
+        if last is not None:
+            self._give(request, last, None)
+        if problem is not None:
+            raise WireError(problem)
+        if request.index not in self._open:
+            return  # the sink has ended the request
+        engine.attempts.forget(request)
+        if told.reason in ELSEWHERE:
+            if told.reason is EndReason.CLOSED:
+                engine.close()
+            self._go_elsewhere(request, told)
+        else:
+            self._close(request, told)
+
+    def _go_elsewhere(self, request: RemoteRequest, told: Ended) -> None:
+        """The request leaves its engine, with what counts against it, and waits for another engine."""
+        group = request.group
+        request.lose(self._clock())
+        self._counts.moves += 1
+        del group.members[request.index]
+        together = group.moved
+        if together is None or together.engine is not None or not together.members:
+            together = replace(group, number=request.index, members={}, engine=None, origin=group)
+            group.moved = together
+            insort(self._waiting, together, key=_number)
+        together.suspicions, together.counts = told.suspicions, told.counts
+        together.members[request.index] = request
+        request.group = together
+        suspects = self._fleet.suspects
+        suspects.inherit(group.number, together.number)
+        if not group.members:
+            suspects.take_back(group.number)
+            if together.number != group.number:
+                suspects.clear(group.number)
+        self.place()
+
+    def epoch(self, engine: EngineView, snapshot: Snapshot | None, aboard: Iterable[int]) -> None:
+        """The engine's shards are lost, with the requests `aboard`; or `snapshot` describes new ones."""
+        engine.attempts.note_useless()  # an honest engine has few epochs
+        if snapshot is not None:
+            engine.facts = replace(engine.facts, snapshot=snapshot)
+        for index in aboard:
+            if (request := engine.attempts.find(index)) is not None:
+                request.group.has_run = True
+
+    def place(self, is_late: bool = False) -> None:
+        """Submits groups that wait, oldest first. Members of a group that leave an engine one after the other wait for
+        each other, unless `is_late`."""
+        if not self._waiting:
+            return
+        now, waiting, self._waiting = self._clock(), self._waiting, []
+        for group in waiting:
+            is_apart = group.origin is not None and bool(group.origin.members) and not is_late
+            if group.members and (is_apart or not self._fleet.submit(group, now)):
+                self._waiting.append(group)
+
+    def give_up_stranded(self) -> None:
+        """Fails the requests that have waited too long for an engine of their build, while others are there."""
+        now = self._clock()
+        for group in list(self._waiting):
+            if not self._fleet.is_stranded(group):
+                group.stranded_s = None
+            elif group.stranded_s is None:
+                group.stranded_s = now
+            elif now - group.stranded_s >= STRANDED_S:
+                self._fail(group, STRANDED)
+
+    # What sinks get.
+
+    def _give(self, request: RemoteRequest, tokens: Tokens, ended: Ended | None) -> None:
+        try:
+            request.sink.take(tokens, ended)
+        except Exception as error:
+            about = {"request_id": request.id_in_logs}
+            text = "the sink of request %d raised an error, so the request fails"
+            logger.error(text, request.index, exc_info=error, extra=about)
+            cause = f"Server error: {type(error).__name__}"
+            if ended is None:
+                self.cancel(request.index, EndReason.FAILED, cause)
+            else:
+                _tell(request, replace(ended, reason=EndReason.FAILED, cause=cause))
+
+    def _fail(self, group: RemoteGroup, cause: str) -> None:
+        for index in list(group.members):
+            self.cancel(index, EndReason.FAILED, cause)
+
+    def _close(self, request: RemoteRequest, told: Ended) -> None:
+        ended = request.ended(told, self._clock())
+        self._remove(request)
+        _tell(request, ended)
+
+    def _remove(self, request: RemoteRequest) -> None:
+        del self._open[request.index]
+        self._on_end(request.index)
+        group = request.group
+        del group.members[request.index]
+        if not group.members:
+            group.answer()
+            self._clear(group)
+
+
+def _number(group: RemoteGroup) -> int:
+    return group.number
+
+
+def _problem(request: RemoteRequest, reason: EndReason, last: Tokens | None) -> str | None:
+    """What is wrong with an end that an engine tells."""
+    if reason in FRONTS_OWN:
+        return f"a request ended as {reason.value}, which the front did not ask for"
+    made, most = len(request.output_ids), request.request.max_new_tokens
+    if reason in BY_TOKENS and (last is None or (reason is EndReason.LENGTH and made < most)):
+        return f"a request ended as {reason.value} with {made} of {most} tokens"
+    return None
+
+
+def _tell(request: RemoteRequest, ended: Ended) -> None:
+    try:
+        request.sink.ended(ended)
+    except Exception:
+        about = {"request_id": request.id_in_logs}
+        logger.exception("the sink of request %d raised an error at the request's end", request.index, extra=about)

@@ -1,0 +1,130 @@
+"""Which engine gets a request: the one with the best score.
+
+The score is `matched / blocks − LOAD_WEIGHT × (load − least) / (mean + 1)`. `matched` of the prompt's `blocks` are
+cached by the engine. Its `load` is the number of tokens of prompts that it still has to compute, plus ROW_TOKENS for
+each request that it has: as the engine told last, with what this front has sent since. `least` and `mean` are those of
+all engines that may be chosen.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from text_generation_router.fleet.cache_index import Counts
+
+LOAD_WEIGHT = 0.5
+# A request counts as this many tokens beside those of its prompt, for the output that it still has to make. With much
+# less, a single prompt that is being computed outweighs all else: fronts then scatter their chats (docs/replicas.md).
+ROW_TOKENS = 1000
+
+Numbers = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy an engine is, in its own words: what the choice needs of a Load message (proto/engine.proto)."""
+
+    running: int = 0  # requests with a row
+    waiting: int = 0  # requests in the queue
+    waiting_tokens: int = 0  # prompt and output tokens in the queue that are to be computed
+    computing_tokens: int = 0  # prompt tokens of running requests that are to be computed
+    wait_s: float = 0.0  # forecast: seconds until a request that arrives now starts
+    is_ready: bool = True
+    is_draining: bool = False
+
+    @property
+    def uncomputed(self) -> int:
+        """Number of tokens of prompts that are to be computed."""
+        return self.waiting_tokens + self.computing_tokens
+
+    @property
+    def tokens(self) -> int:
+        """All work that is left, in tokens of prompts."""
+        return self.uncomputed + ROW_TOKENS * (self.running + self.waiting)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine wants new requests."""
+        return self.is_ready and not self.is_draining
+
+
+class EngineChoice:
+    """The loads of all engines, as one front knows them. An engine may be chosen once it has told its load.
+
+    `turn`: among equal engines, the next one after it is chosen, so fronts with different turns choose different ones.
+    """
+
+    def __init__(self, num_engines: int, turn: int = 0) -> None:
+        self._told: list[EngineLoad | None] = [None] * num_engines
+        self._loads_E = np.zeros(num_engines)
+        self._sent: list[deque[tuple[int, int]]] = [deque() for _ in range(num_engines)]  # index and load
+        self._open: Numbers = np.empty(0, dtype=np.intp)  # engines that may be chosen
+        self._open_list: list[int] = []  # the same
+        self._turn = turn % num_engines
+
+    @property
+    def open(self) -> list[int]:
+        """The engines that may be chosen: ready and not draining."""
+        return self._open_list
+
+    def load(self, engine: int) -> float:
+        return float(self._loads_E[engine])
+
+    def told(self, engine: int) -> EngineLoad | None:
+        """What the engine told last. None: it has told nothing, or is lost."""
+        return self._told[engine]
+
+    def tell(self, engine: int, load: EngineLoad, newest: int) -> None:
+        """Takes an engine's word. It contains the requests up to index `newest`, the last one that the engine had
+        accepted before; those sent later count on top of it."""
+        sent = self._sent[engine]
+        while sent and sent[0][0] <= newest:
+            sent.popleft()
+        self._loads_E[engine] = load.tokens + sum(each for _, each in sent)
+        before, self._told[engine] = self._told[engine], load
+        if before is None or before.is_open != load.is_open:
+            self._find_open()
+
+    def send(self, engine: int, index: int, tokens: int, rows: int = 1) -> None:
+        """Notes that a request was sent: `index` rises with each, `tokens` of its prompt are not cached there, and it
+        has `rows` sequences."""
+        load = tokens + ROW_TOKENS * rows
+        self._sent[engine].append((index, load))
+        self._loads_E[engine] += load
+
+    def lose(self, engine: int) -> None:
+        """The engine is not chosen until it tells its load again."""
+        self._told[engine] = None
+        self._sent[engine].clear()
+        self._find_open()
+
+    def choose(self, matched: Counts, blocks: int, among: Sequence[int] | None = None) -> int | None:
+        """The engine with the best score for a prompt of `blocks` whole blocks; of equal scores the least loaded one,
+        of equal loads the next in turn. `matched`: cached blocks of each engine. `among`: the engines that may be
+        chosen, rising, if not all that are open. None: there is no engine to choose."""
+        open_E = self._open
+        if among is not None and among != self._open_list:
+            open_E = np.intersect1d(open_E, np.array(among, dtype=np.intp))
+        if not len(open_E):
+            return None
+        loads_E = self._loads_E[open_E]
+        scores_E = (loads_E.min() - loads_E) * (LOAD_WEIGHT / (float(loads_E.sum()) / len(loads_E) + 1))
+        if blocks:
+            scores_E += matched[open_E] / blocks
+        best_E = open_E[scores_E == scores_E.max()]
+        chosen = int(best_E[0]) if len(best_E) == 1 else self._among_equals(best_E)
+        self._turn = chosen
+        return chosen
+
+    def _among_equals(self, best_E: Numbers) -> int:
+        loads_E = self._loads_E[best_E]
+        best = best_E[loads_E == loads_E.min()]
+        return int(best[np.searchsorted(best, self._turn, "right") % len(best)])
+
+    def _find_open(self) -> None:
+        is_open = [told is not None and told.is_open for told in self._told]
+        self._open = np.flatnonzero(is_open)
+        self._open_list = self._open.tolist()

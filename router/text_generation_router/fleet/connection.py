@@ -1,0 +1,300 @@
+"""The connection to one engine: calls until it answers, carries orders and messages, and calls again after a loss."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from text_generation_common.cluster.endpoints import Endpoint, UnixEndpoint
+from text_generation_common.cluster.handshakes import problem as problem_of
+from text_generation_common.cluster.identity import Role
+from text_generation_common.cluster.security import Security
+from text_generation_common.errors import CredentialsError
+from text_generation_common.tasks import cancelled
+from text_generation_proto import engine_pb2 as pb
+from text_generation_proto import engine_pb2_grpc as pb_grpc
+from text_generation_router.fleet import reading
+from text_generation_router.fleet.attempts import Attempts
+from text_generation_router.fleet.books import FrontBooks
+from text_generation_router.fleet.engines import EngineView, Fleet
+from text_generation_router.fleet.news_limits import EVERY_MS, NewsBudget, next_pace_ms
+from text_generation_router.fleet.values import EngineLoss, RemoteCounts
+from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.version import VERSION
+
+logger = logging.getLogger("text_generation_router")
+
+# Most bytes of a message. A Submit may be that large: 4 bytes for each token of the longest context, and 1 MiB.
+MESSAGE_BYTES = 16 * 2**20
+# Seconds: until an engine has answered Hello; without any message, after which it is lost (it tells its load every
+# 0.25 to 1 s); until a Submit is answered; until Health is answered.
+CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
+# An engine that has sent nothing for this time, in seconds, before its stream breaks did not die by itself: the link
+# was cut, or the process was stopped from outside. gRPC notices that by its pings, perhaps before SILENT_S.
+QUIET_S = 1.0
+# Codes with which an engine that lives ends a front's stream.
+CUT_OFF = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
+# gRPC's own words, with the code INTERNAL, for a write after the end of a call whose true code it has not read yet.
+WRITE_FAILED = "Internal error from Core"
+# Seconds between two looks at the time, and a delay of them after which this process itself was stopped.
+WATCH_S, STOPPED_S = 0.25, 1.0
+# Seconds between two Loads that are read: an engine that sends more of them waits.
+LEAST_LOAD_GAP_S = 0.01
+# Seconds until the first try to connect again; the wait doubles up to the last.
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0
+# Most reasons that are logged for one engine that cannot be reached.
+MOST_TOLD = 8
+# gRPC's words for a connection that the other side has closed.
+CUT = ("Socket closed", "recvmsg:Connection reset by peer")
+
+
+class SilentError(Exception):
+    """The engine is silent, so the link to it may be cut."""
+
+
+class EngineConnection:
+    """`run` keeps the connection. `number` is the engine's number for the front."""
+
+    def __init__(
+        self,
+        number: int,
+        endpoint: Endpoint,
+        security: Security,
+        front_id: str,
+        fleet: Fleet,
+        books: FrontBooks,
+        counts: RemoteCounts,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`on_change` is called when the engine is connected or lost, and when it tells new facts."""
+        self.number = number
+        self._endpoint = endpoint
+        self._security = security
+        self._front_id = front_id
+        self._fleet = fleet
+        self._books = books
+        self._counts = counts
+        self._on_change = on_change
+        self._stub: Any = None  # set while the engine is connected
+        self._news_budget = NewsBudget(0.0)
+        self._pace_ms = EVERY_MS
+        self._pause_s = FIRST_PAUSE_S
+        self._told: set[str] = set()  # the problems since the engine was connected last, which were logged
+
+    async def run(self) -> None:
+        while True:
+            self._tell(await self._try())
+            await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
+            self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+
+    def _tell(self, problem: str) -> None:
+        """Logs why an engine at a TCP port is not connected: once for each reason, until it is connected. The launcher
+        tells what engines at unix sockets do."""
+        problem = problem_of(problem)
+        if isinstance(self._endpoint, UnixEndpoint) or problem in self._told or len(self._told) >= MOST_TOLD:
+            logger.debug("engine %s: %s", self._endpoint.target, problem)
+            return
+        self._told.add(problem)
+        if self._security.identity is not None and problem in CUT:
+            # A client learns of the refusal of its certificate by the end of the connection, and by nothing else.
+            problem += ". If it refuses this front's certificate, its log tells why"
+        logger.warning("engine %s cannot be reached: %s", self._endpoint.target, problem)
+
+    async def _try(self) -> str:
+        """Connects, and returns when the connection is lost, with the reason."""
+        try:
+            async with self._security.channel(self._endpoint, Role.ENGINE, MESSAGE_BYTES) as channel:
+                return await self._talk(pb_grpc.EngineServiceStub(channel))
+        except WireError as error:
+            self._counts.broken_rules += 1
+            logger.error("engine %s breaks the protocol: %s", self._endpoint.target, error)
+            return str(error)
+        except (grpc.aio.AioRpcError, TimeoutError, CredentialsError) as error:
+            return str(getattr(error, "details", lambda: "")() or error or type(error).__name__)
+
+    async def _talk(self, stub: Any) -> str:
+        work = stub.Work()
+        news = None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await _send(work, reading.hello(self._front_id))
+                facts = reading.facts_of_welcome(await _message(work))
+                news = self._news(stub)
+                told = reading.told_load_of((await _message(news)).load)
+            has_orders = asyncio.Event()
+            engine = EngineView(facts, told, Attempts(self.number, self._counts, has_orders.set))
+            return await self._serve(stub, work, news, engine, has_orders)
+        finally:
+            work.cancel()
+            if news is not None:
+                news.cancel()
+
+    def _news(self, stub: Any, wants_cache: bool = False) -> Any:
+        wanted = pb.NewsRequest(version=VERSION, front_id=self._front_id, wants_cache=wants_cache)
+        wanted.every_ms = self._pace_ms
+        return stub.News(wanted)
+
+    async def _serve(self, stub: Any, work: Any, news: Any, engine: EngineView, has_orders: asyncio.Event) -> str:
+        """From Welcome to the loss of the engine."""
+        engine.heard_s = asyncio.get_running_loop().time()
+        self._stub, loss, problem = stub, EngineLoss.OUTSIDE, "closed"
+        self._told.clear()
+        logger.info("engine %s is connected, term %d", self._endpoint.target, engine.facts.term)
+        self._books.joined(self.number, engine)
+        self._on_change()
+        tasks = [
+            asyncio.create_task(job)
+            for job in (
+                self._read(work, engine),
+                self._write(work, engine.attempts, has_orders),
+                self._listen(stub, news, engine),
+                self._watch(engine),
+            )
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except grpc.aio.AioRpcError as error:
+            loss = self._cause(error, engine)
+            problem = str(error.details() or error.code().name)
+            raise
+        except (WireError, SilentError) as error:
+            problem = str(error)
+            if isinstance(error, WireError):
+                raise
+            loss = self._silence()
+        finally:
+            self._stub = None
+            work.cancel()  # the stream is closed before its requests are submitted elsewhere
+            await cancelled(*tasks)
+            logger.warning("engine %s is lost: %s", self._endpoint.target, problem)
+            self._books.lost(self.number, loss)
+            self._on_change()
+        return problem
+
+    def _cause(self, error: grpc.aio.AioRpcError, engine: EngineView) -> EngineLoss:
+        if error.code() in CUT_OFF and error.details() != WRITE_FAILED:
+            return EngineLoss.CUT_OFF
+        silent_s = asyncio.get_running_loop().time() - engine.heard_s
+        return EngineLoss.DIED if silent_s < self._quiet_s else self._silence()
+
+    def _silence(self) -> EngineLoss:
+        """The loss of an engine that was silent. If no engine sends messages, this front's own link may be cut."""
+        now = asyncio.get_running_loop().time()
+        others = (view for number, view in self._fleet.engines.items() if number != self.number)
+        is_heard = any(now - view.heard_s < self._quiet_s for view in others)
+        return EngineLoss.SILENT if is_heard else EngineLoss.OUTSIDE
+
+    @property
+    def _quiet_s(self) -> float:
+        return QUIET_S + (self._pace_ms - EVERY_MS) / 1000
+
+    async def _read(self, work: Any, engine: EngineView) -> None:
+        loop, books = asyncio.get_running_loop(), self._books
+        while True:
+            message = await _message(work)
+            engine.heard_s = loop.time()
+            try:
+                reading.take(message, engine, books)
+            except WireError:
+                raise
+            except Exception as error:  # a fault of ours: the other engines' requests go on
+                logger.exception("a message of engine %s could not be taken", self._endpoint.target)
+                raise WireError(f"a message led to {type(error).__name__}") from error
+            if message.HasField("epoch"):
+                self._on_change()
+
+    async def _write(self, work: Any, attempts: Attempts, has_orders: asyncio.Event) -> None:
+        while True:
+            await has_orders.wait()
+            has_orders.clear()
+            for order in attempts.take_orders():
+                await _send(work, reading.message_of(order))
+
+    async def _listen(self, stub: Any, news: Any, engine: EngineView) -> None:
+        """Reads news. A News call that ends is made again: only a loss of Work is a loss of the engine. It is made
+        again too if news of the cache are missing, or are wanted from now on, or not any more."""
+        wants_cache = False
+        while True:
+            try:
+                while self._wants_same_news(wants_cache) and self._take_news(message := await _message(news), engine):
+                    if message.HasField("load"):
+                        await asyncio.sleep(LEAST_LOAD_GAP_S)
+                await asyncio.sleep(LEAST_LOAD_GAP_S)
+            except grpc.aio.AioRpcError:
+                pass
+            finally:
+                news.cancel()
+            await asyncio.sleep(WATCH_S)
+            wants_cache, self._pace_ms = self._fleet.wants_cache, next_pace_ms(self._pace_ms, len(self._fleet.engines))
+            news = self._news(stub, wants_cache)
+
+    def _wants_same_news(self, wants_cache: bool) -> bool:
+        pace_ms = next_pace_ms(self._pace_ms, len(self._fleet.engines))
+        return wants_cache == self._fleet.wants_cache and pace_ms == self._pace_ms
+
+    def _take_news(self, message: pb.NewsMessage, engine: EngineView) -> bool:
+        """False: news of the cache are missing before these."""
+        engine.heard_s = asyncio.get_running_loop().time()
+        self._pause_s = FIRST_PAUSE_S
+        size = message.ByteSize()
+        self._counts.news_bytes += size
+        self._news_budget.take(size, engine.heard_s)
+        match message.WhichOneof("message"):
+            case "load":
+                self._books.told(self.number, reading.told_load_of(message.load))
+            case "cache":
+                is_next = self._fleet.cached(self.number, message.cache.sequence, reading.cache_news_of(message.cache))
+                self._counts.news_gaps += not is_next
+                return is_next
+        return True
+
+    async def _watch(self, engine: EngineView) -> None:
+        """Raises SilentError or WireError when the engine is silent for too long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            await asyncio.sleep(WATCH_S)
+            now = loop.time()
+            if now - before > STOPPED_S:
+                engine.heard_s = now  # this process was stopped, so the engine's messages wait to be read
+                continue
+            if now - engine.heard_s > SILENT_S:
+                raise SilentError(f"silent for {SILENT_S:g} s")
+            since = engine.attempts.unanswered_since
+            if since is not None and self._books.now - since > ANSWER_S:
+                raise WireError(f"a Submit was not answered within {ANSWER_S:g} s")
+
+    async def is_healthy(self) -> bool:
+        """Whether the engine is connected, and says that its shards answer."""
+        if self._stub is None:
+            return False
+        try:
+            answer = await self._stub.Health(pb.HealthRequest(), timeout=HEALTH_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.is_healthy)
+
+
+async def _send(call: Any, message: pb.FrontMessage) -> None:
+    """Raises AioRpcError if the call is over."""
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError:
+        raise await _end_of(call) from None
+
+
+async def _message(call: Any) -> Any:
+    """The call's next message. Raises AioRpcError at its end."""
+    if (message := await call.read()) is grpc.aio.EOF:
+        raise await _end_of(call)
+    return message
+
+
+async def _end_of(call: Any) -> grpc.aio.AioRpcError:
+    metadata = await call.initial_metadata(), await call.trailing_metadata()
+    return grpc.aio.AioRpcError(await call.code(), *metadata, await call.details())

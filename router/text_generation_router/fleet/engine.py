@@ -1,0 +1,204 @@
+"""The engines in other processes as one engine: the EngineRun protocol over connections to all of them."""
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+
+from text_generation_common.autoscaling import Demand
+from text_generation_common.cluster.endpoints import Endpoint
+from text_generation_common.cluster.security import Security
+from text_generation_common.tasks import cancelled
+from text_generation_router.engine.deadlines import Deadlines
+from text_generation_router.engine.protocol import Load, Sink, Snapshot, Submission
+from text_generation_router.errors import Refusal, RefusedError, ShardsError
+from text_generation_router.fleet.books import FrontBooks
+from text_generation_router.fleet.connection import EngineConnection
+from text_generation_router.fleet.engines import Fleet
+from text_generation_router.fleet.placement import LeastLoad, Placement
+from text_generation_router.fleet.policies import MOST_ENGINES
+from text_generation_router.fleet.values import RemoteCounts
+from text_generation_router.scheduling.request import EndReason, GenerationRequest
+
+logger = logging.getLogger("text_generation_router")
+
+# Seconds between two looks for requests that wait for an engine in vain, or that another engine would begin sooner.
+LOOK_S = 1.0
+
+
+class RemoteEngine:
+    """Implements EngineRun. All methods belong to the event loop's thread. Requests survive the loss of any engine, and
+    wait while there is none."""
+
+    def __init__(
+        self,
+        endpoints: Iterable[Endpoint],
+        security: Security,
+        placement: Placement | None = None,
+        resumes_across_builds: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`resumes_across_builds`: whether a request goes on with an engine of another digest, perhaps with another
+        text."""
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.counts = RemoteCounts()
+        self._front_id = uuid.uuid4().hex
+        placement = placement or LeastLoad(random.randrange(MOST_ENGINES))
+        self._fleet = Fleet(placement, resumes_across_builds, self._front_id)
+        self._books = FrontBooks(self._fleet, clock, self.counts, lambda index: self._deadlines.clear(index))
+        self._deadlines = Deadlines(lambda index: self._books.cancel(index, EndReason.DEADLINE))
+        self._endpoints = list(endpoints)
+        self._security = security
+        self._connections: dict[str, tuple[EngineConnection, asyncio.Task[None]]] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._started = asyncio.Event()
+        self._snapshot: Snapshot | None = None
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Waits until an engine is connected. Raises ShardsError after an error of this process."""
+        self._looking = asyncio.create_task(self._look_after_waiting(), name="engines")
+        await self.connect(self._endpoints)
+        await self._started.wait()
+        if self.failed.done():
+            raise ShardsError("a connection to an engine failed; its log line has the cause")
+
+    async def connect(self, endpoints: Iterable[Endpoint]) -> None:
+        """From now on the engines are those at `endpoints`. Requests on others go on elsewhere. Raises CredentialsError
+        if an endpoint needs certificates and there are none."""
+        wanted = {endpoint.target: endpoint for endpoint in endpoints}
+        for endpoint in wanted.values():
+            self._security.check(endpoint)
+        for target in [target for target in self._connections if target not in wanted]:
+            connection, task = self._connections.pop(target)
+            await cancelled(task)
+            self._books.removed(connection.number)
+        for target, endpoint in wanted.items():
+            if target not in self._connections and not self._is_closed:
+                used = {connection.number for connection, _ in self._connections.values()}
+                number = next(number for number in count() if number not in used)
+                connection = EngineConnection(
+                    number,
+                    endpoint,
+                    self._security,
+                    self._front_id,
+                    self._fleet,
+                    self._books,
+                    self.counts,
+                    self._note_change,
+                )
+                task = asyncio.create_task(connection.run(), name=f"engine {target}")
+                task.add_done_callback(self._note_end)
+                self._connections[target] = connection, task
+
+    def is_connected(self, endpoint: Endpoint) -> bool:
+        """Whether there is a connection to the engine at `endpoint`."""
+        found = self._connections.get(endpoint.target)
+        return found is not None and found[0].number in self._fleet.engines
+
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        """A connection's task ends only if it is cancelled, or has an error of its own."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        logger.error("a connection to an engine failed", exc_info=error)
+        self._is_closed = True
+        self._books.end_all(EndReason.FAILED, f"Server error: {type(error).__name__}")
+        if not self.failed.done():
+            self.failed.set_result(None)
+        self._started.set()
+
+    def _note_change(self) -> None:
+        self._snapshot = self._fleet.snapshot or self._snapshot
+        if self._fleet.engines:
+            self._started.set()
+
+    async def _look_after_waiting(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._books.look()
+
+    def submit_all(self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink], credits: int) -> Submission:
+        if self._is_closed:
+            raise RefusedError(Refusal.CLOSED)
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_answer(refused: RefusedError | None) -> None:
+            if answer.done():
+                return  # the wait for the answer was cancelled
+            if refused is None:
+                answer.set_result(None)
+            else:
+                answer.set_exception(refused)
+
+        indexes = self._books.submit_all(requests, sinks, credits, on_answer)
+        for index, request in zip(indexes, requests, strict=True):
+            self._deadlines.set(index, request.timeout_s)
+        return Submission(indexes, answer)
+
+    def end(self, index: int, num_tokens: int) -> None:
+        self._books.end(index, num_tokens)
+
+    def cancel(self, index: int) -> None:
+        self._books.cancel(index)
+
+    def credit(self, index: int, tokens: int) -> None:
+        self._books.credit(index, tokens)
+
+    def has_begun(self, index: int) -> bool:
+        return self._books.has_begun(index)
+
+    def snapshot(self) -> Snapshot:
+        """To be called after `start`. Without any engine: what was known last."""
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def load(self) -> Load:
+        return self._fleet.load
+
+    @property
+    def demand(self) -> Demand:
+        """What the clients of this front want now."""
+        requests, permits = self._books.num_requests, self.permits
+        return Demand(self._fleet.least_wait_s, requests, requests / permits if permits else 0.0)
+
+    @property
+    def permits(self) -> int:
+        """Number of requests that the engines allow this front. Without any engine: what they allowed last."""
+        return self._fleet.permits
+
+    @property
+    def num_engines(self) -> int:
+        """Number of engines that are connected."""
+        return len(self._fleet.engines)
+
+    @property
+    def num_suspects(self) -> int:
+        """Number of requests that may have ended an engine."""
+        return len(self._fleet.suspects)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Number of different blocks that engines are known to have cached."""
+        return self._fleet.num_cached_blocks
+
+    async def is_healthy(self) -> bool:
+        """Whether any engine says that its shards work."""
+        asked = [asyncio.ensure_future(connection.is_healthy()) for connection, _ in self._connections.values()]
+        try:
+            for answer in asyncio.as_completed(asked):
+                if await answer:
+                    return True
+        finally:
+            await cancelled(*asked)
+        return False
+
+    async def close(self) -> None:
+        """Stops at once: every request ends with CLOSED. May be called more than once."""
+        self._is_closed = True
+        self._books.end_all(EndReason.CLOSED)
+        if self._looking is not None:
+            await cancelled(self._looking)
+        await self.connect(())

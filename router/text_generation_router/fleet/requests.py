@@ -1,0 +1,222 @@
+"""One front's requests to engines in other processes: all that is needed to go on with a request on another engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+from text_generation_common.logs import request_id
+from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens
+from text_generation_router.errors import RefusedError
+from text_generation_router.fleet.suspects import SuspectTrial
+from text_generation_router.fleet.values import EngineFirst
+from text_generation_router.scheduling.blame import MAX_SUSPICIONS
+from text_generation_router.scheduling.prompt_logprobs import KnownLogprobs, PromptLogprobs
+from text_generation_router.scheduling.request import GenerationRequest, Past
+from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.steps import TokenRun, check_positions
+from text_generation_router.wire.submits import Submitted
+
+# Most tokens that an engine makes for a request beyond its credits: those of steps that were sent before.
+BEYOND_CREDITS = 512
+
+
+@dataclass(slots=True, eq=False)
+class RemoteGroup:
+    """Requests of one prompt, which are on one engine together. Times are those of the front's clock."""
+
+    number: int  # gives the order of arrival
+    request: GenerationRequest  # the first member's
+    arrived_s: float
+    on_answer: Callable[[RefusedError | None], None]
+    members: "dict[int, RemoteRequest]" = field(default_factory=dict)  # the requests that have not ended, by index
+    engine: int | None = None  # number of the engine that has the group; None: it waits for an engine
+    submitted_s: float = 0.0  # when it was submitted to that engine
+    wire_indexes: list[int] = field(default_factory=list)  # indexes of the Submit
+    is_accepted: bool = False  # whether any engine has accepted the group
+    is_answered: bool = False  # whether this engine has answered the Submit
+    is_leaving: bool = False  # whether Withdraw was sent
+    is_suspect: bool = False  # whether it was submitted as a suspect
+    has_run: bool = False
+    digest: bytes | None = None  # digest of the engine that made the group's tokens; None: no token was made
+    suspicions: int = 0  # see `Blame`
+    counts: int = 0
+    has_moved: bool = False  # whether Withdraw was ever sent
+    moved: "RemoteGroup | None" = None  # the group of the members that have left this one for another engine
+    origin: "RemoteGroup | None" = None  # the group that the members of this one have left
+    stranded_s: float | None = None  # since when only engines of other builds are there
+
+    def answer(self, refused: RefusedError | None = None) -> None:
+        """Tells the submitter that the group is accepted or refused, unless it was told before."""
+        if not self.is_accepted:
+            self.is_accepted = True
+            self.on_answer(refused)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no engine has accepted the group yet."""
+        return not self.is_accepted and self.digest is None
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Number of tokens of prompt and outputs. An engine that begins with the group computes the prompt once."""
+        return len(self.request.input_ids) + sum(len(member.output_ids) for member in self.members.values())
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether the group may be asked back from the engine: no member is known to have begun there."""
+        return self.is_answered and not self.is_leaving and not self.has_begun_here
+
+    @property
+    def has_begun_here(self) -> bool:
+        """Whether any member is known to have begun on the engine."""
+        return any(member.is_begun for member in self.members.values())
+
+    @property
+    def is_proven_here(self) -> bool:
+        """Whether any member has made a token on the engine."""
+        return any(member.attempt_begun_s for member in self.members.values())
+
+
+@dataclass(slots=True, eq=False)
+class RemoteRequest:
+    """A request that has not ended. Times are those of the front's clock; 0 stands for a time that has not come."""
+
+    index: int
+    request: GenerationRequest
+    sink: Sink
+    credits: int  # number of tokens that the sink may still get
+    group: RemoteGroup
+    output_ids: list[int] = field(default_factory=list)
+    deadline_s: float | None = None
+    wire_index: int = 0  # index on the current Work stream
+    debt: int = 0  # tokens by which the credits were below zero at the last Submit
+    begun_s: float = 0.0  # first step on any engine
+    attempt_begun_s: float = 0.0  # first step on the current engine, known with its first tokens
+    is_begun: bool = False  # whether the current engine has told that the first step is decided
+    cached_tokens: int = 0
+    lost_s: float = 0.0  # loss of the engine that had begun the request; 0 unless the request waits to go on
+    replays: tuple[tuple[float, float], ...] = ()  # as in `Ended`
+    has_given: bool = False  # whether the sink has got its FirstStep
+    prompt: KnownLogprobs | None = None  # log-probabilities of the prompt that the current engine has given
+    id_in_logs: str = field(default_factory=request_id.get)  # the HTTP request's
+
+    def submitted(
+        self, index: int, now: float, served_elsewhere: float, trial: SuspectTrial | None = None
+    ) -> Submitted:
+        """The request as it is now, for a Submit. `trial`: None unless it is a suspect."""
+        asked, group = self.request, self.group
+        self.wire_index, self.attempt_begun_s, self.prompt, self.is_begun = index, 0.0, None, False
+        if asked.prompt_logprobs is not None:
+            if self.has_given:
+                asked = replace(asked, prompt_logprobs=None)
+            else:
+                self.prompt = KnownLogprobs(len(asked.input_ids))
+        if self.deadline_s is not None:
+            asked = replace(asked, timeout_s=max(self.deadline_s - now, 0.0))
+        past = Past(
+            output_ids=tuple(self.output_ids),
+            age_s=now - group.arrived_s,
+            has_run=group.has_run,
+            # A suspect that is tried alone is alone in the engine's steps too (scheduling/blame.py).
+            suspicions=MAX_SUSPICIONS if trial is not None and trial.is_alone else group.suspicions,
+            counts=group.counts,
+            served_elsewhere=served_elsewhere,
+        )
+        self.debt = max(-self.credits, 0)
+        return Submitted(index, asked, past, max(self.credits, 0), trial.group if trial is not None else "")
+
+    def take(self, run: TokenRun, first: EngineFirst | None, now: float) -> Tokens | None:
+        """The tokens of `run` that are new, for the sink. None: none is. Raises WireError if tokens are missing before
+        them, or if a request cannot have them."""
+        known = len(self.output_ids)
+        if (new := check_positions(run, known)) is None:
+            return None
+        ids, tops = new.ids, new.tops
+        if known + len(ids) > self.request.max_new_tokens:
+            raise WireError(f"a request of {self.request.max_new_tokens} tokens got {known + len(ids)}")
+        if first is not None:
+            self.begin(now - first.inference_s, first)
+        elif not self.attempt_begun_s:
+            raise WireError("tokens came before the message with the request's first step")
+        first_step = None if self.has_given else self._first_step()
+        self.credits -= len(ids) + sum(map(len, tops))
+        if self.credits < 0 and -self.credits > BEYOND_CREDITS * (1 + self.request.sampling.top_n_tokens):
+            raise WireError("a request got many more tokens than its credits")
+        self.output_ids += ids
+        return Tokens(ids, new.logprobs, tops, now - self.begun_s, first_step)
+
+    def computed(self, first: EngineFirst, now: float) -> Tokens:
+        """The answer to a request that wants no token."""
+        self.begin(now - first.inference_s, first)
+        return Tokens((), (), (), now - self.begun_s, self._first_step())
+
+    def begin(self, begun_s: float, first: EngineFirst | None = None) -> None:
+        """Notes the first step on the current engine, at `begun_s`."""
+        if not isfinite(begun_s):
+            raise WireError("a time is not a number")
+        begun_s = max(begun_s, self.group.arrived_s, self.lost_s)
+        self.attempt_begun_s, self.is_begun = begun_s, True
+        if not self.begun_s:
+            self.begun_s = begun_s
+            self.cached_tokens = min(first.cached_tokens, len(self.request.input_ids)) if first is not None else 0
+        if self.lost_s:
+            self._note_replay(begun_s)
+
+    def _first_step(self) -> FirstStep:
+        known = None
+        if self.prompt is not None:
+            if not self.prompt.are_complete:
+                raise WireError("the first tokens came before the log-probabilities of the prompt")
+            known, self.prompt = self.prompt.joined(), None
+        self.has_given = True
+        return FirstStep(self.begun_s - self.group.arrived_s, self.cached_tokens, known)
+
+    def add_prompt(self, start: int, piece: PromptLogprobs) -> None:
+        """Takes log-probabilities of the prompt from position `start` on. Raises WireError for a piece that does not
+        follow the one before."""
+        if self.prompt is None:
+            if self.request.prompt_logprobs is None or self.attempt_begun_s:
+                raise WireError("log-probabilities of a prompt came that are not wanted")
+            return  # another sequence of the Submit wants them
+        if start != self.prompt.count + 1 or start + len(piece) > len(self.request.input_ids):
+            raise WireError(f"log-probabilities of a prompt from {start} on follow {self.prompt.count}")
+        if piece.top_ids_PK.shape[1] != self.request.prompt_logprobs:
+            raise WireError("log-probabilities of a prompt have another number of top tokens than wanted")
+        self.prompt.add(start - 1, piece)
+
+    def lose(self, now: float) -> None:
+        """Notes that the engine with the request was lost."""
+        if self.begun_s and not self.lost_s:
+            self.lost_s = now
+        self.attempt_begun_s, self.is_begun = 0.0, False
+
+    def credit(self, tokens: int) -> int:
+        """Adds credits. Returns the number for the current engine, which began with none instead of less than none."""
+        self.credits += tokens
+        paid = min(self.debt, tokens)
+        self.debt -= paid
+        return tokens - paid
+
+    def ended(self, told: Ended, now: float) -> Ended:
+        """The end that an engine told of, with the times of all engines by the front's clock."""
+        if told.queue_s is not None and not self.attempt_begun_s:
+            self.begin(now - told.inference_s)
+        replays, begun_s = self.replays, self.begun_s
+        if begun_s:
+            shift_s = self.attempt_begun_s - begun_s
+            replays += tuple((shift_s + lost_s, shift_s + again_s) for lost_s, again_s in told.replays)
+            if self.lost_s:
+                replays += ((self.lost_s - begun_s, now - begun_s),)
+        return Ended(
+            told.reason,
+            now - begun_s if begun_s else 0.0,
+            told.cause,
+            begun_s - self.group.arrived_s if begun_s else None,
+            replays,
+            told.suspicions,
+            told.counts,
+        )
+
+    def _note_replay(self, until: float) -> None:
+        self.replays += ((self.lost_s - self.begun_s, until - self.begun_s),)
+        self.lost_s = 0.0

@@ -1,0 +1,96 @@
+"""What a front and an engine tell each other, as values: orders from the front, and facts from the engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from text_generation_router.engine.protocol import Snapshot
+from text_generation_router.fleet.choice import EngineLoad
+from text_generation_router.scheduling.share import Share
+from text_generation_router.wire.submits import Submitted
+from text_generation_router.wire.version import VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class EndAt:
+    index: int
+    count: int  # number of output tokens that count
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    index: int
+    even_begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    index: int
+    tokens: int
+
+
+class EngineLoss(Enum):
+    """What ended a connection to an engine."""
+
+    OUTSIDE = "outside"  # a cut link, a stopped process, or this front: no request is the cause
+    SILENT = (
+        "silent"  # the same, while another engine sent messages: a request that meets several of them may be the cause
+    )
+    DIED = "died"  # the engine, as far as the front can know
+    CUT_OFF = "cut off"  # the engine, which lives, has ended this front's stream, perhaps for an unanswered Submit
+
+
+# A list is a Submit: the sequences of one prompt.
+Order = list[Submitted] | EndAt | Cancel | Withdraw | Credit
+
+
+class EngineFirst(NamedTuple):
+    """What an engine tells with the first tokens that it made for a request."""
+
+    queue_s: float  # seconds from Submit to the first step there
+    inference_s: float  # seconds from that step to the tokens
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine tells of itself when a front connects."""
+
+    engine_id: str
+    term: int
+    digest: bytes  # requests go on with the same text only on an engine of the same digest
+    snapshot: Snapshot
+    version: int = VERSION  # version of the protocol that both sides speak
+
+
+@dataclass(frozen=True, slots=True)
+class ToldLoad:
+    """How busy an engine is, as it tells regularly."""
+
+    load: EngineLoad
+    permits: int  # requests that this front may have there
+    # Tokens served to each tenant since this life of the engine began, as `Account.served` counts them.
+    served: Mapping[Share, float] = field(default_factory=dict)
+    # Greatest index of this front's Submits that the load contains; None: the engine does not tell.
+    newest_index: int | None = None
+
+
+@dataclass(slots=True)
+class RemoteCounts:
+    """What happened between a front and its engines since the front began."""
+
+    lost_engines: int = 0
+    resumes: int = 0  # requests that were submitted again after a loss
+    withdrawals: int = 0  # requests that an engine was asked to give back, if possible
+    moves: int = 0  # requests that were withdrawn from an engine and submitted to another one
+    late: int = 0  # messages about requests that had ended or moved
+    dropped_tokens: int = 0  # tokens that were there before, or came for such requests
+    news_bytes: int = 0  # bytes of messages about loads and caches
+    news_gaps: int = 0  # times that an engine had to tell all of its cache again, because news were missing
+    broken_rules: int = field(default=0)  # times that an engine was cut off because it broke a rule of the protocol
