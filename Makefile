@@ -62,7 +62,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py clients/python/text_generation/__i
 
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
-.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-models test-schema test-grammars check format prose proto lock sbom audit fuzz fuzz-grammars demo-model test-demo-model bench bench-guard bench-peers \
+.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars demo-model test-demo-model bench bench-guard bench-peers \
 	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 # What serving needs, with the kernels for this machine's processor. Every file is checked against the hashes in requirements/
@@ -186,9 +186,10 @@ check: install-test
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy benchmark/text_generation_benchmark clients/python/text_generation common/text_generation_common \
 		launcher/text_generation_launcher router/text_generation_router server/text_generation_server \
-		tools/demo_model tools/gpu_check tools/mutation tools/prose tools/swagger_ui
+		tools/demo_model tools/gpu_check tools/mutation tools/prose tools/rooms tools/swagger_ui
 	$(BIN)/lint-imports --no-cache --no-logo
 	PYTHONPATH=tools $(BIN)/python -m prose $(PLAIN)
+	PYTHONPATH=tools $(BIN)/python -m rooms --check
 	$(BIN)/clang-format --dry-run -Werror $(C_CODE)
 	$(BIN)/python $(CPU_KERNELS)/build.py --check
 
@@ -199,6 +200,10 @@ format: install-test
 # Findings in every file; ARGS="--counts" counts them; ARGS="--sample 100" draws 100 comments and docstrings to read.
 prose: install-test
 	PYTHONPATH=tools $(BIN)/python -m prose $(ARGS)
+
+# What each room of the code uses of its budget in pyproject.toml, and the length of the spine (tools/rooms/spine.txt).
+rooms: install-test
+	PYTHONPATH=tools $(BIN)/python -m rooms $(ARGS)
 
 # Runs the state machine tests of the scheduler and of the prefix cache, 100,000 steps or more each.
 fuzz: install-test
