@@ -45,18 +45,15 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
+import digest_requests as requests
 import httpx
 import processes
 import psutil
 from calls import DEMO_MODEL, client_of, metric, metrics
-from digest_asks import NUM_ASKS, asks_for_options, crowded_asks, with_one_outcome
-from digest_figures import Digest, Work, differences
-from digest_refusals import KEY, refusals
-from digest_routes import CALL_SERVERS, call_texts, calls_exchanges, dialects, routes
 from exchanges import Said, all_said
 from mixed import STREAM_LIMIT_S, MixedAnswer, MixedAsk, answer_of
 from server_process import LAUNCHER, ServerProcess, wait_until
@@ -69,7 +66,7 @@ AT_ONCE = 32
 ARGUMENTS = (
     *("--model-id", str(DEMO_MODEL)),
     *("--dtype", "float32", "--max-batch-total-tokens", "2560", "--max-batch-size", str(AT_ONCE)),
-    *("--max-concurrent-requests", str(2 * NUM_ASKS), "--max-queued-tokens", "1000000"),
+    *("--max-concurrent-requests", str(2 * requests.NUM_ASKS), "--max-queued-tokens", "1000000"),
 )
 LIMIT_S = 120.0
 MIXED_RUNS = ("storm", "line", "options")
@@ -79,14 +76,57 @@ SERVED: dict[str, tuple[str, ...]] = {
     "routes": (*ONE_SHARD, "--enable-prefill-logprobs"),
     "dialect": (*ONE_SHARD, "--enable-prefill-logprobs", "--tgi-dialect"),
     "calls": (),
-    "refusals": (*ONE_SHARD, "--api-key", KEY),
+    "refusals": (*ONE_SHARD, "--api-key", requests.KEY),
 }
 RUNS = (*MIXED_RUNS, *SERVED)
 MIN_REFUSALS = 200
+CROWDED = ("storm", "line")
+MIN_PREEMPTIONS = 21
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Counts of the work that the shards did in one run."""
+
+    forwards: int
+    rows: int  # number of rows of all forward steps: one for each request that decodes in a step
+    prompt_tokens: int  # number of tokens that chunks computed; tokens of preempted requests count each time
+    # Rows whose token is in no text; plus one for each request preempted before its prompt was computed.
+    wasted_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    run: str
+    num_shard: int
+    kernels: str
+    sha256: str
+    answers: int
+    preemptions: int
+    failed: Sequence[str]
+    work: Work | None = None  # None in runs other than the line, whose counts are not comparable
+
+    def failures(self) -> list[str]:
+        is_few = self.run in CROWDED and self.preemptions < MIN_PREEMPTIONS
+        few = [f"{self.preemptions} preemptions only"] if is_few else []
+        return [f"{self.run}, {self.num_shard} shards: {failure}" for failure in [*self.failed, *few]]
+
+
+def differences(found: Sequence[Digest]) -> Iterator[str]:
+    """A line for each value that should be equal in all runs with the same number of shards, and is not."""
+    for num_shard in sorted({digest.num_shard for digest in found}):
+        runs = [digest for digest in found if digest.num_shard == num_shard]
+        if len({digest.sha256 for digest in runs if digest.run in CROWDED}) > 1:
+            yield f"{num_shard} shards: storms and lines have different digests"
+        for name in sorted({digest.run for digest in runs} - {*CROWDED}):
+            if len({digest.sha256 for digest in runs if digest.run == name}) > 1:
+                yield f"{num_shard} shards: the {name} have different digests"
+        if len({(digest.work, digest.preemptions) for digest in runs if digest.run == "line"}) > 1:
+            yield f"{num_shard} shards: the lines took different steps"
 
 
 def storm(server: ServerProcess, num_shard: int) -> Digest:
-    asked = crowded_asks()
+    asked = requests.crowded_asks()
     answers = asyncio.run(_storm_answers(server, asked))
     failed = _failed(asked, answers)
     if processes.epoch(processes.shards(server.pid)[0]) < 2:
@@ -95,7 +135,7 @@ def storm(server: ServerProcess, num_shard: int) -> Digest:
 
 
 def line(server: ServerProcess, num_shard: int, steps: Path) -> Digest:
-    asked = [with_one_outcome(replace(ask, is_slow=False)) for ask in crowded_asks()]
+    asked = [requests.with_one_outcome(replace(ask, is_slow=False)) for ask in requests.crowded_asks()]
     answers = asyncio.run(_line_answers(server, asked, num_shard))
     digest = _digest(server, "line", num_shard, asked, answers, _failed(asked, answers))
     length = "tgi_request_generated_tokens"
@@ -108,7 +148,7 @@ def line(server: ServerProcess, num_shard: int, steps: Path) -> Digest:
 
 
 def one_by_one(server: ServerProcess, num_shard: int) -> Digest:
-    asked = list(asks_for_options())
+    asked = list(requests.asks_for_options())
 
     async def answers() -> list[MixedAnswer]:
         async with client_of(server.url) as client:
@@ -226,14 +266,18 @@ def digest_of(run: str, num_shard: int, launcher: Path, environ: Mapping[str, st
 def served(run: str, launcher: Path, environ: Mapping[str, str]) -> tuple[Digest, list[Said]]:
     """The digest of a run that sends requests one by one, and its answers."""
     if run == "calls":
-        servers = [answers_with_calls(kind, launcher, environ) for kind in CALL_SERVERS]
+        servers = [answers_with_calls(kind, launcher, environ) for kind in requests.CALL_SERVERS]
         kernels, answers = servers[0][0], [said for _, some in servers for said in some]
     else:
-        exchanges = {"routes": routes, "dialect": lambda: dialects(("/v1/completions", "/v1/chat/completions"))}
+        exchanges = {
+            "routes": requests.routes,
+            "dialect": lambda: requests.dialects(("/v1/completions", "/v1/chat/completions")),
+            "refusals": requests.refusals,
+        }
         with ServerProcess(*SERVED[run], launcher=launcher, environ=environ) as server:
             names = {str(DEMO_MODEL): "demo"}
-            headers = {"authorization": f"Bearer {KEY}"} if run == "refusals" else {}
-            answers = all_said(server.url, (exchanges | {"refusals": refusals})[run](), headers, names)
+            headers = {"authorization": f"Bearer {requests.KEY}"} if run == "refusals" else {}
+            answers = all_said(server.url, exchanges[run](), headers, names)
             kernels = _kernels(server)
     failed = [f"{said.title}: {said.status}" for said in answers if said.status >= 400] if run == "routes" else []
     refused = sum(said.is_refused for said in answers)
@@ -252,9 +296,11 @@ def answers_with_calls(
         tempfile.TemporaryDirectory(prefix="tgi-calls-") as folder,
         WritingServer(Path(folder), *kind, launcher=launcher, environ=environ) as server,
     ):
-        for case in call_texts(*kind[:2], server.special):
+        for case in requests.call_texts(*kind[:2], server.special):
             server.write(case.text)
-            answers += all_said(server.url, calls_exchanges(case), {}, {folder: "model", Path(folder).name: "model"})
+            answers += all_said(
+                server.url, requests.calls_exchanges(case), {}, {folder: "model", Path(folder).name: "model"}
+            )
         return _kernels(server.process), answers
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import processes
 from calls import DEMO_MODEL, client_of, metric
-from digest_asks import QUESTION
+from digest_requests import QUESTION
 from route_answers import answer, difference
 from route_cases import RouteCase, all_fields, cases, drawn, words
 from server_process import ServerProcess
@@ -33,15 +33,8 @@ BASE = (
 )
 # Room for a few requests of those that run, and steps of a part of a prompt.
 CROWDED = (
-    *(
-        "--max-batch-total-tokens",
-        "1024",
-        "--max-batch-size",
-        str(AT_ONCE + OTHERS),
-        "--max-batch-prefill-tokens",
-        "48",
-    ),
-    *("--max-queued-tokens", "1000000", "--api-workers", "1"),
+    *("--max-batch-total-tokens", "1024", "--max-batch-size", str(AT_ONCE + OTHERS)),
+    *("--max-batch-prefill-tokens", "48", "--max-queued-tokens", "1000000", "--api-workers", "1"),
 )
 PAGE_AGE_S = 2.5
 # A kill of a shard, of a shard, of an engine, and so on.

@@ -11,6 +11,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,86 +20,14 @@ from calls import client_of
 from scale import SHORT
 from server_process import ServerProcess
 
-CALL = {"id": "0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "a": {"type": "string", "enum": ["x"]},
-        "b": {"type": "array", "items": {"type": "integer", "multipleOf": 2}, "maxItems": 2},
-        "c": {"anyOf": [{"$ref": "#/$defs/d"}, {"type": ["number", "null"], "minimum": 0}]},
-    },
-    "required": ["a"],
-    "$defs": {"d": {"type": "object", "properties": {"e": {"const": "y"}}}},
-}
-FUNCTION = {"name": "f", "description": "a tool", "parameters": SCHEMA, "strict": True}
-USER = {"role": "user", "content": "Hi"}
-CHAT = {
-    "messages": [
-        USER,
-        {"role": "assistant", "tool_calls": [CALL]},
-        {"role": "tool", "tool_call_id": "0", "content": "x"},
-    ],
-    "tools": [{"type": "function", "function": FUNCTION}],
-    "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"name": "f"}]}},
-    "chat_template_kwargs": {"a": {"b": [1]}},
-    "max_tokens": 2,
-}
-CHOSEN = {"bad_words": ["a"], "allowed_token_ids": [5, 6], "logit_bias": {"5": 1.0}, "stop": ["x"], "seed": 1}
-# Bodies beside the document's own examples, with fields that these do not have.
-BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("/v1/chat/completions", CHAT),
-    ("/v1/chat/completions", {"messages": [USER], "max_tokens": 2, "guided_json": SCHEMA, **CHOSEN}),
-    ("/chat_tokenize", CHAT),
-    ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "guided_json": SCHEMA, "stream": True, "bad_words": ["{"]}),
-    ("/v1/completions", {"prompt": ["Hi", [5]], "max_tokens": 2, "logprobs": 1, "echo": True, **CHOSEN}),
-    ("/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": 2, "grammar": {"type": "json", "value": SCHEMA}}}),
-    ("/generate_stream", {"inputs": "Hi", "parameters": {"max_new_tokens": 2, "truncate": 3, **CHOSEN}}),
-    ("/v1/responses", {"input": "Hi", "max_output_tokens": 2, "tools": [{"type": "function", **FUNCTION}]}),
-    (
-        "/v1/responses",
-        {
-            "input": [
-                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
-                {"type": "function_call", "call_id": "0", "name": "f", "arguments": '{"a": 1}'},
-                {"type": "function_call_output", "call_id": "0", "output": "x"},
-            ],
-            "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}},
-            "max_output_tokens": 2,
-        },
-    ),
-    (
-        "/v1/messages",
-        {
-            "messages": [
-                USER,
-                {"role": "assistant", "content": [{"type": "tool_use", "id": "0", "name": "f", "input": {"a": 1}}]},
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "0", "content": "x"}]},
-            ],
-            "tools": [{"name": "f", "input_schema": SCHEMA, "strict": True}],
-            "tool_choice": {"type": "any"},
-            "max_tokens": 2,
-        },
-    ),
-)
+# Bodies beside the document's own examples, with fields that these do not have: [route, body].
+BODIES = [json.loads(line) for line in Path(__file__).with_suffix(".jsonl").read_text().splitlines()]
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1.5, 2**31, 2**63, 2**64, -(2**63) - 1, 1e308, "", "a", "\0", "\u202e", "#", "any"),
     *("none", "9" * 4301, '{"a":' * 300 + "1" + "}" * 300),
     *([], {}, [[]], [{}], [None], {"a": 1}, {"type": False}, [1] * 300, ["a", 5]),
 )  # fmt: skip
-KEYS = (
-    "type",
-    "name",
-    "const",
-    "enum",
-    "allOf",
-    "content",
-    "role",
-    "tools",
-    "tool_choice",
-    "stream",
-    "max_tokens",
-    "n",
-)
+KEYS = "type name const enum allOf content role tools tool_choice stream max_tokens n".split()
 LEVELS = (60, 127, 130, 253, 300)
 Place = tuple[Any, Any]  # an object or a list, and a key or an index in it
 

@@ -12,16 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from digest_routes import (
-    CHOSEN,
-    CUSTOM_TOOLS,
-    FLAT_FUNCTIONS,
-    FUNCTIONS,
-    LARK,
-    PATTERN,
-    RULES,
-    SCHEMA,
-)
+from digest_requests import CHOSEN, CUSTOM_TOOLS, FLAT_FUNCTIONS, FUNCTIONS, LARK, PATTERN, RULES, SCHEMA
 from streams import WORDS
 
 from text_generation_router.openapi.document import document_of
@@ -104,12 +95,7 @@ NAMED = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 FLAT_NAMED = {"type": "json_schema", "name": "a", "schema": SCHEMA}
 # The last ones begin as texts of the demo model do, so that some tokens are held back and then given.
 STOPS = (
-    ["the"],
-    [" and", "fox"],
-    ["e"],
-    ["\n"],
-    [" was a X", "The home of X", "I am X"],
-    ["he X", "e X", "s X", ", X"],
+    *(["the"], [" and", "fox"], ["e"], ["\n"], [" was a X", "The home of X", "I am X"], ["he X", "e X", "s X", ", X"]),
 )
 VALUES: dict[str, Draw] = {
     "inputs": prompt, "temperature": between(0.05, 2), "repetition_penalty": between(0.8, 1.5),

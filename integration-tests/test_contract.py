@@ -7,17 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from calls import (
-    at_once,
-    client_of,
-    events_of,
-    generate,
-    metric,
-    settled_metric,
-    settled_metrics,
-    stream,
-    tokenizer,
-)
+from calls import at_once, client_of, events_of, generate, metric, settled_metric, settled_metrics, stream, tokenizer
 from server_process import ServerProcess
 
 QUESTION = "<|user|>What is 2 + 3?</s><|assistant|>"
@@ -233,12 +223,8 @@ def test_a_queued_request_whose_client_leaves_costs_no_prefill(server: ServerPro
 
 
 def test_metrics_move_with_a_request(server: ServerProcess) -> None:
-    names = [
-        "tgi_request_count",
-        "tgi_request_success",
-        "tgi_request_generated_tokens_sum",
-        "tgi_batch_next_size_count",
-    ]
+    names = [f"tgi_{name}" for name in ("request_count", "request_success", "request_generated_tokens_sum")]
+    names.append("tgi_batch_next_size_count")
     before = settled_metrics(server.url, *names)
     at_once(server.url, generate("Hello", max_new_tokens=5, ignore_eos_token=True))
     after = settled_metrics(server.url, *names)

@@ -3,11 +3,9 @@
 from dataclasses import replace
 
 import httpx
-from digest_asks import crowded_asks, with_one_outcome
-from digest_figures import Digest, Work, differences
-from digest_refusals import refusals
-from digest_routes import routes
+from digest_requests import crowded_asks, refusals, routes, with_one_outcome
 from exchanges import Exchange, said
+from make_digest import Digest, Work, differences
 
 from text_generation_router.api.common.generation_stream import CREDITS
 from text_generation_router.openapi.operations import OPERATIONS

@@ -261,7 +261,7 @@ def test_hostile_headers_are_refused_or_of_no_effect(narrow: ServerProcess) -> N
         body = {"inputs": "Hi", "parameters": {"max_new_tokens": 1}}
         return [(await client.post("/generate", json=body, headers=case.headers)).status_code for case in cases]
 
-    cases = hostile.headers()
+    cases = [*hostile.headers()]
     for case, status in zip(cases, at_once(narrow.url, throw)[0], strict=True):
         assert status == 422 if case.refused else status < 500, f"{case.name}: {status}"
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import anthropic
-from checks import MESSAGES, Call, Checks, async_call, check_results, sync_call
+from checks import MESSAGES, Call, Checks, async_call, check_results, error_of, sync_call
 
 MODEL = "tgi"
 CREATE, COUNT = "messages.create", "messages.count_tokens"
@@ -42,11 +42,8 @@ def stream_is_the_answer_in_parts(call: Call) -> None:
 def stops(call: Call) -> None:
     text = call(CREATE, **OPTIONS).content[0].text
     answer = call(CREATE, stop_sequences=["no such", text[2:4]], **OPTIONS)
-    assert (answer.content[0].text, answer.stop_reason, answer.stop_sequence) == (
-        text[:2],
-        "stop_sequence",
-        text[2:4],
-    )
+    found = answer.content[0].text, answer.stop_reason, answer.stop_sequence
+    assert found == (text[:2], "stop_sequence", text[2:4])
     cut = call(CREATE, **OPTIONS | {"max_tokens": 1})
     assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 1)
 
@@ -120,19 +117,13 @@ def form(call: Call) -> None:
 
 def errors_of_the_server(call: Call) -> None:
     for stream in (False, True):
-        try:
-            call(CREATE, stream=stream, **OPTIONS | {"extra_body": {"frequency_penalty": 3.0}})
-        except anthropic.BadRequestError as error:
-            assert "`frequency_penalty`" in str(error) and error.request_id, error
-            assert error.body["error"]["type"] == "invalid_request_error"
-        else:
-            raise AssertionError("no BadRequestError")
-    try:
-        call(CREATE, **OPTIONS | {"messages": [{"role": "user", "content": "word " * 5000}]})
-    except anthropic.BadRequestError as error:
-        assert "prompt is too long" in str(error)
-    else:
-        raise AssertionError("no BadRequestError")
+        wrong = OPTIONS | {"extra_body": {"frequency_penalty": 3.0}}
+        error = error_of(anthropic.BadRequestError, partial(call, CREATE, stream=stream, **wrong))
+        assert "`frequency_penalty`" in str(error) and error.request_id, error
+        assert error.body["error"]["type"] == "invalid_request_error"
+    long = OPTIONS | {"messages": [{"role": "user", "content": "word " * 5000}]}
+    error = error_of(anthropic.BadRequestError, partial(call, CREATE, **long))
+    assert "prompt is too long" in str(error)
 
 
 def stream_helper(client: anthropic.Anthropic) -> None:
@@ -150,20 +141,6 @@ def models(call: Call) -> None:
     assert call("models.retrieve", model_id=model.id).id == model.id
 
 
-CHECKS = [
-    models,
-    message,
-    system_of_several_blocks,
-    stream_is_the_answer_in_parts,
-    stops,
-    count_is_that_of_the_prompt,
-    messages_go_on,
-    calls,
-    form,
-    errors_of_the_server,
-]
-
-
 def main(url: str, folder: str) -> None:
     checks = Checks(f"anthropic {anthropic.__version__}")
     options = {"base_url": url, "api_key": "-", "max_retries": 0, "timeout": 60}
@@ -171,10 +148,8 @@ def main(url: str, folder: str) -> None:
         ("sync", sync_call(lambda: anthropic.Anthropic(**options))),
         ("async", async_call(lambda: anthropic.AsyncAnthropic(**options))),
     ):
-        for check in CHECKS:
-            checks.run(f"{check.__name__} ({kind})", partial(check, call))
-        checks.run(f"results_of_calls ({kind})", partial(results_of_calls, folder, call))
-    checks.run("stream_helper", partial(stream_helper, anthropic.Anthropic(**options)))
+        checks.run_module(globals(), kind, call=call, folder=folder)
+    checks.run_module(globals(), client=anthropic.Anthropic(**options))
     checks.exit()
 
 

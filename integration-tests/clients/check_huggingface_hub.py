@@ -14,6 +14,7 @@ from checks import (
     async_call,
     check_arguments,
     check_usage,
+    error_of,
     raises,
     sync_call,
     text_of,
@@ -59,20 +60,9 @@ def text_generation_sampled(call: Call) -> None:
 
 
 def text_generation_other_parameters(call: Call) -> None:
-    output = call(
-        "text_generation",
-        PROMPT,
-        details=True,
-        max_new_tokens=6,
-        best_of=2,
-        do_sample=True,
-        repetition_penalty=1.1,
-        frequency_penalty=0.5,
-        truncate=3,
-        watermark=True,
-        top_n_tokens=2,
-        return_full_text=True,
-    )
+    options = {"repetition_penalty": 1.1, "frequency_penalty": 0.5, "truncate": 3, "watermark": True, "best_of": 2}
+    options |= {"max_new_tokens": 6, "do_sample": True, "top_n_tokens": 2, "return_full_text": True}
+    output = call("text_generation", PROMPT, details=True, **options)
     assert output.generated_text.startswith(PROMPT) and len(output.details.best_of_sequences) == 1
     assert len(output.details.top_tokens) == len(output.details.tokens)
 
@@ -117,14 +107,12 @@ def chat_completion_stream_usage(call: Call) -> None:
 
 def chat_completion_errors(call: Call) -> None:
     for stream in (False, True):
-        try:
-            call("chat_completion", messages=MESSAGES, frequency_penalty=3.0, stream=stream)
-        except HfHubHTTPError as error:
+        action = partial(call, "chat_completion", messages=MESSAGES, frequency_penalty=3.0, stream=stream)
+        error = error_of((HfHubHTTPError, AiohttpError), action)
+        if isinstance(error, HfHubHTTPError):
             assert error.response.status_code == 400 and "frequency_penalty" in str(error), error
-        except AiohttpError as error:
-            assert error.status == 400 and "frequency_penalty" in str(error.response_error_payload), error
         else:
-            raise AssertionError("no error")
+            assert error.status == 400 and "frequency_penalty" in str(error.response_error_payload), error
 
 
 def text_generation_grammar(call: Call) -> None:
@@ -163,28 +151,10 @@ def chat_completion_tools(call: Call) -> None:
         assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def endpoint(call: Call) -> None:
-    info = call("get_endpoint_info")
+def endpoint(endpoint_call: Call) -> None:
+    info = endpoint_call("get_endpoint_info")
     assert info["model_id"] and 0 < info["max_input_tokens"] < info["max_total_tokens"]
-    assert call("health_check") is True
-
-
-CHECKS = [
-    text_generation_whole,
-    text_generation_stream,
-    text_generation_bare_call_gives_the_full_text,
-    text_generation_sampled,
-    text_generation_other_parameters,
-    text_generation_stops,
-    text_generation_errors,
-    chat_completion,
-    chat_completion_stream,
-    chat_completion_stream_usage,
-    chat_completion_errors,
-    text_generation_grammar,
-    chat_completion_form,
-    chat_completion_tools,
-]
+    assert endpoint_call("health_check") is True
 
 
 def main(url: str) -> None:
@@ -194,11 +164,10 @@ def main(url: str) -> None:
         ("sync", sync_call(lambda: InferenceClient(url, **options))),
         ("async", async_call(lambda: AsyncInferenceClient(url, **options))),
     ):
-        for check in CHECKS:
-            checks.run(f"{check.__name__} ({kind})", partial(check, call))
+        checks.run_module(globals(), kind, call=call)
     options["provider"] = "hf-inference"
-    checks.run("endpoint (sync)", partial(endpoint, sync_call(lambda: InferenceClient(url, **options))))
-    checks.run("endpoint (async)", partial(endpoint, async_call(lambda: AsyncInferenceClient(url, **options))))
+    checks.run_module(globals(), "sync", endpoint_call=sync_call(lambda: InferenceClient(url, **options)))
+    checks.run_module(globals(), "async", endpoint_call=async_call(lambda: AsyncInferenceClient(url, **options)))
     checks.exit()
 
 

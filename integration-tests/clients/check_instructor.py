@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from functools import partial
 from typing import Any, Literal
 
 import instructor
@@ -49,8 +48,7 @@ def main(url: str) -> None:
     checks = Checks("instructor")
     options = {"base_url": f"{url}/v1", "api_key": "-", "max_retries": 0, "timeout": 60}
     for mode in MODES:
-        for check in (create, partial_objects):
-            checks.run(f"{check.__name__} ({mode.name})", partial(check, options, mode))
+        checks.run_module(globals(), mode.name, mode=mode, options=options)
     checks.exit()
 
 

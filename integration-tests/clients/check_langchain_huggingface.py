@@ -73,6 +73,5 @@ def calls(url: str) -> None:
 
 if __name__ == "__main__":
     checks = Checks("langchain-huggingface")
-    for check in (invoke, stream, stop, chat, chat_stream, calls, errors_name_the_field):
-        checks.run(check.__name__, partial(check, sys.argv[1]))
+    checks.run_module(globals(), url=sys.argv[1])
     checks.exit()

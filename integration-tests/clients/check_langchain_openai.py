@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import openai
-from checks import PROMPT, Checks
+from checks import PROMPT, Checks, error_of
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI, OpenAI
 
@@ -103,12 +103,8 @@ def batch_of_six_completions(models: Models) -> None:
 
 def refused(text: str, action: Callable[[], object]) -> None:
     """The library raises classes of its own that are openai's as well."""
-    try:
-        action()
-    except openai.BadRequestError as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError("no BadRequestError")
+    error = error_of(openai.BadRequestError, action)
+    assert text in str(error), error
 
 
 def errors_name_the_field(models: Models) -> None:
@@ -116,24 +112,7 @@ def errors_name_the_field(models: Models) -> None:
     refused("frequency_penalty", lambda: list(models.chat(frequency_penalty=3.0).stream(QUESTION)))
 
 
-CHECKS = [
-    invoke,
-    usage,
-    stream,
-    asynchronous,
-    batch_of_six_chats,
-    stop,
-    logprobs,
-    penalties_and_seed,
-    several_choices,
-    completion,
-    batch_of_six_completions,
-    errors_name_the_field,
-]
-
-
 if __name__ == "__main__":
     checks = Checks("langchain-openai")
-    for check in CHECKS:
-        checks.run(check.__name__, partial(check, Models(sys.argv[1])))
+    checks.run_module(globals(), models=Models(sys.argv[1]))
     checks.exit()

@@ -125,12 +125,7 @@ def structured_output_json_mode(models: Models) -> None:
         )
 
 
-CHECKS = [bind_tools, stream_of_calls, asynchronous_calls, structured_output, structured_output_json_mode]
-
-
 if __name__ == "__main__":
     checks = Checks("langchain-openai, tools")
-    for check in CHECKS:
-        checks.run(check.__name__, partial(check, Models(sys.argv[1])))
-    checks.run("results_of_calls", partial(results_of_calls, Models(sys.argv[1]), sys.argv[2]))
+    checks.run_module(globals(), models=Models(sys.argv[1]), folder=sys.argv[2])
     checks.exit()

@@ -119,11 +119,8 @@ def main(url: str, folder: str) -> None:
     checks = Checks("litellm")
     options = {"api_base": f"{url}/v1", **OPTIONS}
     for provider in PROVIDERS:
-        for check in (chat, chat_stream, tools, forms):
-            checks.run(f"{check.__name__} ({provider})", partial(check, options, provider))
-    for check in (stop_and_logprobs, text_completion, a_long_prompt_exceeds_the_context_window, errors_name_the_field):
-        checks.run(check.__name__, partial(check, options))
-    checks.run("results_of_calls", partial(results_of_calls, options, folder))
+        checks.run_module(globals(), provider, provider=provider, options=options)
+    checks.run_module(globals(), options=options, folder=folder)
     checks.exit()
 
 

@@ -103,10 +103,7 @@ def results_of_calls(url: str, folder: str) -> None:
 
 if __name__ == "__main__":
     checks = Checks("llama-index")
-    for check in (chat, stream_chat, complete, stream_complete, errors_name_the_field):
-        checks.run(check.__name__, partial(check, sys.argv[1]))
     for way in WAYS:
-        checks.run(f"structured_predict ({way})", partial(structured_predict, sys.argv[1], way))
-    checks.run("chat_with_tools", partial(chat_with_tools, sys.argv[1]))
-    checks.run("results_of_calls", partial(results_of_calls, *sys.argv[1:3]))
+        checks.run_module(globals(), way, way=way, url=sys.argv[1])
+    checks.run_module(globals(), url=sys.argv[1], folder=sys.argv[2])
     checks.exit()

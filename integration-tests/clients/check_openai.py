@@ -8,7 +8,7 @@ from typing import Literal
 
 import openai
 import pydantic
-from checks import MESSAGES, PROMPT, Call, Checks, async_call, check_results, check_usage, sync_call
+from checks import MESSAGES, PROMPT, Call, Checks, async_call, check_results, check_usage, error_of, sync_call
 
 MODEL = "tgi"
 CHAT = "chat.completions.create"
@@ -98,6 +98,7 @@ def completion_stream(call: Call) -> None:
 
 RESPONSE = "responses.create"
 LOGPROBS = "message.output_text.logprobs"
+FIRST_EVENTS = ("created", "in_progress", "output_item.added")
 ASKED = {"model": MODEL, "input": MESSAGES, "max_output_tokens": 24, "temperature": 0}
 
 
@@ -119,11 +120,7 @@ def response_stream(call: Call) -> None:
     deltas = [event for event in events if event.type == "response.output_text.delta"]
     assert "".join(event.delta for event in deltas) == whole.output_text and len(deltas) > 1
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert [event.type for event in events[:3]] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-    ]
+    assert [event.type for event in events[:3]] == [f"response.{name}" for name in FIRST_EVENTS]
     last = events[-1]
     assert last.type == "response.completed" and last.response.output_text == whole.output_text
     assert len(last.response.output[0].content[0].logprobs) == last.response.usage.output_tokens
@@ -194,22 +191,15 @@ def response_parse(client: openai.OpenAI) -> None:
 
 def refused(text: str, action: Callable[[], object]) -> None:
     """Checks that `action` is refused, and that what the client prints names the field."""
-    try:
-        action()
-    except openai.BadRequestError as error:
-        assert text in str(error) and error.param == text and error.type == "invalid_request_error", error
-        assert error.request_id
-    else:
-        raise AssertionError("no BadRequestError")
+    error = error_of(openai.BadRequestError, action)
+    assert text in str(error) and error.param == text and error.type == "invalid_request_error", error
+    assert error.request_id
 
 
 def too_long_prompts_have_a_code(call: Call) -> None:
-    try:
-        call(CHAT, model=MODEL, messages=[{"role": "user", "content": "word " * 5000}])
-    except openai.BadRequestError as error:
-        assert error.code == "context_length_exceeded" and "must have less than" in str(error)
-    else:
-        raise AssertionError("no BadRequestError")
+    long = [{"role": "user", "content": "word " * 5000}]
+    error = error_of(openai.BadRequestError, partial(call, CHAT, model=MODEL, messages=long))
+    assert error.code == "context_length_exceeded" and "must have less than" in str(error)
 
 
 def token_ids_and_lists_of_them(call: Call) -> None:
@@ -230,33 +220,7 @@ def errors_of_the_server(call: Call) -> None:
 
 
 def unknown_route(call: Call) -> None:
-    try:
-        call("embeddings.create", model=MODEL, input="a")
-    except openai.NotFoundError:
-        return
-    raise AssertionError("no NotFoundError")
-
-
-CHECKS = [
-    models,
-    chat,
-    chat_with_an_unknown_model_name,
-    chat_logprobs,
-    chat_stream,
-    chat_stops,
-    completion,
-    completion_of_several_prompts,
-    completion_stream,
-    chats_have_ids_and_several_choices,
-    token_ids_and_lists_of_them,
-    errors_of_the_server,
-    too_long_prompts_have_a_code,
-    unknown_route,
-    response,
-    response_stream,
-    responses_go_on,
-    response_calls,
-]
+    error_of(openai.NotFoundError, partial(call, "embeddings.create", model=MODEL, input="a"))
 
 
 def stream_helper(client: openai.OpenAI) -> None:
@@ -280,12 +244,8 @@ def main(url: str, folder: str) -> None:
         ("sync", sync_call(lambda: openai.OpenAI(**options))),
         ("async", async_call(lambda: openai.AsyncOpenAI(**options))),
     ):
-        for check in CHECKS:
-            checks.run(f"{check.__name__} ({kind})", partial(check, call))
-        checks.run(f"results_of_response_calls ({kind})", partial(results_of_response_calls, folder, call))
-    checks.run("stream_helper", partial(stream_helper, openai.OpenAI(**options)))
-    checks.run("response_parse", partial(response_parse, openai.OpenAI(**options)))
-    checks.run("response_stream_helper", partial(response_stream_helper, openai.OpenAI(**options)))
+        checks.run_module(globals(), kind, call=call, folder=folder)
+    checks.run_module(globals(), client=openai.OpenAI(**options))
     checks.exit()
 
 

@@ -8,7 +8,19 @@ from functools import partial
 from typing import Any, Literal
 
 import openai
-from checks import MESSAGES, SCHEMA, TOOLS, WORDS, Call, Checks, async_call, check_arguments, check_results, sync_call
+from checks import (
+    MESSAGES,
+    SCHEMA,
+    TOOLS,
+    WORDS,
+    Call,
+    Checks,
+    async_call,
+    check_arguments,
+    check_results,
+    error_of,
+    sync_call,
+)
 from pydantic import BaseModel, Field
 
 CHAT, PARSE = "chat.completions.create", "chat.completions.parse"
@@ -150,11 +162,8 @@ def parse_of_tools(call: Call) -> None:
 
 
 def parse_of_a_cut_answer(call: Call) -> None:
-    try:
-        call(PARSE, response_format=Say, **ASKED | {"max_tokens": 2})
-    except openai.LengthFinishReasonError:
-        return
-    raise AssertionError("no LengthFinishReasonError")
+    cut = ASKED | {"max_tokens": 2}
+    error_of(openai.LengthFinishReasonError, partial(call, PARSE, response_format=Say, **cut))
 
 
 def errors_name_the_field(call: Call) -> None:
@@ -170,37 +179,13 @@ def errors_name_the_field(call: Call) -> None:
         refused("response_format", "uniqueItems", ASKED | {"response_format": form})
     # TGI's error for a tool that is not there.
     missing = {"type": "function", "function": {"name": "sing"}}
-    try:
-        call(CHAT, **ONE_CALL | {"tool_choice": missing})
-    except openai.APIStatusError as error:
-        assert error.status_code in (400, 422) and "sing" in str(error), error
-    else:
-        raise AssertionError("no error")
+    error = error_of(openai.APIStatusError, partial(call, CHAT, **ONE_CALL | {"tool_choice": missing}))
+    assert error.status_code in (400, 422) and "sing" in str(error), error
 
 
 def _refused(action: Callable[..., object], param: str, text: str, options: dict[str, Any]) -> None:
-    try:
-        action(**options)
-    except openai.BadRequestError as error:
-        assert error.param == param and text in str(error), error
-    else:
-        raise AssertionError("no BadRequestError")
-
-
-CHECKS = [
-    auto,
-    required,
-    named,
-    strict,
-    calls_of_several_choices,
-    stream_of_calls,
-    forms,
-    form_beside_tools,
-    parse_of_a_model,
-    parse_of_tools,
-    parse_of_a_cut_answer,
-    errors_name_the_field,
-]
+    error = error_of(openai.BadRequestError, partial(action, **options))
+    assert error.param == param and text in str(error), error
 
 
 def streamed(options: dict[str, Any], **asked: Any) -> tuple[list[Any], Any]:
@@ -244,11 +229,8 @@ def main(url: str, folder: str) -> None:
         ("sync", sync_call(lambda: openai.OpenAI(**options)), streamed),
         ("async", async_call(lambda: openai.AsyncOpenAI(**options)), streamed_async),
     ):
-        for check in CHECKS:
-            checks.run(f"{check.__name__} ({kind})", partial(check, call))
-        checks.run(f"results_of_calls ({kind})", partial(results_of_calls, folder, call))
-        for helped in (stream_helper_of_tools, stream_helper_of_a_form):
-            checks.run(f"{helped.__name__} ({kind})", partial(helped, partial(stream, options)))
+        checks.run_module(globals(), kind, call=call, folder=folder)
+        checks.run_module(globals(), kind, stream=partial(stream, options))
     checks.exit()
 
 

@@ -48,17 +48,8 @@ def generate_best_of(call: Call) -> None:
 
 
 def generate_with_every_other_parameter(call: Call) -> None:
-    response = call(
-        "generate",
-        PROMPT,
-        max_new_tokens=6,
-        repetition_penalty=1.1,
-        frequency_penalty=0.5,
-        return_full_text=True,
-        truncate=3,
-        watermark=True,
-        top_n_tokens=2,
-    )
+    options = {"repetition_penalty": 1.1, "frequency_penalty": 0.5, "return_full_text": True, "watermark": True}
+    response = call("generate", PROMPT, max_new_tokens=6, truncate=3, top_n_tokens=2, **options)
     assert response.generated_text.startswith(PROMPT)
     rows = response.details.top_tokens
     assert len(rows) == len(response.details.tokens) and all(len(row) >= 2 for row in rows)
@@ -138,31 +129,13 @@ def errors_of_the_server(call: Call) -> None:
     )
 
 
-CHECKS = [
-    generate,
-    generate_sampled,
-    generate_best_of,
-    generate_with_every_other_parameter,
-    generate_stops,
-    stream_equals_whole,
-    stream_of_one_token,
-    stream_sampled,
-    chat,
-    chat_logprobs,
-    grammars,
-    tools,
-    errors_of_the_server,
-]
-
-
 def main(url: str) -> None:
     checks = Checks("text_generation")
     for kind, call in (
         ("sync", sync_call(lambda: Client(url, timeout=60))),
         ("async", async_call(lambda: AsyncClient(url, timeout=60))),
     ):
-        for check in CHECKS:
-            checks.run(f"{check.__name__} ({kind})", partial(check, call))
+        checks.run_module(globals(), kind, call=call)
     checks.exit()
 
 

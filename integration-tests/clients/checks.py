@@ -8,6 +8,7 @@ import json
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +52,35 @@ class Checks:
         else:
             print(f"PASS {self._prefix}: {name}", flush=True)
 
+    def run_module(self, module: dict[str, Any], kind: str = "", **given: Any) -> None:
+        """Runs the functions of a module (its `globals()`) whose parameters have the names of `given`, the first of
+        them included. `kind` tells runs of the same functions apart."""
+        subject = next(iter(given))
+        for name, check in list(module.items()):
+            if inspect.isfunction(check) and check.__module__ == module["__name__"]:
+                names = inspect.signature(check).parameters.keys()
+                if subject in names and names <= given.keys():
+                    values = {each: given[each] for each in names}
+                    self.run(f"{name} ({kind})" if kind else name, partial(check, **values))
+
     def exit(self) -> None:
         sys.exit(1 if self._failures else 0)
 
 
-def raises(kind: type[BaseException], text: str, action: Callable[[], object]) -> None:
-    """`action` must raise exactly this kind, with `text` somewhere in it."""
+def error_of(kind: Any, action: Callable[[], object]) -> Any:
+    """The error of this kind, or of one of these kinds, that `action` must raise."""
     try:
         action()
     except kind as error:
-        assert type(error) is kind, f"{type(error).__name__} instead of {kind.__name__}"
-        assert text in str(error), f"{text!r} is not in {str(error)!r}"
-    else:
-        raise AssertionError(f"no {kind.__name__}")
+        return error
+    raise AssertionError(f"no {kind}")
+
+
+def raises(kind: type[BaseException], text: str, action: Callable[[], object]) -> None:
+    """`action` must raise exactly this kind, with `text` somewhere in it."""
+    error = error_of(kind, action)
+    assert type(error) is kind, f"{type(error).__name__} instead of {kind.__name__}"
+    assert text in str(error), f"{text!r} is not in {str(error)!r}"
 
 
 def sync_call(make_client: Callable[[], Any]) -> Call:

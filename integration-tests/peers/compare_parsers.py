@@ -1,6 +1,6 @@
-"""Gives the texts of router text/calls/tests/call_texts.py to our readers and to vLLM's, and compares what they make of
-them. Ends with status 1 if they differ in a text that `parser_differences.py` does not argue, or agree in one that it
-does.
+"""Gives the texts of router text/calls/tests/call_texts.jsonl to our readers and to vLLM's, and compares what they make
+of them. Ends with status 1 if they differ in a text that `parser_differences.json` does not argue, or agree in one that
+it does.
 
     python compare_parsers.py PYTHON-OF-AN-ENVIRONMENT-WITH-VLLM [--show]
 """
@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from parser_differences import DIFFERENCES
-
 from text_generation_router.text.calls.formats import CALL_FORMATS
 from text_generation_router.text.calls.reading import Reading
 from text_generation_router.text.calls.reasoning import REASONING_FORMATS
@@ -22,6 +20,9 @@ from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS
 from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Reasoning, Text
 
 VLLM_SIDE = Path(__file__).with_name("vllm_parsers.py")
+# By the text's label: why ours reads it otherwise.
+REASONS = json.loads(Path(__file__).with_name("parser_differences.json").read_text())
+DIFFERENCES = {label: reason for reason, labels in REASONS.items() for label in labels}
 
 
 def question(case: CallText) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Each text of `call_texts.py` gives its pieces, however it is divided into pushes."""
+"""Each text of `call_texts.jsonl` gives its pieces, however it is divided into pushes."""
 
 import random
 import re
