@@ -13,7 +13,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from text_generation_benchmark.metrics import metric as read_metric
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 # torch and transformers take seconds to load, and most tests need neither.
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from redis_server import Redis
 from server_process import LAUNCHER, wait_until
 
 from text_generation_benchmark.metrics import metric
+from text_generation_common.cluster.files import role_folder
 from text_generation_common.cluster.identity import Identity, Role
-from text_generation_common.cluster.role_folder import role_folder
-from text_generation_common.deployment import ReplicaReport, ReplicaState
 from text_generation_common.errors import CommandError
+from text_generation_common.link import ReplicaReport, ReplicaState
 from text_generation_common.places import find_control_socket
 from text_generation_launcher.certs import DEPLOYMENT
 from text_generation_launcher.control_call import send_command

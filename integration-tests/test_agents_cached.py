@@ -13,7 +13,7 @@ import pytest
 from calls import DEMO_MODEL, tokenizer
 from server_process import ServerProcess
 
-from text_generation_common.flags.formats import FormatFlags
+from text_generation_common.flags.model import FormatFlags
 from text_generation_router.api.common.fields import ListLimits
 from text_generation_router.api.common.speech import Speech
 from text_generation_router.api.reading_child import job_of, make_handlers, setup_of

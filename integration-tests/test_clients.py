@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from server_process import ServerProcess
 
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 sys.path.insert(0, str(Path(__file__).parent / "clients"))
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from text_generation_benchmark.shapes import END_OF_TEXT, LlamaShape
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import shapes
 

@@ -11,7 +11,7 @@ from text_generation_benchmark.replicas.cli import autoscaling, balance, choice,
 from text_generation_benchmark.shards.cli import benchmark_shards
 from text_generation_benchmark.simulation.cli import replay, simulate
 from text_generation_common.flags.kinds import CpuTarget
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 app.callback(invoke_without_command=True)(benchmark_shards)

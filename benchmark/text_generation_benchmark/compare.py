@@ -25,7 +25,7 @@ from text_generation_benchmark.report import Peer, Report, Row
 from text_generation_benchmark.roofline import Ceilings, load_work
 from text_generation_benchmark.shapes import SHAPES
 from text_generation_benchmark.workload import LONG_PREFILL, PREFILL, Run, Workload, loads_on, take_turns
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 TRAINED = "demo"
 SLOW_ON_CPUS = ("m1b",)  # not measured with transformers, which would take minutes

@@ -1,4 +1,4 @@
-"""Reads the small files of a model for launcher, router and server.
+"""Finds where a model is, and reads its small files for launcher, router and server.
 
 These files come from strangers. So a file that is not regular, or larger than any such file in use, is refused before
 it is read.
@@ -7,10 +7,14 @@ it is read.
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from text_generation_common.errors import ArgumentValidation
 
 MIB = 2**20
 # Largest size by file name. Sizes in use: tokenizer.json up to 34 MB, an index up to 15 MB, tokenizer_config.json up to
@@ -92,3 +96,49 @@ def _read(path: Path) -> bytes:
 def _open_without_waiting(path: str, flags: int) -> int:
     """Opens a file with O_NONBLOCK. Without it, opening a named pipe would wait until a process writes to the pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+HUB_FOLDER = "models--"  # how the names of folders of the hub's cache begin
+PATH_STARTS = ("/", "./", "../", "~")
+
+
+def local_folder(model_id: str) -> Path | None:
+    """The folder that `model_id` names, or None if there is none: the model may be on the hub."""
+    try:
+        folder = Path(model_id).expanduser()
+    except RuntimeError:  # `~name`, and the machine has no such user
+        return None
+    return folder if folder.is_dir() else None
+
+
+def is_meant_as_path(model_id: str) -> bool:
+    """Whether `model_id` cannot be a hub id and looks like a path. An error then says that there is no such folder."""
+    return model_id.startswith(PATH_STARTS) or model_id.count("/") > 1
+
+
+def is_hub_id(model_id: str) -> bool:
+    """Whether `model_id` has the form of a hub id, `name` or `owner/name`. Asks no hub."""
+    parts = model_id.split("/")
+    return not is_meant_as_path(model_id) and bool(HUB_ID.fullmatch(model_id)) and not {".", ".."} & set(parts)
+
+
+def served_name(given: str | None, model_id: str) -> str:
+    """The model's name for clients: the flag's value, or without it the hub id or the name of the folder, which for a
+    snapshot in the hub's cache is the hub id. A path would tell clients about this machine."""
+    folder = None if given else local_folder(model_id)
+    if folder is None:
+        return given or model_id
+    path = folder.absolute()
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith(HUB_FOLDER):
+        return repository.removeprefix(HUB_FOLDER).replace("--", "/")
+    return path.resolve().name or model_id
+
+
+def demo_directory() -> Path:
+    """The demo model's folder, found without importing the package that contains it, which would load torch."""
+    spec = find_spec("text_generation_server")
+    if spec is None or not spec.submodule_search_locations:
+        raise ArgumentValidation("the demo model is not installed: pass --model-id")
+    return Path(spec.submodule_search_locations[0]) / "demo_model"

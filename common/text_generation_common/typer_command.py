@@ -3,11 +3,13 @@
 Besides the `cli.py` of each command, which imports this module, no module of this package imports typer.
 """
 
+import gc
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import EnumType
 from pathlib import Path
 from typing import Any, get_origin
@@ -19,7 +21,7 @@ from text_generation_common import report
 from text_generation_common.addresses import resolved
 from text_generation_common.flags.declaration import REQUIRED, Flag, single_type
 from text_generation_common.flags.programs import ProgramFlags
-from text_generation_common.hub_agent import turn_reports_off
+from text_generation_common.version import turn_reports_off
 
 WRONG_USAGE = 2  # exit status
 # typer has a copy of click, or uses click itself, by its version. Both have this error, the base of BadParameter.
@@ -139,3 +141,16 @@ def _type(flag: Flag, checks_choices: bool) -> Any:
     if not checks_choices and isinstance(single_type(flag.type), EnumType):
         return str | None
     return flag.type
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """For imports of large packages. Python's collector does not run meanwhile, which takes a sixth of their processor
+    time, and does not look at the objects that they have made later.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

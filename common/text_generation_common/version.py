@@ -1,6 +1,10 @@
-"""The name and the version of the installed distribution."""
+"""The name and the version of the installed distribution, which is all that Hugging Face's libraries may tell their hub
+about this program.
+"""
 
 import importlib.metadata
+import os
+from typing import TypedDict
 
 NAME = "tgi-py"
 
@@ -11,3 +15,23 @@ def own_version() -> str:
         return importlib.metadata.version(NAME)
     except importlib.metadata.PackageNotFoundError:
         return "0.0.0"
+
+
+# Hugging Face's libraries read these variables when they are imported. Without them they ask the hub for a list of
+# programs that may run them, and name installed packages in each request.
+OFF = {"HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+class Named(TypedDict):
+    library_name: str
+    library_version: str
+
+
+def turn_reports_off() -> None:
+    """To be called before such a library is imported. Child processes inherit the setting."""
+    os.environ.update(OFF)
+
+
+def named() -> Named:
+    """Arguments of the libraries' functions: requests are sent in the name of this program."""
+    return Named(library_name=NAME, library_version=own_version())

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from text_generation_benchmark.process import ServerCommand, free_port, running
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-clients"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from text_generation_common.autoscaling import Demand, ReplicaPolicy
-from text_generation_common.deployment import ReplicaState
+from text_generation_common.link import ReplicaState
 from text_generation_launcher.replica_set import ReplicaSet
 
 logger = logging.getLogger("text_generation_launcher")

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from text_generation_common.cluster import block_key
-from text_generation_common.cluster.extra import require_cryptography
-from text_generation_common.cluster.files import read_file
+from text_generation_common.cluster.files import folder_name, read_file, require_cryptography
 from text_generation_common.cluster.identity import Identity, Role, host_name
-from text_generation_common.cluster.role_folder import folder_name
 from text_generation_common.errors import CredentialsError, WrongUsage
 from text_generation_common.flags.declaration import REQUIRED, flag
 from text_generation_common.flags.programs import ProgramFlags

@@ -6,10 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from text_generation_common.errors import ArgumentValidation, WrongUsage
-from text_generation_common.flags import checks, tracing
-from text_generation_common.flags.declaration import Flag, flag_name, values_of
+from text_generation_common.flags.declaration import (
+    Flag,
+    flag_name,
+    missing_features,
+    unsupported_choices,
+    values_of,
+    without_effect,
+    wrong_numbers,
+)
 from text_generation_common.flags.http import AccessFlags
-from text_generation_common.flags.process import TracingFlags
+from text_generation_common.flags.process import TracingFlags, tracing_refusal
 from text_generation_common.flags.programs import LAUNCHER
 from text_generation_common.flags.requests import TokenFlags
 from text_generation_launcher.config import LauncherConfig
@@ -24,16 +31,16 @@ def _flags() -> Iterator[Flag]:
 
 def refuse_unsupported(config: LauncherConfig) -> None:
     values = values_of(config)
-    for flag in checks.missing_features(_flags(), values):
+    for flag in missing_features(_flags(), values):
         raise ArgumentValidation(f"{flag.flag_name} is not supported yet: start without it")
-    for flag in checks.unsupported_choices(_flags(), values):
+    for flag in unsupported_choices(_flags(), values):
         value, instead = values[flag.name], " or ".join(flag.choices or ())
         raise ArgumentValidation(f"{flag.flag_name} {value} is not supported yet: use {instead}, or start without")
 
 
 def mention_without_effect(config: LauncherConfig) -> None:
     values = values_of(config)
-    for line in (*checks.without_effect(_flags(), values), *unread(_flags(), values, config.cluster.way)):
+    for line in (*without_effect(_flags(), values), *unread(_flags(), values, config.cluster.way)):
         logger.info("%s", line)
 
 
@@ -48,7 +55,7 @@ def check_input_aliases(config: LauncherConfig) -> None:
 
 
 def check_numbers(config: LauncherConfig) -> None:
-    for reason in checks.wrong_numbers(_flags(), values_of(config)):
+    for reason in wrong_numbers(_flags(), values_of(config)):
         raise WrongUsage(reason, "give another number, or leave the flag out")
 
 
@@ -81,7 +88,7 @@ def check_keys_elsewhere(access: AccessFlags, fronts_on_every_node: bool) -> Non
 
 
 def check_tracing(flags: TracingFlags) -> None:
-    if (refused := tracing.refusal(flags.otlp_endpoint)) is not None:
+    if (refused := tracing_refusal(flags.otlp_endpoint)) is not None:
         raise ArgumentValidation(*refused)
 
 

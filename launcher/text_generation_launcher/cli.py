@@ -19,8 +19,7 @@ from text_generation_common import faults, places, report
 from text_generation_common.cluster import block_key
 from text_generation_common.errors import CommandError, WrongUsage
 from text_generation_common.flags.cluster import MAX_LOCAL_REPLICAS, Way
-from text_generation_common.flags.declaration import from_values, values_of
-from text_generation_common.flags.environment import from_environment
+from text_generation_common.flags.declaration import from_environment, from_values, values_of
 from text_generation_common.flags.model import DEMO_MODEL
 from text_generation_common.flags.process import InheritedFlags
 from text_generation_common.flags.programs import LAUNCHER, ProgramFlags

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
-from text_generation_common.cores import usable_cores
 from text_generation_common.errors import ArgumentValidation, CredentialsError
 from text_generation_common.flags.cluster import (
     MAX_LOCAL_REPLICAS,
@@ -18,6 +17,7 @@ from text_generation_common.flags.cluster import (
     Way,
 )
 from text_generation_common.flags.declaration import flag_name
+from text_generation_common.memory import usable_cores
 from text_generation_launcher.errors import NotEnoughCUDADevices
 
 logger = logging.getLogger("text_generation_launcher")

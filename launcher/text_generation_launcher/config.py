@@ -9,10 +9,17 @@ from dataclasses import dataclass
 
 from text_generation_common.flags.cluster import ClusterFlags
 from text_generation_common.flags.declaration import flag
-from text_generation_common.flags.formats import FormatFlags
 from text_generation_common.flags.http import AccessFlags, HttpFlags
 from text_generation_common.flags.kinds import LoadFormat, TrueFalse
-from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ModelFlags, NameFlags, ShardFlags
+from text_generation_common.flags.model import (
+    CacheFlags,
+    ComputeFlags,
+    FileFlags,
+    FormatFlags,
+    ModelFlags,
+    NameFlags,
+    ShardFlags,
+)
 from text_generation_common.flags.process import AbsentFlags, AbsentShardFlags, ProcessFlags, TracingFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
 

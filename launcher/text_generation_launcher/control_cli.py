@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from text_generation_common.deployment import ReplicaReport, ReplicaState
 from text_generation_common.flags.declaration import REQUIRED, borrowed, flag
 from text_generation_common.flags.http import HttpFlags
 from text_generation_common.flags.process import InheritedFlags
 from text_generation_common.flags.programs import ProgramFlags
+from text_generation_common.link import ReplicaReport, ReplicaState
 from text_generation_common.places import find_control_socket
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.control_call import send_command

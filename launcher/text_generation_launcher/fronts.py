@@ -12,9 +12,8 @@ from enum import Enum, auto
 from functools import partial
 from itertools import count
 
-from text_generation_common.deployment import ReplicaReport
 from text_generation_common.errors import CommandError
-from text_generation_common.link import LinkMessage
+from text_generation_common.link import LinkMessage, ReplicaReport
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.kept_process import KeptProcess
 from text_generation_launcher.process import Child

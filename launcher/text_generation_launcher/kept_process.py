@@ -11,8 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from text_generation_common.deployment import ReplicaReport
-from text_generation_common.link import Link, LinkEvent, LinkMessage
+from text_generation_common.link import Link, LinkEvent, LinkMessage, ReplicaReport
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import WebserverCannotStart, WebserverFailed
 from text_generation_launcher.process import SEE_LOG, Child, log_last_lines

@@ -7,8 +7,7 @@ from text_generation_common import quantization
 from text_generation_common.errors import ArgumentValidation, WeightsError
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import DEMO_MODEL
-from text_generation_common.model_files import ModelFileError, read_json_object
-from text_generation_common.model_folder import demo_directory, is_hub_id, local_folder
+from text_generation_common.model_files import ModelFileError, demo_directory, is_hub_id, local_folder, read_json_object
 from text_generation_common.weights.headers import file_names, weight_files
 from text_generation_common.weights.names import GGUF, GGUF_HINT, GGUF_REASON, only_gguf
 from text_generation_common.weights.tokenizer_files import FILE

@@ -15,21 +15,21 @@ from text_generation_common.errors import ArgumentValidation, MemoryLimitError, 
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Quantize
 from text_generation_common.memory import address_limit, choose_slots, cpu_bytes, free_bytes
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.config import config_fields
+from text_generation_common.models.config import config_fields, text_fields
 from text_generation_common.models.fitting import (
     NUMBER_BYTES,
+    Heads,
     check_length,
     check_quantize,
     choose_dtype,
+    one_shard_only,
     refuse_quantized_experts,
     slot_bytes,
 )
 from text_generation_common.models.reading import stored_dtype
 from text_generation_common.models.served import check_type, read_served
 from text_generation_common.models.tensors import shapes, with_checked_tensors
-from text_generation_common.models.text_config import text_fields
 from text_generation_common.models.values import Fields
-from text_generation_common.shard_counts import Heads, one_shard_only
 from text_generation_common.weights.headers import WeightHeaders, file_names, verify, weight_files
 from text_generation_common.weights.names import is_leftover, pickle_names
 from text_generation_common.weights.tokenizer_files import check_tokenizer

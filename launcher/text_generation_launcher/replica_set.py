@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from text_generation_common.deployment import ReplicaNote, ReplicaReport, ReplicaState
 from text_generation_common.errors import CommandError
 from text_generation_common.flags.cluster import MAX_REPLICAS
+from text_generation_common.link import ReplicaNote, ReplicaReport, ReplicaState
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ScaleRefused
 from text_generation_launcher.replica import AnyReplica, MakeReplica

@@ -12,7 +12,7 @@ from text_generation_common.flags.cluster import ClusterFlags, Way
 from text_generation_common.flags.kinds import RopeScalingKind, TrueFalse
 from text_generation_common.flags.model import NameFlags
 from text_generation_common.flags.requests import PREFILL_TOKENS
-from text_generation_common.model_folder import served_name
+from text_generation_common.model_files import served_name
 from text_generation_launcher import checks, model
 from text_generation_launcher.cluster_plan import resolve_cluster, shards_of_each, share_out, visible_devices
 from text_generation_launcher.config import LauncherConfig, LaunchPlan

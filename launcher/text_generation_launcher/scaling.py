@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from text_generation_common.deployment import ReplicaState
+from text_generation_common.link import ReplicaState
 
 # Order in which replicas leave: those that serve least go first.
 _LEAVE_FIRST = (ReplicaState.PENDING, ReplicaState.FAILED, ReplicaState.STARTING, ReplicaState.READY)

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from text_generation_common.autoscaling import Demand, ReplicaPolicy, joint_demand
-from text_generation_common.deployment import ReplicaReport
 from text_generation_common.flags.cluster import MAX_LOCAL_REPLICAS, Way
-from text_generation_common.link import LinkEvent, LinkMessage
+from text_generation_common.link import LinkEvent, LinkMessage, ReplicaReport
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.address_file import AddressFile

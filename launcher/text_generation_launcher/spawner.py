@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from text_generation_common.connection_counts import PLACES, ConnectionCounts, make_file
-from text_generation_common.cores import usable_cores
 from text_generation_common.errors import ArgumentValidation, CommandError
+from text_generation_common.memory import usable_cores
 from text_generation_common.places import ServerPlace
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Command, Programs

@@ -5,9 +5,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 from text_generation_common.flags.cluster import Way
 from text_generation_common.flags.declaration import Flag, flags_of
-from text_generation_common.flags.formats import FormatFlags
 from text_generation_common.flags.http import AccessFlags, HttpFlags
-from text_generation_common.flags.model import ComputeFlags, NameFlags, ShardFlags
+from text_generation_common.flags.model import ComputeFlags, FormatFlags, NameFlags, ShardFlags
 from text_generation_common.flags.process import TracingFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
 

@@ -12,9 +12,8 @@ import typer
 from text_generation_common import faults
 from text_generation_common.flags.declaration import from_values
 from text_generation_common.flags.programs import ROUTER
-from text_generation_common.lasting import lasting
 from text_generation_common.logs import setup_logging
-from text_generation_common.typer_command import ReportingCommand, make_app, taking
+from text_generation_common.typer_command import ReportingCommand, lasting, make_app, taking
 from text_generation_common.version import own_version
 from text_generation_router.config import RouterFlags
 from text_generation_router.errors import InferenceError, ShardsError, StartError

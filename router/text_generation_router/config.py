@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 from text_generation_common.flags.cluster import EngineListFlags, SecurityFlags
 from text_generation_common.flags.declaration import REQUIRED, borrowed, flag
-from text_generation_common.flags.formats import FormatFlags
 from text_generation_common.flags.http import AccessFlags, HttpFlags
-from text_generation_common.flags.model import CacheFlags, FileFlags, NameFlags
+from text_generation_common.flags.model import CacheFlags, FileFlags, FormatFlags, NameFlags
 from text_generation_common.flags.process import AbsentFlags, InheritedFlags, ProcessFlags, TracingFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
 from text_generation_router.fleet.policies import PlacementPolicy

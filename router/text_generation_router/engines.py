@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
+from text_generation_common.cluster.files import role_folder
 from text_generation_common.cluster.identity import Role
-from text_generation_common.cluster.role_folder import role_folder
 from text_generation_common.cluster.security import Security
-from text_generation_common.deployment import ReplicaReport
 from text_generation_common.errors import ArgumentValidation, CommandError
 from text_generation_common.flags.cluster import SecurityFlags
-from text_generation_common.link import Link, LinkEvent, LinkMessage
+from text_generation_common.link import Link, LinkEvent, LinkMessage, ReplicaReport
 from text_generation_common.tasks import cancelled
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.config import EngineConfig

@@ -7,11 +7,16 @@ from typing import Any
 from text_generation_common import places
 from text_generation_common.cluster.block_key import parse_key
 from text_generation_common.errors import CommandError
-from text_generation_common.flags import checks, tracing
-from text_generation_common.flags.declaration import values_of
+from text_generation_common.flags.declaration import (
+    missing_features,
+    values_of,
+    without_effect,
+    wrong_numbers,
+)
+from text_generation_common.flags.process import tracing_refusal
 from text_generation_common.flags.programs import ROUTER
 from text_generation_common.flags.requests import TokenFlags
-from text_generation_common.model_folder import served_name
+from text_generation_common.model_files import served_name
 from text_generation_router.config import RouterConfig, RouterFlags, has_engines_elsewhere
 from text_generation_router.errors import StartError
 from text_generation_router.http.keys import admin_digest_of, names_of_keys
@@ -39,19 +44,19 @@ def resolve(flags: RouterFlags) -> RouterConfig:
 def refuse_unsupported(flags: RouterFlags) -> None:
     """Raises StartError for flags whose feature is missing, and logs flags that have no effect."""
     declared, values = tuple(ROUTER.flags_of(RouterFlags)), values_of(flags)
-    for missing in checks.missing_features(declared, values):
+    for missing in missing_features(declared, values):
         raise StartError(f"{missing.flag_name} is not supported yet: start without it")
-    for line in checks.without_effect(declared, values):
+    for line in without_effect(declared, values):
         logger.info("%s", line)
 
 
 def check(flags: RouterFlags, has_keys: bool) -> None:
     """Checks the flags. Raises StartError for a value that is too small or contradicts another value."""
-    for reason in checks.wrong_numbers(ROUTER.flags_of(RouterFlags), values_of(flags)):
+    for reason in wrong_numbers(ROUTER.flags_of(RouterFlags), values_of(flags)):
         raise StartError(reason)
     if flags.http.closed_routes and not has_keys:
         raise StartError("--closed-routes needs keys: give --api-key or --api-key-file, or start without it")
-    if (refused := tracing.refusal(flags.tracing.otlp_endpoint)) is not None:
+    if (refused := tracing_refusal(flags.tracing.otlp_endpoint)) is not None:
         raise StartError(": ".join(refused))
     check_tokens(flags.tokens)
 

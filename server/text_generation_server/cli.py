@@ -15,16 +15,22 @@ import typer
 
 from text_generation_common import faults, places
 from text_generation_common.errors import CommandError, MemoryLimitError, ShardError
-from text_generation_common.flags import checks
-from text_generation_common.flags.declaration import flags_of, from_values, values_of
-from text_generation_common.flags.environment import VariableError, from_environment
+from text_generation_common.flags.declaration import (
+    VariableError,
+    flags_of,
+    from_environment,
+    from_values,
+    missing_features,
+    unsupported_choices,
+    values_of,
+    wrong_numbers,
+)
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import CacheFlags
 from text_generation_common.flags.programs import SHARD
-from text_generation_common.lasting import lasting
 from text_generation_common.logs import setup_logging
 from text_generation_common.memory import is_out_of_memory, refused_while_loading
-from text_generation_common.typer_command import make_app, taking
+from text_generation_common.typer_command import lasting, make_app, taking
 from text_generation_server.config import DownloadFlags, ServeFlags, ShardConfig, ShardVariables, graph_sizes
 from text_generation_server.errors import OptionError
 
@@ -117,12 +123,12 @@ def main() -> None:
 
 def _refuse(config_class: Any, values: Mapping[str, Any]) -> None:
     declared = tuple(SHARD.flags_of(config_class))
-    for flag in checks.missing_features(declared, values):
+    for flag in missing_features(declared, values):
         raise OptionError(f"{flag.flag_name} is not supported yet: leave it out")
-    for flag in checks.unsupported_choices(declared, values):
+    for flag in unsupported_choices(declared, values):
         supported = ", ".join(flag.choices or ())
         raise OptionError(f"{flag.flag_name} {values[flag.name]} is not supported: use {supported}")
-    for reason in checks.wrong_numbers(declared, values):
+    for reason in wrong_numbers(declared, values):
         raise OptionError(reason)
 
 
@@ -131,7 +137,7 @@ def _variables(environ: Mapping[str, str]) -> ShardVariables:
         variables = from_environment(ShardVariables, environ, PARSERS)
     except VariableError as error:
         raise OptionError(str(error)) from None
-    for reason in checks.wrong_numbers(flags_of(ShardVariables), values_of(variables)):
+    for reason in wrong_numbers(flags_of(ShardVariables), values_of(variables)):
         raise OptionError(reason)
     return variables
 

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from text_generation_common.cores import usable_cores
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype, LoadFormat
+from text_generation_common.memory import usable_cores
 from text_generation_common.model_files import ModelFileError, read_model_file
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.fitting import check_length, check_quantize, choose_dtype
-from text_generation_common.models.rope import Rope
-from text_generation_common.shard_counts import one_shard_only
+from text_generation_common.models.fitting import check_length, check_quantize, choose_dtype, one_shard_only
+from text_generation_common.models.rope_config import Rope
 from text_generation_common.weights.tokenizer_files import unreadable
 from text_generation_server.config import ShardConfig
 from text_generation_server.device.graphs import (

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from text_generation_common import faults
+from text_generation_common.errors import NO_TOKEN, NOT_FINITE
 from text_generation_common.memory import SURE_SHARE, choose_slots
-from text_generation_common.row_failures import NO_TOKEN, NOT_FINITE
 from text_generation_server.device.arena import take_memory
 from text_generation_server.device.graphs import Signal
 from text_generation_server.device.memory import available_bytes, give_back_memory, memory_for, memory_of_cache

@@ -17,10 +17,9 @@ from typing import Any, Never, Protocol, TypeVar
 import grpc
 import torch
 
-from text_generation_common.errors import ShardError
-from text_generation_common.grammar_limits import COMPILER_STACK_BYTES
+from text_generation_common.errors import TOO_COMPLEX, ShardError
+from text_generation_common.grammars import COMPILER_STACK_BYTES
 from text_generation_common.places import socket_path, steps_path
-from text_generation_common.row_failures import TOO_COMPLEX
 from text_generation_common.tasks import cancelled
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc

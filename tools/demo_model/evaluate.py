@@ -27,7 +27,7 @@ from demo_model.corpus import (
     sum_question,
 )
 from demo_model.tool_corpus import ToolCase, call_case, call_of, held_out_cases, system_turn, words_case
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 EOS = "</s>"
 CASES = 100

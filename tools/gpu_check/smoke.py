@@ -15,7 +15,7 @@ from gpu_check.findings import Case, Context, Measured
 from gpu_check.model import REHEARSED
 from gpu_check.states import backends, int32, neutral, random_layer, random_table, variants
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
-from text_generation_common.models.activations import Activation
+from text_generation_common.models.architecture import Activation
 from text_generation_server.kernels.interface import AttentionOptions, ExpertWeights, KvLayer, Segments
 from text_generation_server.layers.linear import make_linear
 from text_generation_server.layers.weights import dense

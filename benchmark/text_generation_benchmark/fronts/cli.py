@@ -15,7 +15,7 @@ from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.shapes import SHAPES
 from text_generation_benchmark.turns import Turns, take_turns
 from text_generation_benchmark.workload import Workload, loads_on
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 PARTS = ("speed", "first", "time", "stopped")
 SHAPE = "m100"

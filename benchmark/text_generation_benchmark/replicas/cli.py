@@ -17,7 +17,7 @@ from text_generation_benchmark.replicas.report import as_markdown, costs_as_text
 from text_generation_benchmark.replicas.scaling import ScalingPlan, run_scaled, scaling_table
 from text_generation_benchmark.simulation.devices import MODELS
 from text_generation_benchmark.simulation.metrics import Targets
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 from text_generation_router.fleet.policies import MOST_ENGINES
 from text_generation_router.scheduling.limits import Limits
 

@@ -22,7 +22,7 @@ from text_generation_benchmark.simulation.workloads import WORKLOADS, generate
 from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_common.flags.requests import SchedulingFlags
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 from text_generation_router.scheduling.limits import Limits
 
 BUCKETS = 240  # equal parts of the simulated time; the use of memory is recorded for each

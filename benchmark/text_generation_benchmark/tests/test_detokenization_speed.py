@@ -1,5 +1,5 @@
 from text_generation_benchmark.detokenization_speed import STOPS, as_markdown, measure
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 
 def test_each_way_to_ask_is_measured() -> None:

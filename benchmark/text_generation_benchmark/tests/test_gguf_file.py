@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from text_generation_benchmark.checkpoint import write_checkpoint
 from text_generation_benchmark.families.shapes import write_family
 from text_generation_benchmark.shapes import LlamaShape
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 DEMO_MODEL = demo_directory()
 TINY = LlamaShape(hidden=16, intermediate=24, layers=2, heads=2, kv_heads=1, vocabulary=2050)

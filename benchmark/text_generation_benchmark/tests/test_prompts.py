@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from text_generation_benchmark.checkpoint import with_fillers, write_checkpoint
 from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.shapes import END_OF_TEXT, SHAPES, LlamaShape
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 DEMO_MODEL = demo_directory()
 TINY = LlamaShape(hidden=16, intermediate=24, layers=1, heads=2, kv_heads=1, vocabulary=2100)

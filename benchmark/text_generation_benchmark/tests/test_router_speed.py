@@ -1,7 +1,7 @@
 from text_generation_benchmark.load import GenerateStream
 from text_generation_benchmark.router.reading import ProcessTime, WriterTime, events_of
 from text_generation_benchmark.router.speed import RouterTime, as_markdown, measure
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 
 def test_a_router_and_a_program_that_only_writes_are_measured() -> None:

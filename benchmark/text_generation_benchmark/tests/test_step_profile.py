@@ -14,7 +14,7 @@ from text_generation_benchmark.step_profile import (
     profile_prompt,
     profile_step,
 )
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 KEYS = 5 * 2 * 4 * 32 * 2  # bytes of a token: layers, keys and values, heads, numbers of a head, bytes of a number
 

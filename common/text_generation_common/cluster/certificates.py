@@ -1,7 +1,7 @@
 """Reads a role's certificates from a folder, checks them, and follows their replacement on disk.
 
 A folder has `ca.crt` (one or more CAs), `tls.crt` (the certificate, then any intermediate CAs) and `tls.key`, all PEM:
-the names that cert-manager gives in Kubernetes. Needs the package cryptography (`extra.py`).
+the names that cert-manager gives in Kubernetes. Needs the package cryptography (`files.py`).
 """
 
 import logging

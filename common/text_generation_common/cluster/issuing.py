@@ -1,4 +1,4 @@
-"""A deployment's CA, and the certificates that it issues. Needs the package cryptography (`extra.py`).
+"""A deployment's CA, and the certificates that it issues. Needs the package cryptography (`files.py`).
 
 Keys are ECDSA P-256. Certificates have what RFC 5280 (section 4.2) asks of a CA of depth 0 and of its certificates.
 """

@@ -1,10 +1,13 @@
-"""Declares a flag once, as the field of a frozen dataclass, and reads the flags of dataclasses that contain each other.
+"""Declares a flag once, as the field of a frozen dataclass, reads the flags of dataclasses that contain each other, and
+checks values in the way that is the same in every program.
 
 A group is a dataclass of flags. A program's command line is a dataclass whose fields are groups and flags; in it, the
-name of a flag stands once. `programs.py` says where a program differs, `typer_command.py` makes commands.
+name of a flag stands once. `programs.py` says where a program differs, `typer_command.py` makes commands,
+`from_environment` reads flags that are variables only.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import EnumType
 from types import UnionType
@@ -138,3 +141,68 @@ def _stored(kind: Any, value: Any) -> Any:
         return tuple(value or ())
     kind = single_type(kind)
     return kind(value) if isinstance(kind, EnumType) and value is not None else value
+
+
+class VariableError(ValueError):
+    """The value of an environment variable cannot be used."""
+
+
+def from_environment(
+    config_class: type[C], environ: Mapping[str, str], parsers: Mapping[str, Callable[[str], object]]
+) -> C:
+    """Reads a dataclass from the environment. Raises VariableError for a value that cannot be used, or is out of the
+    flag's range. `parsers`, by the name of the flag, raise ValueError; a flag without a parser is converted by its
+    type. An empty variable counts as missing. Switches are not supported.
+    """
+    values: dict[str, Any] = {}
+    for flag in flags_of(config_class):
+        text = environ.get(flag.variable or "", "")
+        try:
+            values[flag.name] = _read(flag, text, parsers) if text else flag.default
+        except ValueError as error:
+            raise VariableError(f"{flag.variable} has the value {text!r}, which is not usable: {error}") from None
+    return from_values(config_class, values)
+
+
+def _read(flag: Flag, text: str, parsers: Mapping[str, Callable[[str], object]]) -> object:
+    value: Any = parsers.get(flag.name, single_type(flag.type))(text)
+    if flag.min is not None and value < flag.min:
+        raise ValueError(f"it must be at least {flag.min}")
+    if flag.max is not None and value > flag.max:
+        raise ValueError(f"it must be at most {flag.max}")
+    return value
+
+
+def missing_features(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[Flag]:
+    """Flags that ask for a feature that does not exist."""
+    for flag in flags:
+        if flag.refused_except is not None and values[flag.name] not in flag.refused_except:
+            yield flag
+
+
+def unsupported_choices(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[Flag]:
+    """Flags whose value is not one of `Flag.choices`."""
+    for flag in flags:
+        value = values[flag.name]
+        if flag.choices is not None and value is not None and value not in flag.choices:
+            yield flag
+
+
+def without_effect(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each flag that is given and has no effect."""
+    for flag in flags:
+        has_effect = flag.unless is not None and bool(values[flag.unless])
+        if flag.no_effect is not None and not has_effect and values[flag.name] != flag.default:
+            yield f"{flag.flag_name} has no effect: {flag.no_effect}"
+
+
+def wrong_numbers(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[str]:
+    """Errors in TGI's words, one for each number that is too small, infinite or NaN. Typer refuses a number outside of
+    `Flag.min` … `Flag.max` before.
+    """
+    for flag in flags:
+        value = values[flag.name]
+        if flag.positive and value is not None and value <= 0:
+            yield f"`{flag.name}` must be > 0"
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield f"`{flag.name}` must be a finite number"

@@ -5,7 +5,16 @@
 from dataclasses import dataclass
 
 from text_generation_common.flags.declaration import flag
-from text_generation_common.flags.kinds import CpuTarget, Dtype, KvCacheDtype, LoadFormat, Quantize, RopeScalingKind
+from text_generation_common.flags.kinds import (
+    CpuTarget,
+    Dtype,
+    KvCacheDtype,
+    LoadFormat,
+    Quantize,
+    ReasoningStyle,
+    RopeScalingKind,
+    ToolCallFormat,
+)
 
 DEMO_MODEL = "demo"
 
@@ -82,4 +91,18 @@ class ShardFlags:
     cpu_target: CpuTarget | None = flag(
         None,
         "Kernels of a CPU: amx, avx512_bf16, avx512, avx2 or portable; the best that it can run when not given.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatFlags:
+    """How the model writes what is not plain text. TGI has none like them."""
+
+    tool_call_format: ToolCallFormat = flag(
+        ToolCallFormat.auto,
+        "How the model writes calls of tools; auto: as its chat template shows. none: a grammar makes the calls.",
+    )
+    reasoning_format: ReasoningStyle = flag(
+        ReasoningStyle.auto,
+        "How the model marks its reasoning; auto: as its chat template shows. none: reasoning is part of the answer.",
     )

@@ -1,6 +1,8 @@
 """Flags that every process of a server has, and TGI's flags whose features are missing."""
 
+import importlib.util
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from text_generation_common.flags.declaration import flag
 
@@ -78,3 +80,33 @@ class AbsentShardFlags:
         max=65535,
         no_effect="shards meet through a file",
     )
+
+
+# Modules of the packages of tgi-py[otlp].
+MODULES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
+
+
+def tracing_refusal(endpoint: str | None) -> tuple[str, str] | None:
+    """Why no traces can be sent to `endpoint`, and what to do. None: they can be, or none are wanted."""
+    if endpoint is None:
+        return None
+    if not _is_address(endpoint):
+        return f"--otlp-endpoint {endpoint} is not an address", "write it as http://HOST:PORT or https://HOST:PORT"
+    if not all(map(_is_installed, MODULES)):
+        return "--otlp-endpoint needs OpenTelemetry, which is not installed", "pip install 'tgi-py[otlp]'"
+    return None
+
+
+def _is_address(endpoint: str) -> bool:
+    try:
+        parts = urlsplit(endpoint)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # the port is not a number, or too large
+        return False
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package around the module is missing
+        return False

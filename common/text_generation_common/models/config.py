@@ -1,21 +1,63 @@
 """Reads config.json and generation_config.json of a model of one of our families, without torch or transformers."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from text_generation_common import quantization
 from text_generation_common.errors import ModelError
 from text_generation_common.model_files import ModelFileError, find_json_object, read_json_object
-from text_generation_common.model_types import MULTIMODAL
 from text_generation_common.models.architecture import AttentionRule, ModelConfig
 from text_generation_common.models.families import FAMILIES
 from text_generation_common.models.fields import unknown_fields
 from text_generation_common.models.reading import token_ids
-from text_generation_common.models.rope import Rope, RopeScaling
-from text_generation_common.models.rope_config import MAX_FACTOR, MAX_POSITIONS
-from text_generation_common.models.text_config import text_fields
+from text_generation_common.models.rope_config import MAX_FACTOR, MAX_POSITIONS, Rope, RopeScaling
 from text_generation_common.models.values import Fields, shown
+
+# Models of texts and images whose text model is served: requests are texts, so the other parts are not loaded. By the
+# model_type of config.json, that of text_config where it does not say its own. These models compute a text
+# without images as their text model alone would.
+MULTIMODAL: Mapping[str, str] = {
+    "aya_vision": "cohere2",
+    "gemma3": "gemma3_text",
+    "llava": "llama",
+    "llava_next": "llama",
+    "mistral3": "mistral",
+}
+
+
+# Fields that may stand beside text_config, and say something about the text model.
+SHARED = ("compression_config", "dtype", "eos_token_id", "quantization_config", "torch_dtype")
+# Sizes that transformers leaves out of text_config where they are its defaults.
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+DEFAULT_SIZES: Mapping[str, tuple[int, ...]] = {
+    "gemma3_text": (2304, 9216, 8, 26, 262208),
+    "llama": (4096, 11008, 32, 32, 32000),
+    "mistral": (4096, 14336, 32, 32, 32000),
+    "qwen2": (4096, 22016, 32, 32, 151936),
+}
+
+
+def text_fields(fields: Fields) -> Fields:
+    """The fields of a text model: text_config, if config.json is that of a model of texts and images."""
+    model_type = fields.raw.get("model_type")
+    if not isinstance(model_type, str) or model_type not in MULTIMODAL:
+        return fields
+    inner = fields.inner("text_config")
+    if not inner.raw and any(fields.has(name) for name in SIZES[:-1]):  # vocab_size may stand beside a text_config
+        raise ModelError(
+            f"{fields.where} has no field text_config, and the text model's sizes stand in its place: the file is in"
+            f" the form of the model's authors, which is not supported: choose a {model_type} that transformers reads"
+        )
+    shared: dict[str, Any] = {name: fields.raw[name] for name in SHARED if fields.has(name)}
+    if fields.flag("tie_word_embeddings"):
+        shared["tie_word_embeddings"] = True
+    text = Fields({**inner.raw, **shared}, inner.where).with_defaults(model_type=MULTIMODAL[model_type])
+    sizes = DEFAULT_SIZES.get(str(text.raw["model_type"]), ())
+    return text.with_defaults(**dict(zip(SIZES, sizes, strict=False)))
+
 
 # Ends of the names of models that give scores, spans or vectors for a text, not its next token.
 OTHER_TASKS = (

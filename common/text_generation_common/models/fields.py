@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from text_generation_common.errors import ModelError, UnsupportedOption
-from text_generation_common.models.rope import Rope
+from text_generation_common.models.rope_config import Rope
 from text_generation_common.models.values import Fields, described, is_number, shown_name
 
 

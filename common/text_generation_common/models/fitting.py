@@ -1,10 +1,43 @@
-"""Whether flags fit a model: its longest sequence, the type of its numbers, the memory of its tokens. A shard asks
-before it loads the model; the launcher asks before it starts a shard.
+"""Whether flags fit a model: the number of shards, its longest sequence, the type of its numbers, the memory of its
+tokens. A shard asks before it loads the model; the launcher asks before it starts a shard.
 """
+
+from dataclasses import dataclass
 
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype, Quantize
 from text_generation_common.models.architecture import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Numbers of heads of the whole model."""
+
+    queries: int
+    keys: int  # each with values
+
+    def fit(self, shards: int) -> bool:
+        """Whether all shards get the same number of heads. Several shards may have the same key head."""
+        return self.queries % shards == 0 and (self.keys % shards == 0 or shards % self.keys == 0)
+
+    def refusal(self, shards: int) -> str | None:
+        """One line with the numbers of shards that fit, or None if `shards` does."""
+        if self.fit(shards):
+            return None
+        fitting = ", ".join(str(count) for count in range(1, self.queries + 1) if self.fit(count))
+        return (
+            f"--num-shard {shards} cannot divide the {self.queries} attention heads and {self.keys} key and value heads"
+            f" of this model evenly: choose one of {fitting}"
+        )
+
+
+def one_shard_only(model_type: str, shards: int) -> str:
+    """Refuses several shards for a model that transformers computes."""
+    return (
+        f"--num-shard {shards} is not supported for model type {ascii(model_type)[1:-1][:60]}, which transformers"
+        " computes, in one process: choose --num-shard 1"
+    )
+
 
 NUMBER_BYTES = {
     Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float16: 2, KvCacheDtype.fp8_e4m3fn: 1, KvCacheDtype.int8: 1,

@@ -11,10 +11,9 @@ from pathlib import Path
 from text_generation_common import quantization
 from text_generation_common.errors import ModelError, UnsupportedOption
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.config import config_fields, read_config, unknown_type
+from text_generation_common.models.config import config_fields, read_config, text_fields, unknown_type
 from text_generation_common.models.families import FAMILIES
 from text_generation_common.models.fields import family_fields
-from text_generation_common.models.text_config import text_fields
 from text_generation_common.models.values import Fields, shown
 
 # The table of transformers that names the classes of causal language models, by the types of config.json.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import Branches, ModelConfig, Moe
 from text_generation_common.models.names import MXFP4_BLOCK, ExpertLayout, LayerNames
-from text_generation_common.weights.formats import BUFFERS
+from text_generation_common.weights.headers import BUFFERS
 
 Shape = tuple[int, ...]
 

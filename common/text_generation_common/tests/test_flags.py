@@ -9,17 +9,22 @@ from enum import StrEnum
 import pytest
 from typer.testing import CliRunner
 
-from text_generation_common.flags import checks
+from text_generation_common.flags import process
 from text_generation_common.flags.declaration import (
     REQUIRED,
+    VariableError,
     borrowed,
     flag,
     flags_of,
+    from_environment,
     from_values,
+    missing_features,
+    unsupported_choices,
     values_of,
     with_flags,
+    without_effect,
+    wrong_numbers,
 )
-from text_generation_common.flags.environment import VariableError, from_environment
 from text_generation_common.flags.programs import ProgramFlags
 from text_generation_common.typer_command import make_app, taking
 
@@ -113,10 +118,10 @@ def test_checks_name_the_flags_that_they_are_about():
     def found(**values: object) -> tuple[list[str], ...]:
         flags, all_values = list(flags_of(Outer)), values_of(with_flags(Outer(count=1), **values))
         return (
-            [each.flag_name for each in checks.missing_features(flags, all_values)],
-            [each.flag_name for each in checks.unsupported_choices(flags, all_values)],
-            list(checks.without_effect(flags, all_values)),
-            list(checks.wrong_numbers(flags, all_values)),
+            [each.flag_name for each in missing_features(flags, all_values)],
+            [each.flag_name for each in unsupported_choices(flags, all_values)],
+            list(without_effect(flags, all_values)),
+            list(wrong_numbers(flags, all_values)),
         )
 
     assert found() == ([], [], [], [])
@@ -149,3 +154,29 @@ def test_help_is_plain_and_has_a_short_name():
     for word in ("-h", "--help"):
         result = CliRunner().invoke(app, [word])
         assert result.exit_code == 0 and result.output.startswith("Usage: ") and "How many." in result.output
+
+
+def test_without_an_endpoint_nothing_is_needed(monkeypatch):
+    monkeypatch.setattr(process, "MODULES", ("no_such_package.trace",))
+    assert process.tracing_refusal(None) is None
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "localhost:4317", "grpc://localhost:4317", "http://", "http://h:99999", "http://h:0"]
+)
+def test_an_endpoint_without_scheme_host_or_valid_port_is_refused_by_name(endpoint):
+    reason, hint = process.tracing_refusal(endpoint)
+    assert reason == f"--otlp-endpoint {endpoint} is not an address" and "http://HOST:PORT" in hint
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    for missing in ("no_such_package.trace", "json.no_such_module"):
+        monkeypatch.setattr(process, "MODULES", (missing,))
+        reason, hint = process.tracing_refusal("http://localhost:4317")
+        assert "not installed" in reason and hint == "pip install 'tgi-py[otlp]'"
+
+
+def test_packages_that_are_there_and_an_address_are_enough(monkeypatch):
+    monkeypatch.setattr(process, "MODULES", ("json.decoder",))
+    for endpoint in ("http://localhost:4317", "https://collector", "http://[::1]:1"):
+        assert process.tracing_refusal(endpoint) is None

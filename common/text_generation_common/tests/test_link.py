@@ -3,7 +3,8 @@
 import asyncio
 import socket
 
-from text_generation_common.link import Link, LinkEvent, LinkMessage
+from text_generation_common.autoscaling import Demand
+from text_generation_common.link import Link, LinkEvent, LinkMessage, ReplicaNote, ReplicaReport, ReplicaState
 
 
 def test_the_last_messages_of_an_ended_process_are_received_after_a_failed_send() -> None:
@@ -48,3 +49,30 @@ def test_messages_that_are_not_read_do_not_block_the_sender() -> None:
 
     read = asyncio.run(run())
     assert read.startswith(b'{"event": "lost"') and read.count(b"\n") < 20_000
+
+
+# Messages about replicas on the line between launcher and front.
+DEPLOYMENT = ReplicaReport(
+    3,
+    (
+        ReplicaNote("Replica 0", ReplicaState.READY, "unix:///a"),
+        ReplicaNote("Replica 1", ReplicaState.FAILED, reason="its card is broken"),
+        ReplicaNote("Replica 2", ReplicaState.READY, "10.0.0.3:9000"),
+    ),
+)
+
+
+def test_messages_about_replicas_arrive_as_they_were_sent() -> None:
+    for message in (
+        LinkMessage(LinkEvent.ENGINES, deployment=DEPLOYMENT),
+        LinkMessage(LinkEvent.SCALE, replicas=3),
+        LinkMessage(LinkEvent.SCALED, reason="no"),
+        LinkMessage(LinkEvent.DEMAND, demand=Demand(0.25, 7, 0.5)),
+        LinkMessage(LinkEvent.LISTENING, address="10.0.0.3:9000"),
+    ):
+        assert LinkMessage.from_line(message.line()) == message
+
+
+def test_fronts_connect_to_replicas_that_have_an_address() -> None:
+    assert DEPLOYMENT.endpoints == ("unix:///a", "10.0.0.3:9000")
+    assert [DEPLOYMENT.count(state) for state in ReplicaState] == [0, 0, 2, 0, 1]

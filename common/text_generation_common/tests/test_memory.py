@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_common.memory import free_bytes
+from text_generation_common.memory import free_bytes, usable_cores
 
 GIB = 1 << 30
 
@@ -27,3 +27,20 @@ def test_what_a_limited_address_space_leaves_counts(tmp_path: Path, monkeypatch:
     assert 0 < free_bytes(tmp_path) <= 100 * 2**20
     limit = 5
     assert free_bytes(tmp_path) == 0
+
+
+def test_without_limits_all_cores_of_the_machine_count(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert usable_cores(tmp_path) == usable_cores(tmp_path / "nothing") >= 1
+
+
+def test_a_quota_of_time_counts_as_cores(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert usable_cores(tmp_path) == 1
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert usable_cores(tmp_path) == usable_cores(tmp_path / "nothing")
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("20000\n")
+    assert usable_cores(tmp_path) == 1

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from text_generation_common.autoscaling import Demand, ReplicaPolicy, ScalingPace
-from text_generation_common.deployment import ReplicaNote, ReplicaReport, ReplicaState
+from text_generation_common.link import ReplicaNote, ReplicaReport, ReplicaState
 from text_generation_launcher.autoscaler import Autoscaler
 
 PACE = ScalingPace(up_s=5.0, down_s=60.0)

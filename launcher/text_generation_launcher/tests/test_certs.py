@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from text_generation_common.cluster import extra
+from text_generation_common.cluster import files
 from text_generation_common.cluster.block_key import read_key
 from text_generation_common.cluster.certificates import read_certificates
 from text_generation_common.cluster.identity import Role
@@ -163,7 +163,7 @@ def test_a_ca_s_key_that_other_users_can_read_is_refused(root):
 
 
 def test_without_the_extra_the_command_names_it(root, monkeypatch):
-    monkeypatch.setattr(extra, "find_spec", lambda name: None)
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
     assert certs(root, "10.0.0.3", status=1).splitlines() == [
         "error: certificates need the package cryptography, which is not installed",
         "hint: pip install 'tgi-py[cluster]'",

@@ -7,12 +7,12 @@ import os
 import pytest
 
 from text_generation_common.errors import CommandError
-from text_generation_common.flags import tracing
+from text_generation_common.flags import process
 from text_generation_common.flags.cluster import Way
 from text_generation_common.flags.declaration import flag_name, with_flags
 from text_generation_common.flags.kinds import KvCacheDtype, Quantize, RopeScalingKind, TrueFalse, UsageStats
 from text_generation_common.flags.process import TracingFlags
-from text_generation_common.shard_counts import Heads
+from text_generation_common.models.fitting import Heads
 from text_generation_launcher import commands
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.errors import NotEnoughCUDADevices
@@ -53,10 +53,10 @@ def test_traces_are_refused_before_a_process_starts_where_they_cannot_be_sent_an
 ):
     caplog.set_level(logging.INFO)
     named = with_flags(config, otlp_service_name="mine")
-    monkeypatch.setattr(tracing, "MODULES", ("no_such_package.trace",))
+    monkeypatch.setattr(process, "MODULES", ("no_such_package.trace",))
     assert "is not installed" in error_of(named, otlp_endpoint="http://localhost:4317")
     assert "is not an address" in error_of(named, otlp_endpoint="localhost")
-    monkeypatch.setattr(tracing, "MODULES", ())
+    monkeypatch.setattr(process, "MODULES", ())
     assert resolve(with_flags(named, otlp_endpoint="http://h:1"), {}).tracing == TracingFlags(
         otlp_endpoint="http://h:1", otlp_service_name="mine"
     )

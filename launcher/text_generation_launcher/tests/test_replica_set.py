@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from text_generation_common.deployment import ReplicaReport, ReplicaState
 from text_generation_common.errors import CommandError
+from text_generation_common.link import ReplicaReport, ReplicaState
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ScaleRefused, ShardFailed
 from text_generation_launcher.replica_set import ReplicaSet

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_common.deployment import ReplicaReport
+from text_generation_common.link import ReplicaReport
 from text_generation_router.errors import (
     InvalidJsonError,
     PayloadTooLargeError,

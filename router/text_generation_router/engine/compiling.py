@@ -6,7 +6,7 @@ One grammar is compiled at a time, and owners take turns.
 import asyncio
 from collections.abc import Sequence
 
-from text_generation_common.row_failures import GRAMMARS_WAIT
+from text_generation_common.errors import GRAMMARS_WAIT
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shards import ShardedClient

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from text_generation_common.deployment import ReplicaReport, ReplicaState
+from text_generation_common.link import ReplicaReport, ReplicaState
 from text_generation_router.metrics.instruments import (
     Facts,
     PlainStepCounter,

@@ -11,7 +11,7 @@ unanswered step carries it; *gone*.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from text_generation_common.row_failures import NOT_FINITE
+from text_generation_common.errors import NOT_FINITE
 from text_generation_router.scheduling.active import ActiveRequests
 from text_generation_router.scheduling.admission import AdmissionControl
 from text_generation_router.scheduling.blame import EVER, Blame, reaches

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from text_generation_common.hub_agent import named
-from text_generation_common.model_folder import local_folder
+from text_generation_common.model_files import local_folder
+from text_generation_common.version import named
 from text_generation_router.errors import StartError
 
 PATTERNS = [

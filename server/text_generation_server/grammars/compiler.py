@@ -13,9 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from text_generation_common.grammar_limits import GRAMMAR_LIMITS
-from text_generation_common.grammar_tokens import read_grammar_tokens
-from text_generation_common.row_failures import NOT_COMPILED
+from text_generation_common.errors import NOT_COMPILED
+from text_generation_common.grammars import GRAMMAR_LIMITS, read_grammar_tokens
 from text_generation_server.errors import MatcherError
 
 if TYPE_CHECKING:

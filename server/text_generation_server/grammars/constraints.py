@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from text_generation_common.row_failures import DEAD_END, LOST
+from text_generation_common.errors import DEAD_END, LOST
 from text_generation_server.device.transfers import ALIGNED_WORDS, host_words
 from text_generation_server.errors import MatcherError
 from text_generation_server.grammars.compiler import GrammarCompiler, reason_of

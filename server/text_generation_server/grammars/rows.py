@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from text_generation_common.row_failures import LOST
+from text_generation_common.errors import LOST
 from text_generation_server.device.transfers import Moment
 from text_generation_server.errors import MatcherError
 from text_generation_server.grammars.compiler import reason_of

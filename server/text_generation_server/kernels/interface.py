@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from text_generation_common.models.activations import Activation, ClampedGate
+from text_generation_common.models.architecture import Activation, ClampedGate
 
 # Constants of the weights that `Kernels.sample` sums: see there.
 LOG2E = 1.4426950216293335  # the float32 nearest to log2 e

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from text_generation_common.models.activations import Activation, ClampedGate
+from text_generation_common.models.architecture import Activation, ClampedGate
 from text_generation_server.kernels.interface import (
     HALVING,
     LOG2E,

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from text_generation_common.models.rope import Rope, RopeScaling
+from text_generation_common.models.rope_config import Rope, RopeScaling
 
 
 def inverse_frequencies(rope: Rope, max_total_tokens: int) -> Tensor:

@@ -6,10 +6,9 @@ from pathlib import Path
 from text_generation_common import quantization
 from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.config import config_fields, unknown_type
+from text_generation_common.models.config import config_fields, text_fields, unknown_type
 from text_generation_common.models.families import FAMILIES
 from text_generation_common.models.served import read_native
-from text_generation_common.models.text_config import text_fields
 from text_generation_common.models.values import shown
 from text_generation_server.models.fallback.config import FallbackConfig, read_fallback_config
 

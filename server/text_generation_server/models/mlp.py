@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from text_generation_common.models.activations import Activation
+from text_generation_common.models.architecture import Activation
 from text_generation_common.models.names import LayerNames
 from text_generation_server.layers.linear import PANEL
 from text_generation_server.models.loading import stacked

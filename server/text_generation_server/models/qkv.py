@@ -2,7 +2,7 @@
 
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.names import LayerNames, QkvLayout
-from text_generation_common.models.rope import Rope
+from text_generation_common.models.rope_config import Rope
 from text_generation_server.layers.rotary import kernel_order
 from text_generation_server.models.loading import LayerPart, stacked
 from text_generation_server.models.split import Split

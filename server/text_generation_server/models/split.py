@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.shard_counts import Heads
+from text_generation_common.models.fitting import Heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any
 from fallback_checkpoints import MODELS
 
 from text_generation_common.errors import ModelError
-from text_generation_common.model_types import MULTIMODAL
 from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.config import MULTIMODAL
 from text_generation_common.models.families import FAMILIES
 from text_generation_server.models.any_config import read_any_config
 

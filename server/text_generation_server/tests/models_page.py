@@ -29,7 +29,7 @@ from test_families import LENGTHS, NEW
 from test_families_in_bfloat16 import SCORE_TOLERANCE, TOKENS
 from test_family_fields import MOVED
 
-from text_generation_common.model_types import MULTIMODAL
+from text_generation_common.models.config import MULTIMODAL
 from text_generation_common.models.families import FAMILIES
 
 TEMPLATE = Path(__file__).with_suffix(".md")

@@ -11,7 +11,7 @@ from constrained_rows import DRAWN, FOLLOWS, GREEDY, SUM, Router, make_constrain
 from grammar_tools import END, lark_grammar, regex_grammar
 from shard_tools import BATCH, make_checkpoint, make_runner, random_ids
 
-from text_generation_common.row_failures import LOST, NO_TOKEN, NOT_COMPILED
+from text_generation_common.errors import LOST, NO_TOKEN, NOT_COMPILED
 from text_generation_server.grammars import constraints as constraints_module
 from text_generation_server.grammars.compiler import NO_TOKENIZER
 from text_generation_server.runner import ModelRunner

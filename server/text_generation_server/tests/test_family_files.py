@@ -15,9 +15,8 @@ from family_checkpoints import SHAPE, VARIANTS, make_family
 from safetensors.torch import load_file, save_file
 from shard_tools import make_platform
 
-from text_generation_common.model_types import MULTIMODAL
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.config import read_config
+from text_generation_common.models.config import MULTIMODAL, read_config
 from text_generation_common.models.families import FAMILIES
 from text_generation_common.models.tensors import shapes
 from text_generation_server.distributed import Alone, Group

@@ -13,8 +13,7 @@ from fallback_checkpoints import drawn, expected_logprobs
 from model_types import FALLBACK, NATIVE, published
 from shard_tools import generate, random_ids, warm_runner
 
-from text_generation_common.model_types import MULTIMODAL
-from text_generation_common.models.text_config import SIZES
+from text_generation_common.models.config import MULTIMODAL, SIZES
 
 # `pytest -m slow` runs the others.
 ALWAYS = ("phi-1", "Phi-4-mini", "Gemma 2 27B", "Qwen/Qwen3-Coder-480B-A35B-Instruct", "Mistral-7B-Instruct-v0.3")

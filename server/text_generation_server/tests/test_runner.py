@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, random_ids, scattered_slots, warm_runner
 
 from text_generation_common import faults
-from text_generation_common.errors import MemoryLimitError
-from text_generation_common.row_failures import NO_TOKEN, NOT_FINITE
+from text_generation_common.errors import NO_TOKEN, NOT_FINITE, MemoryLimitError
 from text_generation_common.sampling import NAMES, NEUTRAL, Sampling
 from text_generation_server.errors import StepError
 from text_generation_server.kernels import reference

@@ -23,10 +23,10 @@ from grammar_tools import byte_level_tokenizer, lark_grammar, regex_grammar
 from shard_tools import make_checkpoint
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from text_generation_common.errors import NOT_COMPILED
 from text_generation_common.flags.kinds import Dtype
 from text_generation_common.flags.model import ComputeFlags
 from text_generation_common.frames import HEADER, Frame, FrameReader, pack
-from text_generation_common.row_failures import NOT_COMPILED
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_server import server as server_module

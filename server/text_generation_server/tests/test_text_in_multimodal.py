@@ -13,9 +13,7 @@ from safetensors.torch import load_file, save_file
 from shard_tools import generate, random_ids, warm_runner
 
 from text_generation_common.errors import ModelError
-from text_generation_common.model_types import MULTIMODAL
-from text_generation_common.models.config import read_config
-from text_generation_common.models.text_config import DEFAULT_SIZES, SIZES
+from text_generation_common.models.config import DEFAULT_SIZES, MULTIMODAL, SIZES, read_config
 
 TEXTS: dict[str, dict[str, Any]] = {
     "aya_vision": {"model_type": "cohere2", "sliding_window": 20},

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from text_generation_common.errors import WeightsError
-from text_generation_common.model_folder import is_hub_id, is_meant_as_path, local_folder
+from text_generation_common.model_files import is_hub_id, is_meant_as_path, local_folder
 
 
 @dataclass(frozen=True, slots=True)

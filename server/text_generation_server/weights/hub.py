@@ -9,8 +9,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 from text_generation_common.errors import WeightsError
 from text_generation_common.models.served import read_served
 from text_generation_common.weights import names
-from text_generation_common.weights.formats import refuse_quantized
-from text_generation_common.weights.headers import read_json
+from text_generation_common.weights.headers import read_json, refuse_quantized
 from text_generation_server.weights.access import HubAccess, described, local_directory
 from text_generation_server.weights.hub_errors import hub_errors
 from text_generation_server.weights.snapshot import HubSnapshot

@@ -10,8 +10,8 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from text_generation_common.errors import WeightsError
-from text_generation_common.hub_agent import named
 from text_generation_common.model_files import limit_bytes
+from text_generation_common.version import named
 from text_generation_common.weights.headers import read_index
 from text_generation_common.weights.names import is_plain
 from text_generation_server.weights.access import HubAccess, described

@@ -9,7 +9,7 @@ from demo_model.corpus import SECOND_MIX, World
 from demo_model.train import train_tokenizer
 from tokenizers import Tokenizer
 
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 FOLDER = demo_directory()
 

@@ -22,7 +22,7 @@ from demo_model.tool_corpus import (
 from demo_model.train import follows_question
 from tokenizers import Tokenizer
 
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 CONFIG = json.loads((demo_directory() / "tokenizer_config.json").read_text())
 

@@ -16,7 +16,7 @@ from text_generation_benchmark.replicas.processes import live_replicas
 from text_generation_benchmark.replicas.throughput import Throughput, as_markdown
 from text_generation_benchmark.router.shard import TimedRunner
 from text_generation_benchmark.simulation.cost import SimulatedModel
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 FAST = SimulatedModel("fast", replace(COST, constant_s=0.001, prompt_token_s=0.0), SLOTS, 0.0, "invented")
 

@@ -14,7 +14,7 @@ from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost
 from text_generation_benchmark.simulation.fit import Fit
 from text_generation_benchmark.simulation.replay import Played, PromptTexts, ReplayComparison, play
 from text_generation_benchmark.simulation.workloads import TraceWorkload, Uniform, generate
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 
 SHARED = TraceWorkload(Uniform(1, 30), Uniform(1, 5), 5, num_prefixes=2, prefix=Uniform(5, 40))
 

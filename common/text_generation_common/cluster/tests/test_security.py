@@ -24,8 +24,13 @@ from text_generation_common.cluster import security
 from text_generation_common.cluster.endpoints import Endpoint, TcpEndpoint, UnixEndpoint, parse_endpoint
 from text_generation_common.cluster.identity import Identity, Role
 from text_generation_common.cluster.issuing import Authority, Issued
-from text_generation_common.cluster.peers import PeerRefusedError, peer_role
-from text_generation_common.cluster.security import Security, channel_options, server_options
+from text_generation_common.cluster.security import (
+    PeerRefusedError,
+    Security,
+    channel_options,
+    peer_role,
+    server_options,
+)
 from text_generation_common.errors import AddressInUse, CredentialsError
 
 HOST = "127.0.0.1"

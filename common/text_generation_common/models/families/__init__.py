@@ -5,6 +5,6 @@ A reader turns the fields of config.json into a `ModelConfig`. Defaults are thos
 """
 
 from text_generation_common.models.families import gpt, llama, norms
-from text_generation_common.models.families.registry import FAMILIES
+from text_generation_common.models.reading import FAMILIES
 
 __all__ = ["FAMILIES", "gpt", "llama", "norms"]

@@ -4,20 +4,20 @@ embedding of positions. BLOOM, MPT and some Falcons know positions by slopes of 
 from dataclasses import replace
 
 from text_generation_common.models.architecture import Biases, Branches, ModelConfig, Norm
-from text_generation_common.models.families.registry import family
 from text_generation_common.models.names import QkvLayout
 from text_generation_common.models.reading import (
     EVERY_BIAS,
     MAX_WIDTH,
     attention_biases,
+    family,
     gpt_like,
     layer_norm,
     llama_like,
+    with_one_window,
     with_rules,
 )
 from text_generation_common.models.rope_config import LLAMA_ROPE, RopeFacts
 from text_generation_common.models.values import Fields
-from text_generation_common.models.windows import with_one_window
 
 OWN_KEYS = ("head_dim", "num_key_value_heads")  # fields that families do not have whose query heads have their own keys
 GPT2_SPELLING = {

@@ -2,27 +2,24 @@
 
 from dataclasses import replace
 
-from text_generation_common.models.activations import ClampedGate
-from text_generation_common.models.architecture import Biases, ModelConfig, Multipliers
-from text_generation_common.models.families.registry import family
+from text_generation_common.models.architecture import Biases, ClampedGate, ModelConfig, Multipliers
 from text_generation_common.models.reading import (
     MAX_WIDTH,
     attention_biases,
     experts,
+    family,
     llama_like,
     qwen_experts,
-    rms_norm,
-    with_rules,
-)
-from text_generation_common.models.rope_config import MAX_POSITIONS, RopeFacts
-from text_generation_common.models.values import Fields
-from text_generation_common.models.windows import (
     read_window,
+    rms_norm,
     used_window,
     with_one_window,
+    with_rules,
     with_windows,
     with_windows_from,
 )
+from text_generation_common.models.rope_config import MAX_POSITIONS, RopeFacts
+from text_generation_common.models.values import Fields
 
 GPT_OSS_ROPE = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,

@@ -4,11 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 from text_generation_common.models.architecture import Biases, Branches, ModelConfig, Multipliers
-from text_generation_common.models.families.registry import family
-from text_generation_common.models.reading import attention_biases, layer_norm, llama_like, rms_norm, with_rules
+from text_generation_common.models.reading import (
+    attention_biases,
+    family,
+    layer_norm,
+    llama_like,
+    rms_norm,
+    with_ropes,
+    with_rules,
+    with_window_pattern,
+)
 from text_generation_common.models.rope_config import LLAMA_ROPE, MAX_POSITIONS, MAX_THETA, RopeFacts
 from text_generation_common.models.values import Fields
-from text_generation_common.models.windows import with_ropes, with_window_pattern
 
 
 @family(

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from text_generation_common.errors import GRAMMAR_FAULTS, GRAMMARS_WAIT, NO_TOKEN
 from text_generation_common.logs import request_id
-from text_generation_common.row_failures import GRAMMAR_FAULTS, GRAMMARS_WAIT, NO_TOKEN
 from text_generation_router.engine.protocol import Ended, Engine, Tokens
 from text_generation_router.errors import (
     DeadlineError,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from text_generation_common.flags.formats import FormatFlags
+from text_generation_common.flags.model import FormatFlags
 from text_generation_router.api.common.styles import Style
 from text_generation_router.text.calls.reading import Reading, reading_of
 from text_generation_router.text.grammars.tool_grammar import CallWays

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from text_generation_common.deployment import ReplicaNote, ReplicaReport, ReplicaState
+from text_generation_common.link import ReplicaNote, ReplicaReport, ReplicaState
 from text_generation_router.errors import ScalingError
 from text_generation_router.openapi.document import document_of
 from text_generation_router.openapi.native_answers import ReplicasJson

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from text_generation_common.row_failures import GRAMMAR_FAULTS
+from text_generation_common.errors import GRAMMAR_FAULTS
 from text_generation_router.api.tests.conftest import ROUTES, Route, Script
 from text_generation_router.engine.protocol import Ended, EndReason, TokenLimits
 from text_generation_router.text.json_depth import MAX_DEPTH

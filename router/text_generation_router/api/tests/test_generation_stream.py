@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from text_generation_common.row_failures import GRAMMARS_WAIT, NO_TOKEN
+from text_generation_common.errors import GRAMMARS_WAIT, NO_TOKEN
 from text_generation_router.api.common.generation_stream import GenerationStream
 from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Submission, Tokens
 from text_generation_router.errors import (

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from text_generation_common.errors import NOT_FINITE
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
-from text_generation_common.row_failures import NOT_FINITE
 from text_generation_common.sampling import Sampling
 from text_generation_router.engine.config import EngineConfig
 from text_generation_router.engine.local import LocalEngine

@@ -8,7 +8,7 @@ import pytest
 from text_generation_common.errors import WeightsError
 from text_generation_common.flags.kinds import KvCacheDtype, LoadFormat, Quantize
 from text_generation_common.flags.model import ComputeFlags, ShardFlags
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 from text_generation_router.engine.tests.fakes import INFO
 from text_generation_router.engine_service.identity import engine_digest
 

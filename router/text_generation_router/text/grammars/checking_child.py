@@ -15,8 +15,7 @@ from pathlib import Path
 import orjson
 from llguidance import LLTokenizer
 
-from text_generation_common.grammar_limits import COMPILER_STACK_BYTES
-from text_generation_common.grammar_tokens import read_grammar_tokens
+from text_generation_common.grammars import COMPILER_STACK_BYTES, read_grammar_tokens
 from text_generation_common.model_files import read_model_file
 from text_generation_router.offload.child import Handler
 from text_generation_router.text.grammars.asked import AskedGrammar, MadeGrammar, RefusedGrammarError

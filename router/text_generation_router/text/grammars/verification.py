@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from text_generation_common.grammar_limits import GRAMMAR_LIMITS
+from text_generation_common.grammars import GRAMMAR_LIMITS
 from text_generation_router.text.grammars.asked import RefusedGrammarError
 from text_generation_router.text.grammars.conversion import one_line
 

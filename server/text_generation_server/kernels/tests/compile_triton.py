@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from text_generation_common.models.activations import Activation, ClampedGate
+from text_generation_common.models.architecture import Activation, ClampedGate
 from text_generation_server.kernels import triton as kernels
 from text_generation_server.kernels.interface import (
     Allowed,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from text_generation_common.cpu_features import NEEDS
-from text_generation_common.models.activations import Activation, ClampedGate
+from text_generation_common.models.architecture import Activation, ClampedGate
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import CpuKernels, backend
 from text_generation_server.kernels.interface import (

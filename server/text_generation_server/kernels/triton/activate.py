@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from text_generation_common.models.activations import Activation
+from text_generation_common.models.architecture import Activation
 from text_generation_server.kernels.triton.tuning import find_tile
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from text_generation_common.models.activations import ClampedGate
+from text_generation_common.models.architecture import ClampedGate
 from text_generation_server.kernels.interface import ExpertWeights, Routes
 
 MIN_PAIRS = 16  # least number of rows of a tl.dot

@@ -6,6 +6,7 @@ from typing import Any
 
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype
+from text_generation_common.models.config import text_fields
 from text_generation_common.models.reading import (
     MAX_LAYERS,
     MAX_VOCABULARY,
@@ -19,7 +20,6 @@ from text_generation_common.models.served import (
     code_of_repository,
     needs_transformers,
 )
-from text_generation_common.models.text_config import text_fields
 from text_generation_common.models.values import Fields, is_whole, shown
 
 # Kinds of rope whose angles depend on the longest text of a step: a request would change the others beside it.

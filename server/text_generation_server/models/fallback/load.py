@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from text_generation_common.errors import ModelError
-from text_generation_common.weights.formats import BUFFERS
+from text_generation_common.weights.headers import BUFFERS
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.linear import make_linear
 from text_generation_server.layers.weights import WeightFormat, dense

@@ -7,7 +7,7 @@ import torch
 
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 from text_generation_common.models.config import read_config
 from text_generation_common.models.fitting import check_length, choose_dtype, slot_bytes
 from text_generation_server.load import DTYPES, KV_TYPES

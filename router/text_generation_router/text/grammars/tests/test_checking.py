@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from text_generation_common.grammar_limits import COMPILER_STACK_BYTES
+from text_generation_common.grammars import COMPILER_STACK_BYTES
 from text_generation_router.errors import GrammarError, OverloadedError
 from text_generation_router.offload.errors import JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.scheduling.share import Share
