@@ -35,7 +35,7 @@ from text_generation_server.config import DownloadFlags, ServeFlags, ShardConfig
 from text_generation_server.errors import OptionError
 
 if TYPE_CHECKING:
-    from text_generation_server.weights.access import HubAccess
+    from text_generation_server.weights.files import HubAccess
 
 
 def serve(values: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ def download_weights(values: dict[str, Any]) -> None:
     if flags.extension != ".safetensors":
         raise OptionError(f"--extension {flags.extension} is not supported: only .safetensors can be served")
 
-    from text_generation_server.weights.access import LineStyle
+    from text_generation_server.weights.files import LineStyle
     from text_generation_server.weights.prepare import prepare, prepare_without_weights
 
     style = LineStyle(flags.progress_interval, has_fields=flags.json_output)
@@ -152,7 +152,7 @@ def _check_group(sharded: bool, variables: ShardVariables, environ: Mapping[str,
 
 
 def _folder(model_id: str, revision: str | None, access: "HubAccess") -> Path:
-    from text_generation_server.weights.access import local_directory
+    from text_generation_server.weights.files import local_directory
 
     if (folder := local_directory(model_id, access)) is not None:
         return folder
@@ -203,7 +203,7 @@ PARSERS: Mapping[str, Callable[[str], object]] = {
 
 
 def _hub_access(environ: Mapping[str, str]) -> "HubAccess":
-    from text_generation_server.weights.access import HubAccess
+    from text_generation_server.weights.files import HubAccess
 
     cache = from_environment(CacheFlags, environ, {})
     return HubAccess(

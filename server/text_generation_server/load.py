@@ -27,7 +27,6 @@ from text_generation_server.device.graphs import (
     Graphs,
     no_graphs,
 )
-from text_generation_server.device.precision import sum_products_in_float32
 from text_generation_server.device.transfers import moments_of, use_own_stream
 from text_generation_server.distributed import Group, join_group
 from text_generation_server.grammars.compiler import GrammarCompiler, ModelTokens
@@ -37,11 +36,9 @@ from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.layers.rotary import is_beyond_training, stretched_theta
 from text_generation_server.layers.weights import FORMATS
-from text_generation_server.models import get_model
-from text_generation_server.models.any_config import read_any_config
-from text_generation_server.models.dummy import DummyFiles
+from text_generation_server.models import get_model, read_any_config
 from text_generation_server.models.fallback.config import FallbackConfig
-from text_generation_server.models.loading import Files
+from text_generation_server.models.loading import DummyFiles, Files
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
@@ -263,3 +260,12 @@ def _choose_kv_dtype(wanted: str | None, dtype: torch.dtype, device: torch.devic
     if wanted == "fp8_e4m3fn" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise ModelError("--kv-cache-dtype fp8_e4m3fn needs a GPU of compute capability 8.9 or later: choose int8")
     return KV_TYPES[wanted]
+
+
+def sum_products_in_float32(device: torch.device) -> None:
+    """From now on cuBLAS adds up products of half precision in float32. By default, where it splits a long sum over
+    several programs, it may add up the programs' results in half precision."""
+    if device.type != "cuda":
+        return
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

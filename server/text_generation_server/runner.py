@@ -22,8 +22,7 @@ from text_generation_server.grammars.rows import StepConstraints
 from text_generation_server.kernels.interface import KvLayer, Masks
 from text_generation_server.models.model import Model
 from text_generation_server.platforms import Platform
-from text_generation_server.sampling.emitting import emit
-from text_generation_server.sampling.sampler import Sampled, Sampler, read_out
+from text_generation_server.sampling.sampler import Sampled, Sampler, emit, read_out
 from text_generation_server.step.preparation import Planner, PreparedStep, StepLimits
 from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.rows import Batches, PromptChunk, Rows, StepBatch

@@ -28,7 +28,7 @@ from text_generation_server.errors import MatcherError, StepRefused
 from text_generation_server.grammars.compiler import EarlyGrammar
 from text_generation_server.load import Shard, load_shard
 from text_generation_server.runner import Capacity
-from text_generation_server.step.log import StepLog
+from text_generation_server.step.results import StepLog
 from text_generation_server.step_requests import StepRequests, status
 from text_generation_server.step_socket import StepSocket
 from text_generation_server.worker import Worker

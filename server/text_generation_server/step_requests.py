@@ -17,8 +17,7 @@ from text_generation_proto import generate_pb2 as pb
 from text_generation_server.errors import ShardLoading, StepAborted, StepError, StepFailed, StepRefused
 from text_generation_server.load import Shard
 from text_generation_server.runner import ModelRunner
-from text_generation_server.step.log import StepLoad, StepLog, measure
-from text_generation_server.step.results import Pending, PromptOutput, StepOutput
+from text_generation_server.step.results import Pending, PromptOutput, StepLoad, StepLog, StepOutput, measure
 from text_generation_server.step.rows import PromptChunk, StepBatch
 from text_generation_server.worker import StepClock, Worker
 

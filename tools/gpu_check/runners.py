@@ -20,7 +20,7 @@ from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.models import get_model
-from text_generation_server.models.dummy import DummyFiles
+from text_generation_server.models.loading import DummyFiles
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler

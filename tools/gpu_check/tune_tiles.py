@@ -16,8 +16,7 @@ import torch
 
 from gpu_check.findings import Case, Context, Measured
 from text_generation_server.kernels.triton import tune
-from text_generation_server.kernels.triton.candidates import jobs
-from text_generation_server.kernels.triton.compiling import AttentionShape, compile_in_parallel
+from text_generation_server.kernels.triton.compiling import AttentionShape, compile_in_parallel, jobs
 from text_generation_server.kernels.triton.tuning import Gpu, Tile, TunedRow, attention_dtype, find_tile_for, gpu_of
 
 TABLE = "Tiles of attention: before and after"

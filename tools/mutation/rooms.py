@@ -42,7 +42,7 @@ ROOMS = (
         "worker",
         (
             f"{SERVER}/worker.py", f"{SERVER}/runner.py", f"{SERVER}/forward.py", f"{SERVER}/step/results.py",
-            f"{SERVER}/step/log.py", f"{SERVER}/step/warmup.py",
+            f"{SERVER}/step/warmup.py",
         ),
         (
             f"{SERVER}/step/tests/test_step_log.py", f"{SERVER}/tests/test_worker.py",
@@ -61,7 +61,7 @@ ROOMS = (
     Room(
         "sampling",
         (
-            f"{SERVER}/sampling/*.py", f"{SERVER}/step/parameters.py", f"{SERVER}/step/token_lists.py",
+            f"{SERVER}/sampling/*.py", f"{SERVER}/step/parameters.py",
             f"{COMMON}/sampling*.py",
         ),
         (

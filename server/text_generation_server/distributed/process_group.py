@@ -8,8 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from text_generation_server.distributed.ordered_sum import sum_in_order
-
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
@@ -67,3 +65,20 @@ class Gloo(ProcessGroup):
 def _listen_to_this_host_only() -> None:
     """Makes gloo listen on the loopback only, because all ranks are on this host. Gloo has no other option for this."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def sum_in_order(parts: list[Tensor], out: Tensor) -> None:
+    """out = parts[0] + parts[1] + …, from left to right: every rank that computes the sum gets the same bits.
+    Half-precision numbers are summed in float32 and rounded once.
+
+    `out` must not be one of the parts.
+    """
+    if out.dtype not in (torch.bfloat16, torch.float16):
+        torch.add(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            out += part
+        return
+    total = parts[0].float()
+    for part in parts[1:]:
+        total += part
+    out.copy_(total)

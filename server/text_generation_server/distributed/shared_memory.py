@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from text_generation_server.distributed.ordered_sum import sum_in_order
+from text_generation_server.distributed.process_group import sum_in_order
 from text_generation_server.errors import GroupBroken
 
 if TYPE_CHECKING:

@@ -1,15 +1,28 @@
-"""The supported models: `families` lists them, `model` says what the runner needs of one."""
+"""The models: a shard's part of the weights, and what a forward pass computes of a step. `families` of the common
+package lists the types that `decoder.py` computes; transformers computes all others, within `fallback/`.
+
+Imports `layers/`, `step/` and what lies below them. Begin with `model.py`, what the runner needs of a model, then
+`decoder.py`.
+"""
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from text_generation_common import quantization
+from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.config import config_fields, text_fields, unknown_type
+from text_generation_common.models.families import FAMILIES
+from text_generation_common.models.served import read_native
 from text_generation_common.models.tensors import with_checked_tensors
+from text_generation_common.models.values import shown
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models.decoder import Decoder
-from text_generation_server.models.fallback.config import FallbackConfig
+from text_generation_server.models.fallback.config import FallbackConfig, read_fallback_config
 from text_generation_server.models.fallback.load import load_fallback
 from text_generation_server.models.loading import Files, Loader
 from text_generation_server.models.model import Model
@@ -39,3 +52,26 @@ def get_model(
     model = Decoder(config, platform, loader, max_total_tokens)
     logger.info("loaded %d tensors, %.1f MiB read", loader.num_tensors, files.bytes_read / 2**20)
     return model
+
+
+def read_any_config(
+    path: Path, rope_scaling: str | None = None, rope_factor: float | None = None, with_families: bool = True
+) -> ModelConfig | FallbackConfig:
+    """The same as `read_config` for a model of any type. transformers reads the config if the model is of none of our
+    families, or has an option that our decoder lacks; without `with_families`, always."""
+    fields, generation = config_fields(path)
+    option = ""
+    if with_families and text_fields(fields).word("model_type") in FAMILIES:
+        native, option = read_native(path, rope_scaling, rope_factor)
+        if native is not None:
+            return native
+    if rope_scaling or rope_factor is not None:
+        raise ModelError(
+            f"{fields.where}: --rope-scaling and --rope-factor are not supported for model type"
+            f" {shown(fields.word('model_type'))}: remove them"
+        )
+    if (config := read_fallback_config(fields, generation)) is None:
+        raise unknown_type(fields)
+    if reason := quantization.refusal(path, text_fields(fields).raw, served={}):
+        raise ModelError(reason)
+    return replace(config, option=option)

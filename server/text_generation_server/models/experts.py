@@ -1,20 +1,20 @@
-"""A mixture of experts in the place of an MLP: where the files have the weights of experts, and what they compute."""
+"""What follows the attention in a layer: an MLP, or a mixture of experts in its place, where the files have the weights
+of experts, and what they compute.
+"""
 
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from text_generation_common.models.architecture import Moe
+from text_generation_common.models.architecture import Activation, Moe
 from text_generation_common.models.names import MXFP4_BLOCK, ExpertLayout, LayerNames
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import ExpertWeights
 from text_generation_server.layers.linear import PANEL, make_linear
-from text_generation_server.layers.mxfp4 import unpack_mxfp4
 from text_generation_server.layers.vocabulary import pad_rows
 from text_generation_server.layers.weights import dense
-from text_generation_server.models.loading import Loader
-from text_generation_server.models.mlp import MLP
+from text_generation_server.models.loading import Loader, stacked
 from text_generation_server.models.parts import Parts
 
 
@@ -109,3 +109,45 @@ def _of_mxfp4(loader: Loader, names: LayerNames, own: range) -> tuple[Tensor, Te
     for out, *codes in zip(down, blocks, scales, strict=True):
         out[:] = unpack_mxfp4(*codes)[:, first : first + len(own)]
     return gate_up, down
+
+
+# MXFP4: numbers of 4 bits in blocks of 32, which share a scale of 8 bits (OCP Microscaling Formats, 5.3.3 and 5.4.1).
+# The numbers of e2m1: a sign, two bits of exponent, one bit of mantissa.
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+NUMBERS = (*MAGNITUDES, *(-number for number in MAGNITUDES))
+SCALES = (*(2.0 ** (code - 127) for code in range(255)), float("nan"))
+
+
+def unpack_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """float32 [..., K] of blocks uint8 [..., K / 32, 16] and scales uint8 [..., K / 32]. A byte holds two numbers, the
+    first in its lower half."""
+    numbers = torch.tensor([[NUMBERS[byte % 16], NUMBERS[byte // 16]] for byte in range(256)], device=blocks.device)
+    factors = torch.tensor(SCALES, device=blocks.device)[scales.int()]
+    return (numbers[blocks.int()].flatten(-2) * factors.unsqueeze(-1)).flatten(-2)
+
+
+class MLP:
+    def __init__(self, parts: Parts, names: LayerNames, of: tuple[int, range] | None = None) -> None:
+        """`of`: the numbers between the products, and which of them are this rank's. None: config.json's."""
+        config = parts.config
+        size, part = of or (config.intermediate_size, parts.split.intermediate)
+        self._kernels = parts.kernels
+        self._activation, self._gated = config.activation, config.gated
+        # The gate of silu is part of the product; other activations are a kernel of their own.
+        self._in_product = config.gated and config.activation is Activation.silu
+        gate = [(names.gate, size, part)] if config.gated else []
+        wanted = stacked(*gate, (names.up, size, part))
+        # Every activation of 0 is 0, so zeros after the numbers of this rank change nothing.
+        self._up = parts.loader.fused(wanted, config.biases.mlp, gated=self._in_product, multiple=PANEL)
+        self._down = parts.loader.row_split(names.down, part, config.biases.mlp, parts.linear_factor, PANEL)
+
+    def __call__(self, x_TH: Tensor) -> Tensor:
+        return self._down(self._inner(x_TH))
+
+    def part(self, x_TH: Tensor) -> Tensor:
+        """What this rank adds to the result."""
+        return self._down.part(self._inner(x_TH))
+
+    def _inner(self, x_TH: Tensor) -> Tensor:
+        x = self._up(x_TH)
+        return x if self._in_product else self._kernels.activate(x, self._activation, self._gated)

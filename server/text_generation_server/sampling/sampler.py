@@ -5,14 +5,15 @@ then not for this step but for the step before.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from text_generation_server.device.transfers import Moment, send
+from text_generation_common import faults
+from text_generation_server.device.transfers import Moment, fetch, send
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import Chosen, Kernels, Masks
 from text_generation_server.sampling.plan import RowBlock, SamplingPlan, make_plan
-from text_generation_server.sampling.watermark import green_list, newest_tokens
 from text_generation_server.step.results import Pending
 from text_generation_server.step.rows import Rows
 
@@ -196,3 +197,43 @@ def _top_tokens(logits: Tensor, plan: SamplingPlan) -> tuple[Tensor, Tensor]:
     most = min(max(plan.top_counts), logits.shape[1])
     logprobs, ids = logits[plan.top_where].log_softmax(dim=1).topk(most, dim=1)
     return ids.int(), logprobs
+
+
+def emit(ids_R: Tensor, rows: Rows, index: tuple[int, ...]) -> None:
+    """Overwrites sampled ids by those that the fault point `shard.sampled` names, if it names any. Each row of `index`
+    gets the id at its place in the row's output; after the last one its own id remains."""
+    for i, row in enumerate(index if (given := faults.emitted("shard.sampled")) else ()):
+        place = int(rows.known[row]) - rows.parameters.prompt_length[row]
+        if place < len(given):
+            ids_R[i] = given[place]
+
+
+# Watermarks a text by favouring a "green" part of the vocabulary, drawn from the previous token.
+#
+# A Watermark for Large Language Models, Kirchenbauer et al. 2023 (https://arxiv.org/abs/2301.10226), with TGI's key, so
+# that its detectors find it.
+#
+# torch draws the list on the CPU, so the host must know the previous token. It is copied to the host before the step's
+# forward pass is launched: the host waits for the step before, while the GPU computes the forward pass.
+HASH_KEY = 15485863
+
+
+def newest_tokens(rows: Rows, index: tuple[int, ...], mark: Callable[[], Moment]) -> Pending[list[int]]:
+    """The newest known token of each of the rows `index`, in their order. To be called before the step's forward pass
+    is launched."""
+    last = rows.known[list(index)] - 1
+    rows_W, positions_W = send([np.array(index, np.int32), last.astype(np.int32)], rows.device)
+    ids_W = fetch(rows.history[rows_W, positions_W])
+    copied = mark()
+
+    def read() -> list[int]:
+        copied.wait()
+        return [int(token) for token in ids_W.tolist()]
+
+    return Pending(copied, read)
+
+
+def green_list(previous_token: int, vocabulary: int, gamma: float) -> torch.Tensor:
+    """The favoured ids after `previous_token`, as int64 [int(vocabulary * gamma)]."""
+    generator = torch.Generator().manual_seed(HASH_KEY * previous_token)
+    return torch.randperm(vocabulary, generator=generator)[: int(vocabulary * gamma)]

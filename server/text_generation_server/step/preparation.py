@@ -13,9 +13,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from text_generation_server.errors import StepError
-from text_generation_server.step.parameters import RowParameters
+from text_generation_server.step.parameters import RowParameters, check_token_lists
 from text_generation_server.step.rows import Batch, Batches, PromptChunk, Rows, StepBatch
-from text_generation_server.step.token_lists import check_token_lists
 
 Int32s = npt.NDArray[np.int32]
 

@@ -14,7 +14,7 @@ from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import MULTIMODAL
 from text_generation_common.models.families import FAMILIES
-from text_generation_server.models.any_config import read_any_config
+from text_generation_server.models import read_any_config
 
 Raw = Mapping[str, Any]
 NATIVE, FALLBACK, REFUSED = "native", "fallback", "refused"

@@ -13,8 +13,7 @@ from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.weights import WeightFormat, dense
-from text_generation_server.models import get_model
-from text_generation_server.models.any_config import read_any_config
+from text_generation_server.models import get_model, read_any_config
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler

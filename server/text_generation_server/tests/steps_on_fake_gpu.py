@@ -30,9 +30,9 @@ from text_generation_server.distributed import Alone, Group
 from text_generation_server.grammars.compiler import GrammarCompiler
 from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import select_backend
-from text_generation_server.kernels.triton.linear import WideLinear
+from text_generation_server.kernels.triton.layers import WideLinear
 from text_generation_server.models import get_model
-from text_generation_server.models.dummy import DummyFiles
+from text_generation_server.models.loading import DummyFiles
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler

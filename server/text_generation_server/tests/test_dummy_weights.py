@@ -13,8 +13,8 @@ from text_generation_common.errors import WeightsError
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import shapes
 from text_generation_server.models import get_model
-from text_generation_server.models.dummy import DummyFiles
-from text_generation_server.weights.access import HubAccess
+from text_generation_server.models.loading import DummyFiles
+from text_generation_server.weights.files import HubAccess
 from text_generation_server.weights.prepare import prepare_without_weights
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from text_generation_common.flags.kinds import Dtype
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.served import implementation_of, read_served
 from text_generation_server.load import _mention
-from text_generation_server.models.any_config import read_any_config
+from text_generation_server.models import read_any_config
 from text_generation_server.models.fallback.config import FallbackConfig
 from text_generation_server.models.fallback.probe import seen
 

@@ -24,8 +24,7 @@ from text_generation_common.models.families import FAMILIES
 from text_generation_common.models.tensors import shapes
 from text_generation_server.kernels import reference
 from text_generation_server.models import get_model
-from text_generation_server.models.parts import Parts
-from text_generation_server.models.split import split_model
+from text_generation_server.models.parts import Parts, split_model
 from text_generation_server.step.rows import PromptChunk
 from text_generation_server.weights.files import SafetensorsFiles
 

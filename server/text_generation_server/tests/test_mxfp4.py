@@ -16,11 +16,9 @@ from text_generation_common.errors import ModelError, WeightsError
 from text_generation_common.models.config import read_config
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels.interface import ExpertWeights
-from text_generation_server.layers.mxfp4 import unpack_mxfp4
-from text_generation_server.models.experts import load_experts
+from text_generation_server.models.experts import load_experts, unpack_mxfp4
 from text_generation_server.models.loading import Loader
-from text_generation_server.models.parts import Parts
-from text_generation_server.models.split import split_model
+from text_generation_server.models.parts import Parts, split_model
 from text_generation_server.weights.files import SafetensorsFiles
 
 ANNOUNCED: dict[str, Any] = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}

@@ -12,11 +12,9 @@ from text_generation_server.device.transfers import HostMoment
 from text_generation_server.errors import StepError
 from text_generation_server.kernels import reference, select_backend
 from text_generation_server.kernels.interface import Choices, Chosen, Kernels
-from text_generation_server.sampling.sampler import Sampled, SampledOnHost, Sampler, read_out
-from text_generation_server.sampling.watermark import green_list
-from text_generation_server.step.parameters import cuts, penalizes, temperature
+from text_generation_server.sampling.sampler import Sampled, SampledOnHost, Sampler, green_list, read_out
+from text_generation_server.step.parameters import check_token_lists, cuts, penalizes, temperature
 from text_generation_server.step.rows import PromptChunk, Rows
-from text_generation_server.step.token_lists import check_token_lists
 
 VOCABULARY = 50
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import reference
 from text_generation_server.models.decoder import Decoder
 from text_generation_server.models.loading import Loader
-from text_generation_server.models.split import split_model
+from text_generation_server.models.parts import split_model
 from text_generation_server.weights.files import SafetensorsFiles
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -1,19 +1,46 @@
-"""Finds the directory of a model id: a local directory, or one in the hub's cache, downloaded if necessary."""
+"""Finds the directory of a model id: a local directory, or one in the hub's cache, into which one revision of the model
+is downloaded if necessary. The hub's errors become ours, and a line is logged while it does not answer.
+"""
 
 import logging
 import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    HfFileMetadata,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.model_files import limit_bytes
 from text_generation_common.models.served import read_served
+from text_generation_common.version import named
 from text_generation_common.weights import names
-from text_generation_common.weights.headers import read_json, refuse_quantized
-from text_generation_server.weights.access import HubAccess, described, local_directory
-from text_generation_server.weights.hub_errors import hub_errors
-from text_generation_server.weights.snapshot import HubSnapshot
-from text_generation_server.weights.transfer import Retries
+from text_generation_common.weights.headers import read_index, read_json, refuse_quantized
+from text_generation_common.weights.names import is_plain
+from text_generation_server.errors import NetworkError
+from text_generation_server.weights.files import HubAccess, described, local_directory
+from text_generation_server.weights.progress import Progress, Quiet, make_progress
+from text_generation_server.weights.transfer import TRANSIENT_STATUS, Blob, Retries, fetch_all
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +90,7 @@ def download(
         raise WeightsError(f"the cache {access.cache} cannot be written: {error.strerror or error}") from error
 
 
-def _fetch(snapshot: HubSnapshot, pickles_too: bool) -> Path:
+def _fetch(snapshot: "HubSnapshot", pickles_too: bool) -> Path:
     snapshot.fetch_side_files(names.side_files(snapshot.listing))
     if "config.json" in snapshot.listing:  # Checked before the weights are downloaded, which are large.
         refuse_quantized(snapshot.path, read_json(snapshot.path / "config.json"))
@@ -85,3 +112,156 @@ def _checked(revision: str | None) -> str:
     if not _REVISION.fullmatch(revision) or {".", ".."} & set(revision.split("/")):
         raise WeightsError(f"{revision!r} is not a revision: give a branch, a tag or a commit")
     return revision
+
+
+_CACHE_KEY = re.compile(r"[\w-]+", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_API_TIMEOUT_S = 10.0
+
+Choose = Callable[[Iterable[str], Set[str] | None], list[str]]
+
+
+class HubSnapshot:
+    """One revision of a model. Asks the hub once for the revision's commit, and takes every file from that commit.
+
+    `finish` records the revision in the cache, so an incomplete model is not found under its revision.
+    """
+
+    def __init__(self, model_id: str, revision: str, access: HubAccess, retries: Retries) -> None:
+        self.model = described(model_id, revision)  # the model's name for errors
+        self._model_id = model_id
+        self._revision = revision
+        self._access = access
+        self._retries = retries
+        self._commit, self.listing = retries.run(self._ask)
+        self._folder = access.cache / repo_folder_name(repo_id=model_id, repo_type="model")
+        self.path = self._folder / "snapshots" / self._commit
+
+    def fetch_side_files(self, names: list[str]) -> None:
+        """Downloads the files `names`. WeightsError for a file that is larger than the limit of `model_files`."""
+        blobs = self._absent(names)
+        for blob in blobs:
+            limit = limit_bytes(blob.name)
+            if blob.size is not None and blob.size > limit:
+                raise WeightsError(f"{blob.name} of {self.model} has {blob.size} bytes: more than {limit} are refused")
+        self._fetch(blobs, Quiet())
+
+    def fetch_weights(self, index_name: str, choose: Choose) -> bool:
+        """Downloads the index, if there is one, and the weights that `choose` finds with it. Returns
+        False if `choose` finds none."""
+        if index_name in self.listing:
+            self.fetch_side_files([index_name])
+        index = read_index(self.path / index_name)
+        names = choose(self.listing, None if index is None else set(index.values()))
+        if absent := [name for name in names if name not in self.listing]:
+            raise WeightsError(f"{self._model_id} has no {absent[0]}, which its {index_name} names")
+        blobs = self._absent(names)
+        needed = [blob for blob in blobs if not blob.path.exists()]
+        num_bytes = sum(blob.size or 0 for blob in needed)
+        self._fetch(blobs, make_progress(len(needed), num_bytes, self._access.progress) if needed else Quiet())
+        return bool(names)
+
+    def finish(self) -> Path:
+        if self._revision != self._commit:
+            ref = self._folder / "refs" / self._revision
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            temporary = ref.with_name(f"{ref.name}.tgi.incomplete")
+            temporary.write_text(self._commit)
+            temporary.replace(ref)
+        return self.path
+
+    def _ask(self) -> tuple[str, list[str]]:
+        with hub_errors(self._model_id, self._revision), mentioned_if_slow(self.model):
+            api = HfApi(token=self._access.token, **named())
+            info = api.model_info(self._model_id, revision=self._revision, timeout=_API_TIMEOUT_S)
+        if not info.sha or not _CACHE_KEY.fullmatch(info.sha):
+            raise WeightsError(f"the hub does not name the commit of {self.model}: try again later")
+        return info.sha, [file.rfilename for file in info.siblings or () if is_plain(file.rfilename)]
+
+    def _absent(self, names: list[str]) -> list[Blob]:
+        return [self._blob(name) for name in names if not (self.path / name).exists()]
+
+    def _blob(self, name: str) -> Blob:
+        url = hf_hub_url(self._model_id, name, revision=self._commit)
+        metadata = self._retries.run(lambda: self._metadata(url))
+        etag = metadata.etag or ""
+        if not _CACHE_KEY.fullmatch(etag):
+            raise WeightsError(f"the hub gives no usable ETag for {name} of {self._model_id}")
+        sha256 = etag if _SHA256.fullmatch(etag) else None
+        return Blob(name, url, self._folder / "blobs" / etag, metadata.size, sha256)
+
+    def _metadata(self, url: str) -> HfFileMetadata:
+        with hub_errors(self._model_id, self._revision), mentioned_if_slow(self.model):
+            return get_hf_file_metadata(url, token=self._access.token, **named())
+
+    def _fetch(self, blobs: list[Blob], progress: Progress) -> None:
+        try:
+            fetch_all(blobs, build_hf_headers(token=self._access.token, **named()), progress, self._retries)
+        finally:
+            progress.close()
+        for blob in blobs:
+            self._retries.run(partial(self._link, blob.name))
+
+    def _link(self, name: str) -> None:
+        """Lets huggingface_hub link the downloaded file into the snapshot, in the form that its cache needs."""
+        with hub_errors(self._model_id, self._revision):
+            hf_hub_download(
+                self._model_id,
+                name,
+                revision=self._commit,
+                cache_dir=self._access.cache,
+                token=self._access.token,
+                **named(),
+            )
+
+
+SLOW_S = 2.0
+
+# huggingface_hub uses requests (0.x), httpx (1.x) or httpx2 (2.x). Its HTTP error is derived from that library's HTTP
+# error. The outermost class above it is the base of the library's connection errors too.
+_TRANSPORT_ERROR: type[Exception] = [base for base in HfHubHTTPError.__mro__ if base.__module__ != "builtins"][-1]
+
+
+@contextmanager
+def hub_errors(model_id: str, revision: str | None) -> Iterator[None]:
+    """Turns huggingface_hub's errors into WeightsError, or into NetworkError if trying again may help."""
+    try:
+        yield
+    except GatedRepoError as error:
+        raise WeightsError(
+            f"{model_id} is gated: ask for access on its page, then set HF_TOKEN to a token of yours"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise WeightsError(
+            f"{model_id} was not found at {constants.ENDPOINT}, or is private: check the name, or set HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise WeightsError(f"{model_id} has no revision {revision}") from error
+    except HFValidationError as error:
+        raise WeightsError(f"{model_id!r} is not a valid model id: {_line(error)}") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        text = f"{constants.ENDPOINT} answered {status} for {described(model_id, revision)}"
+        raise (NetworkError if status in TRANSIENT_STATUS else WeightsError)(text) from error
+    except (LocalEntryNotFoundError, _TRANSPORT_ERROR) as error:
+        raise NetworkError(
+            f"{constants.ENDPOINT} cannot be reached for {described(model_id, revision)} ({_line(error)}): "
+            "check the connection, then run the same command again"
+        ) from error
+
+
+@contextmanager
+def mentioned_if_slow(model: str) -> Iterator[None]:
+    """A context in which the hub is asked about `model`. Logs a line if there is no answer within SLOW_S."""
+    timer = threading.Timer(SLOW_S, logger.info, ("No answer from %s about %s yet", constants.ENDPOINT, model))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -6,8 +6,8 @@ from pathlib import Path
 from text_generation_common.errors import WeightsError
 from text_generation_common.weights.headers import read_json, verify, weight_files
 from text_generation_common.weights.tokenizer_files import has_tokenizer
-from text_generation_server.weights.access import HubAccess, described, local_directory
 from text_generation_server.weights.convert import convert_apart, pickle_files
+from text_generation_server.weights.files import HubAccess, described, local_directory
 from text_generation_server.weights.hub import cached_snapshot, download
 from text_generation_server.weights.tokenizer import ensure_fast_tokenizer
 from text_generation_server.weights.transfer import Retries

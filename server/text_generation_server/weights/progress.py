@@ -10,7 +10,7 @@ from typing import Protocol
 
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, tqdm
 
-from text_generation_server.weights.access import LineStyle
+from text_generation_server.weights.files import LineStyle
 
 logger = logging.getLogger(__name__)
 

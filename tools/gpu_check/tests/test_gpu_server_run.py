@@ -19,7 +19,7 @@ from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 from text_generation_benchmark.workload import Workload
 from text_generation_common.models.config import read_config
-from text_generation_server.models.dummy import shapes
+from text_generation_server.models.loading import shapes
 
 SMALL = LlamaShape(hidden=64, intermediate=96, layers=3, heads=4, kv_heads=2, vocabulary=3000, tied=False)
 

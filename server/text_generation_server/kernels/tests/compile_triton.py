@@ -25,8 +25,13 @@ from text_generation_server.kernels.interface import (
     Masks,
     Segments,
 )
-from text_generation_server.kernels.triton.candidates import fault, table_jobs
-from text_generation_server.kernels.triton.compiling import AttentionShape, compile_attention, compiling_for
+from text_generation_server.kernels.triton.compiling import (
+    AttentionShape,
+    compile_attention,
+    compiling_for,
+    fault,
+    table_jobs,
+)
 from text_generation_server.kernels.triton.sample_masks import apply_masks
 
 FP32, FP16, BF16, INT8, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn

@@ -14,17 +14,23 @@ from text_generation_server.kernels.interface import KvLayer
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
-from text_generation_server.kernels.triton import compile_all, sass, tune
-from text_generation_server.kernels.triton.candidates import CANDIDATES, fault, jobs, table_jobs
-from text_generation_server.kernels.triton.compiling import AttentionShape, Compiled
+from text_generation_server.kernels.triton import compile_all, compiling, tune
+from text_generation_server.kernels.triton.compiling import (
+    CANDIDATES,
+    AttentionShape,
+    Compiled,
+    fault,
+    jobs,
+    table_jobs,
+)
 from text_generation_server.kernels.triton.tuning import Tile, TunedRow, read_rows
 
 BF16 = torch.bfloat16
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(90, BF16, BF16, 4, 128)
 TILE = Tile(warps=4, stages=3, rows=64, columns=64)
-SPILLS = sass.MachineCode(255, 64, 900, 8, (sass.Loop(300, 64, 2),))
-CLEAN = sass.MachineCode(168, 64, 900, 8, (sass.Loop(20, 0, 0), sass.Loop(300, 64, 0)))
+SPILLS = compiling.MachineCode(255, 64, 900, 8, (compiling.Loop(300, 64, 2),))
+CLEAN = compiling.MachineCode(168, 64, 900, 8, (compiling.Loop(20, 0, 0), compiling.Loop(300, 64, 0)))
 LISTING = """\
 .text._attend_split:
         /*0000*/                   LDC R1, c[0x0][0x28] ;
@@ -44,11 +50,11 @@ LISTING = """\
 
 
 def test_spills_and_exponentials_are_counted_in_the_innermost_loops() -> None:
-    code = sass.parse(LISTING, 168, 8)
+    code = compiling.parse(LISTING, 168, 8)
     assert (code.registers, code.stack, code.instructions, code.spills) == (168, 8, 10, 2)
-    assert code.loops == (sass.Loop(2, 0, 0),)
-    only_outer = sass.parse(LISTING.replace("@!P1 BRA `(.L_x_1)", "NOP"), 168, 8)
-    assert only_outer.loops == (sass.Loop(6, 1, 1),)
+    assert code.loops == (compiling.Loop(2, 0, 0),)
+    only_outer = compiling.parse(LISTING.replace("@!P1 BRA `(.L_x_1)", "NOP"), 168, 8)
+    assert only_outer.loops == (compiling.Loop(6, 1, 1),)
     assert only_outer.tiles == [6] and only_outer.spills_in_loops == 1
 
 
@@ -133,7 +139,7 @@ def test_a_table_whose_tile_spills_fails_and_so_does_a_shape_without_tiles(capsy
 
 TABLE_TILE = """
 import torch
-from text_generation_server.kernels.triton.candidates import fault, table_jobs
+from text_generation_server.kernels.triton.compiling import fault, table_jobs
 from text_generation_server.kernels.triton.compiling import AttentionShape, compile_attention
 shape = AttentionShape({capability}, torch.{dtype}, torch.int8, 4, {head_size}, options=("{option}",))
 (job,) = [job for job in table_jobs(shape) if job[0] == "{kernel}"]

@@ -5,12 +5,10 @@ on the device or change only the grid, and vectors of a step may begin at any ad
 """
 
 from text_generation_server.kernels.reference import add  # torch's sum: a kernel of our own would not be faster
-from text_generation_server.kernels.triton.activate import activate
 from text_generation_server.kernels.triton.advance import advance, place
 from text_generation_server.kernels.triton.attend import attend
-from text_generation_server.kernels.triton.embed import embed
 from text_generation_server.kernels.triton.experts import add_scored, experts, route
-from text_generation_server.kernels.triton.linear import linear
+from text_generation_server.kernels.triton.layers import activate, embed, linear, silu_mul
 from text_generation_server.kernels.triton.norm import (
     add_layer_norm,
     add_rms_norm,
@@ -27,7 +25,6 @@ from text_generation_server.kernels.triton.sample import (
     splits_draws,
     vocabulary_part,
 )
-from text_generation_server.kernels.triton.silu_mul import silu_mul
 
 __all__ = [
     "activate",

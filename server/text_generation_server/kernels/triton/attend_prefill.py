@@ -12,8 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
-from text_generation_server.kernels.triton.options import LOG2E, first_seen, kernel_arguments
-from text_generation_server.kernels.triton.tiles import attend_tile, prepare_queries
+from text_generation_server.kernels.triton.tiles import (
+    LOG2E,
+    attend_tile,
+    first_seen,
+    kernel_arguments,
+    prepare_queries,
+)
 from text_generation_server.kernels.triton.tuning import Tile, find_attention_tile
 
 MIN_QUERIES = 16  # least number of rows of a tl.dot

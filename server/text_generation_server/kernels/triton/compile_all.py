@@ -14,12 +14,15 @@ from itertools import product
 
 import torch
 
-from text_generation_server.kernels.triton.candidates import CANDIDATES, fault, jobs, table_jobs
 from text_generation_server.kernels.triton.compiling import (
+    CANDIDATES,
     SERVED_OPTIONS,
     AttentionShape,
     Compiled,
     compile_in_parallel,
+    fault,
+    jobs,
+    table_jobs,
 )
 from text_generation_server.kernels.triton.tuning import Tile
 

@@ -1,17 +1,24 @@
-"""Compiles attention for a GPU that need not be there, by calling the kernels' own launchers on CPU tensors.
+"""Compiles attention for a GPU that need not be there, by calling the kernels' own launchers on CPU tensors. Its
+machine code shows registers, spilled registers and the length of loops, and so which tiles a GPU can run well.
 
 Triton keeps what is compiled in its cache on disk, where a process that has such a GPU finds it. Triton's interpreter
 must be off.
 """
 
+import re
+import subprocess
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.errors import TritonError
 from triton.runtime import driver
@@ -20,8 +27,88 @@ from triton.runtime.jit import JITFunction
 from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
 from text_generation_server.kernels.triton.attend_decode import attend_decode_tiled
 from text_generation_server.kernels.triton.attend_prefill import attend_prefill_tiled
-from text_generation_server.kernels.triton.sass import NO_CODE, MachineCode, read_code
-from text_generation_server.kernels.triton.tuning import Tile
+from text_generation_server.kernels.triton.tuning import Gpu, Tile, attention_dtype, find_tile_for
+
+# A line of nvdisasm: an instruction behind its address, whose first word may be a predicate, or a label.
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)$")
+LABEL = re.compile(r"^(\.L\w+):")
+TARGET = re.compile(r"`\((\.L\w+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop that has no other loop within it."""
+
+    instructions: int
+    exponentials: int
+    spills: int  # loads from local memory and stores to it
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    registers: int  # registers of a thread
+    stack: int  # bytes of local memory of a thread
+    instructions: int
+    spills: int
+    loops: tuple[Loop, ...]
+
+    @property
+    def spills_in_loops(self) -> int:
+        return sum(loop.spills for loop in self.loops)
+
+    @property
+    def tiles(self) -> list[int]:
+        """Instructions that a warp runs for one tile of attention, in each loop over tiles: they have exponentials."""
+        return [loop.instructions for loop in self.loops if loop.exponentials]
+
+
+NO_CODE = MachineCode(0, 0, 0, 0, ())
+
+
+def read_code(cubin: bytes) -> MachineCode:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        usage = _run(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", path)
+        text = _run(knobs.nvidia.nvdisasm.path, "--print-code", path)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found, usage
+    return parse(text, int(found[1]), int(found[2]))
+
+
+def _run(*command: str | Path) -> str:
+    # A large kernel takes seconds, and beside the compilers of `make compile-gpu` on a busy machine more than a minute.
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+
+
+def parse(text: str, registers: int, stack: int) -> MachineCode:
+    """`text` is the listing of one kernel."""
+    names: list[str] = []
+    labels: dict[str, int] = {}
+    jumps: list[tuple[str, int]] = []
+    for line in text.splitlines():
+        if label := LABEL.match(line):
+            labels[label[1]] = len(names)
+        elif instruction := INSTRUCTION.match(line):
+            names.append(instruction[2])
+            if instruction[2].startswith("BRA") and (target := TARGET.search(instruction[3])):
+                jumps.append((target[1], len(names)))
+    # The loop that a kernel's end is padded with jumps to itself.
+    back = {(labels[label], end) for label, end in jumps if label in labels and labels[label] < end - 1}
+    loops = [_loop(names[start:end]) for start, end in sorted(back) if _is_innermost(start, end, back)]
+    return MachineCode(registers, stack, len(names), _loop(names).spills, tuple(loops))
+
+
+def _is_innermost(start: int, end: int, loops: set[tuple[int, int]]) -> bool:
+    """The last one of several jumps back to one place ends the loop."""
+    within = any(start < other and last <= end for other, last in loops)
+    return not within and not any(start == other and last > end for other, last in loops)
+
+
+def _loop(names: list[str]) -> Loop:
+    exponentials = names.count("MUFU.EX2")
+    return Loop(len(names), exponentials, sum(name.startswith(("LDL", "STL")) for name in names))
+
 
 # Bytes of shared memory that a program may use, by compute capability, of which 90 stands for 9.0: CUDA C++ Programming
 # Guide, "Technical Specifications per Compute Capability".
@@ -157,3 +244,38 @@ def _prefill(shape: AttentionShape, tile: Tile) -> None:
     segments = Segments(_int32(1), _int32(1), _int32(2), 2)
     table, options = _int32(2, TABLE_WIDTH), shape.attention_options
     attend_prefill_tiled(q_THD, kv, table, segments, options, torch.empty_like(q_THD), tile)
+
+
+# Loads of keys wait for the load of their slots, and half of the stages go to the slots: 3 stages keep one tile of keys
+# in flight, 5 two and 7 three. With 2 stages the slots' loads are not in flight at all.
+DECODE_TILES = [
+    Tile(warps=warps, stages=stages, columns=columns, split=split)
+    for warps, stages, columns, split in product((2, 4, 8), (3, 5), (32, 64, 128), (128, 256, 512))
+]
+PREFILL_TILES = [
+    Tile(warps=warps, stages=stages, rows=rows, columns=columns)
+    for warps, stages, rows, columns in product((4, 8), (3, 5, 7), (64, 128), (32, 64, 128))
+]
+CANDIDATES = {"attend_decode": DECODE_TILES, "attend_prefill": PREFILL_TILES}
+
+
+def jobs(shape: AttentionShape) -> list[tuple[str, AttentionShape, Tile]]:
+    return [(kernel, shape, tile) for kernel, tiles in CANDIDATES.items() for tile in tiles]
+
+
+def table_jobs(shape: AttentionShape) -> list[tuple[str, AttentionShape, Tile]]:
+    """The tiles that GPUs of the shape's capability use where `tune` has not run."""
+    gpu, dtype = Gpu("", shape.capability), attention_dtype(shape.dtype, shape.cache)
+    return [(kernel, shape, find_tile_for(kernel, shape.group, shape.head_size, dtype, gpu)) for kernel in CANDIDATES]
+
+
+def fault(compiled: Compiled) -> str | None:
+    """Why the GPU cannot run the kernel, or would run it several times slower than needed."""
+    if compiled.error:
+        return compiled.error
+    limit = SHARED_MEMORY[compiled.shape.capability]
+    if compiled.shared > limit:
+        return f"{compiled.shared} bytes of shared memory, of {limit}"
+    if spills := compiled.code.spills_in_loops:
+        return f"{spills} accesses to spilled registers in loops"
+    return None

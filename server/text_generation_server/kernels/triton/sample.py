@@ -17,8 +17,7 @@ from torch import Tensor
 
 from text_generation_server.kernels.interface import Choices, Chosen
 from text_generation_server.kernels.triton.sample_cuts import find_bounds
-from text_generation_server.kernels.triton.sample_masks import exclude_tokens
-from text_generation_server.kernels.triton.sample_penalties import add_bias, penalize
+from text_generation_server.kernels.triton.sample_masks import add_bias, exclude_tokens, penalize
 from text_generation_server.kernels.triton.sample_prepare import (
     BOUND_WORDS,
     LARGEST,

@@ -23,8 +23,15 @@ from triton.testing import do_bench_cudagraph
 from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
 from text_generation_server.kernels.triton.attend_decode import attend_decode_tiled
 from text_generation_server.kernels.triton.attend_prefill import attend_prefill_tiled
-from text_generation_server.kernels.triton.candidates import CANDIDATES, fault, jobs
-from text_generation_server.kernels.triton.compiling import TABLE_WIDTH, AttentionShape, Compiled, compile_in_parallel
+from text_generation_server.kernels.triton.compiling import (
+    CANDIDATES,
+    TABLE_WIDTH,
+    AttentionShape,
+    Compiled,
+    compile_in_parallel,
+    fault,
+    jobs,
+)
 from text_generation_server.kernels.triton.tuning import Tile, TunedRow, attention_dtype, gpu_of, read_rows
 
 DECODES = ((1, 4000), (16, 2000), (64, 1000))  # (number of rows, length of each row in tokens)

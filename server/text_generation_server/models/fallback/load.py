@@ -1,4 +1,8 @@
-"""Makes a `FallbackModel` of the weights files, and checks what can be checked before it serves."""
+"""Makes a `FallbackModel` of the weights files, and checks what can be checked before it serves.
+
+transformers computes an RMS norm by seven operations of torch, four times in a layer of some models: our norms take
+their places where a trial shows that they compute the same.
+"""
 
 import logging
 from collections.abc import Callable, Collection
@@ -12,7 +16,6 @@ from text_generation_common.weights.headers import BUFFERS
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.linear import make_linear
 from text_generation_server.layers.weights import WeightFormat, dense
-from text_generation_server.models.fallback import calls
 from text_generation_server.models.fallback.config import FallbackConfig, check_ropes
 from text_generation_server.models.fallback.model import (
     FallbackModel,
@@ -21,8 +24,7 @@ from text_generation_server.models.fallback.model import (
     GivenHidden,
     KernelLinear,
 )
-from text_generation_server.models.fallback.norms import replace_norms
-from text_generation_server.models.fallback.probe import Probe, probe, refused
+from text_generation_server.models.fallback.probe import NAME, Probe, attending, probe, refused, register
 from text_generation_server.models.loading import Files
 from text_generation_server.platforms import Platform
 
@@ -91,14 +93,14 @@ def _loaded(
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    calls.register()
+    register()
     in_files = _text_names(files.names) if config.is_within else {name: name for name in files.names}
     stored = {name: StoredTensor(files, own, on_tensor) for name, own in in_files.items()}
     # Experts one after the other read the weights of those alone that were chosen. GPUs have a kernel for all of them.
     experts = {"experts_implementation": "eager"} if device.type == "cpu" else {}
     try:
         model, info = config.model_class.from_pretrained(
-            None, config=config.values, state_dict=stored, dtype=dtype, attn_implementation=calls.NAME,
+            None, config=config.values, state_dict=stored, dtype=dtype, attn_implementation=NAME,
             local_files_only=True, output_loading_info=True, **experts,
         )  # fmt: skip
     except Exception as error:  # each model has checks of its own
@@ -154,8 +156,62 @@ def _replace_linears(model: Any, kernels: Kernels, weight_format: WeightFormat, 
 def _whole_logits(model: Any, tokens: int, device: torch.device) -> Tensor:
     """The logits [T, V] of tokens 0 at positions from 0, which attend to nothing, by the whole model."""
     ids = torch.zeros((1, tokens), dtype=torch.long, device=device)
-    with calls.attending(Probe()):
+    with attending(Probe()):
         logits: Tensor = model(
             input_ids=ids, position_ids=torch.arange(tokens, device=device)[None], use_cache=False
         ).logits
     return logits[0]
+
+
+EPS = ("variance_epsilon", "eps", "epsilon", "norm_eps")  # names that norms have for the number added to the mean
+# Factors of the rows of the trial: eps matters in small rows, and not in large ones.
+SIZES = (1e-3, 1e-2, 1.0, 30.0)
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}  # relative to each number
+
+
+class KernelNorm(nn.Module):
+    """An RMS norm of ours in the place of one of transformers'."""
+
+    def __init__(self, kernels: Kernels, theirs: nn.Module, weight_D: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight = theirs.weight
+        self._kernels = kernels
+        self._theirs = theirs
+        self._weight_D = weight_D
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != self.weight.dtype:
+            result: Tensor = self._theirs(x)
+            return result
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        return self._kernels.rms_norm(rows, self._weight_D, self._eps).view(x.shape)
+
+
+def replace_norms(model: Any, kernels: Kernels) -> None:
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if "RMSNorm" in type(module).__name__ and (ours := _like(module, kernels)) is not None:
+                setattr(parent, name, ours)
+
+
+def _like(theirs: nn.Module, kernels: Kernels) -> KernelNorm | None:
+    """A norm of ours that computes what `theirs` does, or None."""
+    parameters = dict(theirs.named_parameters())
+    eps = next((value for name in EPS if isinstance(value := getattr(theirs, name, None), float)), None)
+    if list(parameters) != ["weight"] or (weight := parameters["weight"].data).dim() != 1 or eps is None:
+        return None
+    rows = torch.randn(len(SIZES), len(weight), generator=torch.Generator().manual_seed(0))
+    rows = (rows * torch.tensor(SIZES).unsqueeze(1)).to(weight)
+    expected = theirs(rows)
+    best, least = None, TOLERANCE.get(weight.dtype, 0.0)
+    # The weight as it is; multiplied before the result is rounded; and the norms that have the weight minus 1.
+    for candidate in (weight, weight.float(), weight.float() + 1):
+        ours = KernelNorm(kernels, theirs, candidate, eps)
+        result = ours(rows)
+        if result.shape != expected.shape or result.dtype != expected.dtype:
+            continue
+        error = float(((result - expected).abs() / expected.abs().clamp(min=1e-6)).float().max())
+        if error < least:
+            best, least = ours, error
+    return best

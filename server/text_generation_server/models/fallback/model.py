@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from text_generation_common.errors import ModelError
 from text_generation_server.kernels.interface import Kernels, KvLayer
 from text_generation_server.layers.linear import LinearOp
-from text_generation_server.models.fallback.calls import AttentionCall, attending
-from text_generation_server.models.fallback.probe import LayerRule, run_base
+from text_generation_server.models.fallback.probe import AttentionCall, LayerRule, attending, run_base
 from text_generation_server.models.kv_cache import KvShape, bytes_per_slot, make_kv_cache
 from text_generation_server.platforms import Platform
 from text_generation_server.step.inputs import StepInput

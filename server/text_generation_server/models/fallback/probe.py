@@ -1,5 +1,8 @@
-"""Finds out, in three trials before serving, what each layer of a model asks of its attention, and refuses models that
-would be computed wrongly.
+"""The attention function that transformers calls in every layer, and three trials before serving, which find out what
+each layer asks of it, and refuse models that would be computed wrongly.
+
+A trial or a step decides what the function does. Some models do not pass unknown arguments on to their attention, so
+the function finds its `Attend` in a context variable.
 
 In the first trial transformers makes its attention masks, which steps do without: a mask must be causal, perhaps with a
 window. In the other trials a token stands beside the same and beside other tokens, at one position, and attention
@@ -8,8 +11,9 @@ attention.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +22,55 @@ from torch import Tensor, nn
 
 from text_generation_common.errors import ModelError
 from text_generation_server.kernels.interface import AttentionOptions
-from text_generation_server.models.fallback.calls import NAME, AttentionCall, attending
+
+NAME = "tgi_slots"  # name of the attention function in transformers
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """The arguments of one call: queries [1, H, T, D], keys [1, G, T, D] and values [1, G, T, D']."""
+
+    module: Any
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    scale: float
+    options: Mapping[str, Any]
+
+    @property
+    def layer(self) -> int | None:
+        return getattr(self.module, "layer_idx", None)
+
+
+Attend = Callable[[AttentionCall], Tensor]  # returns [1, T, H, D']
+_current: ContextVar[Attend] = ContextVar("attend")
+
+
+def register() -> None:
+    """Makes the function known to transformers. A second call has no effect."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _attention)
+
+
+@contextmanager
+def attending(attend: Attend) -> Iterator[None]:
+    """Within this context, every attention that transformers computes is `attend`."""
+    token = _current.set(attend)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, **options: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return _current.get()(AttentionCall(module, query, key, value, attention_mask, scale, options)), None
+
 
 TOKENS = 4
 # Arguments of an attention that a rule has, that do not change its result, or that say again what the mask says.

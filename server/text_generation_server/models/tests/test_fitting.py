@@ -12,7 +12,7 @@ from text_generation_common.models.config import read_config
 from text_generation_common.models.fitting import check_length, choose_dtype, slot_bytes
 from text_generation_server.load import DTYPES, KV_TYPES
 from text_generation_server.models.kv_cache import KvShape, bytes_per_slot
-from text_generation_server.models.split import split_model
+from text_generation_server.models.parts import split_model
 
 
 @pytest.mark.parametrize("numbers", [*Dtype, KvCacheDtype.int8, KvCacheDtype.fp8_e4m3fn])

@@ -9,9 +9,9 @@ import torch
 
 from text_generation_common.models.config import read_config
 from text_generation_common.models.names import QkvLayout
+from text_generation_server.models.decoder import qkv_parts
 from text_generation_server.models.loading import LayerPart
-from text_generation_server.models.qkv import qkv_parts
-from text_generation_server.models.split import split_model
+from text_generation_server.models.parts import split_model
 
 SIZE = 8
 

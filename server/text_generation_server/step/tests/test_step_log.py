@@ -8,8 +8,7 @@ import torch
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.errors import OptionError
-from text_generation_server.step.log import StepLoad, StepLog, measure
-from text_generation_server.step.results import StepOutput
+from text_generation_server.step.results import StepLoad, StepLog, StepOutput, measure
 from text_generation_server.step.rows import PromptChunk, Rows, StepBatch
 
 CPU = torch.device("cpu")

@@ -20,9 +20,8 @@ from tokenizers import Tokenizer
 from text_generation_common.errors import WeightsError
 from text_generation_common.weights.headers import verify
 from text_generation_server.errors import NetworkError
-from text_generation_server.weights.access import HubAccess
-from text_generation_server.weights.hub import resolve
-from text_generation_server.weights.hub_errors import hub_errors
+from text_generation_server.weights.files import HubAccess
+from text_generation_server.weights.hub import hub_errors, resolve
 
 PRESENT = "Files are already present on the host. Skipping download."
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from text_generation_server.weights import progress
-from text_generation_server.weights.access import LineStyle
+from text_generation_server.weights.files import LineStyle
 from text_generation_server.weights.progress import DownloadSpeed, Lines, sized
 
 

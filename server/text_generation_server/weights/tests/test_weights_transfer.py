@@ -10,7 +10,7 @@ import pytest
 
 from text_generation_common.errors import WeightsError
 from text_generation_server.errors import NetworkError
-from text_generation_server.weights import hub_errors
+from text_generation_server.weights.hub import mentioned_if_slow
 from text_generation_server.weights.progress import Quiet
 from text_generation_server.weights.transfer import Blob, Retries, fetch_all
 
@@ -155,10 +155,10 @@ def test_each_try_that_fails_is_a_line_with_the_reason_and_the_next(caplog):
 
 
 def test_a_hub_that_does_not_answer_soon_is_a_line(caplog, monkeypatch):
-    monkeypatch.setattr(hub_errors, "SLOW_S", 0.01)
-    with caplog.at_level("INFO"), hub_errors.mentioned_if_slow("owner/tiny"):
+    monkeypatch.setattr("text_generation_server.weights.hub.SLOW_S", 0.01)
+    with caplog.at_level("INFO"), mentioned_if_slow("owner/tiny"):
         time.sleep(0.3)
-    with caplog.at_level("INFO"), hub_errors.mentioned_if_slow("owner/quick"):
+    with caplog.at_level("INFO"), mentioned_if_slow("owner/quick"):
         pass
     time.sleep(0.1)
     (line,) = caplog.messages
