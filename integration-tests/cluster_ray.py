@@ -19,6 +19,7 @@ from text_generation_benchmark.metrics import metric
 from text_generation_common.cluster.files import role_folder
 from text_generation_common.cluster.identity import Identity, Role
 from text_generation_common.errors import CommandError
+from text_generation_common.json_values import from_fields
 from text_generation_common.link import ReplicaReport, ReplicaState
 from text_generation_common.places import find_control_socket
 from text_generation_launcher.certs import DEPLOYMENT
@@ -81,7 +82,7 @@ class RayDeployment(Deployment):
     def report(self) -> ReplicaReport:
         """What the launcher says of the replicas."""
         path = find_control_socket(API_PORT, None, str(self.runtime(self.front_machine)))
-        return ReplicaReport.from_json(send_command(path, {"command": "replicas"}))
+        return from_fields(ReplicaReport, send_command(path, {"command": "replicas"}))
 
     @property
     def _targets(self) -> dict[str, str]:

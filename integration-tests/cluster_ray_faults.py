@@ -16,9 +16,9 @@ class RayInjector(Injector):
         super().__init__(deployment, rng)
         self._on_ray = deployment
         self.kinds |= {
-            "actor killed": lambda: beside_streams(self._kill("actor")),
+            "actor killed": lambda: self._kill("actor"),
             "actor stopped": lambda: beside_streams(self._stop("actor")),
-            "raylet killed": lambda: beside_streams(self._kill("raylet")),
+            "raylet killed": lambda: self._kill("raylet"),
             "raylet stopped": lambda: beside_streams(self._stop("raylet")),
             "driver killed": self._kill_driver,
             "driver stopped": self._stop_driver,

@@ -39,9 +39,8 @@ from text_generation_launcher.commands import Programs
 from text_generation_launcher.commands import engine as engine_command
 from text_generation_launcher.commands import front as front_command
 from text_generation_launcher.commands import router as router_command
-from text_generation_launcher.config import LauncherConfig, LaunchPlan
-from text_generation_launcher.control_cli import CONTROL, ControlFlags, ScaleFlags
-from text_generation_launcher.replica_site import ReplicaSite
+from text_generation_launcher.config import LauncherConfig, LaunchPlan, ReplicaSite
+from text_generation_launcher.control_call import CONTROL, ControlFlags, ScaleFlags
 from text_generation_router import cli as router
 from text_generation_router import engine_cli
 from text_generation_router.config import RouterFlags

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -278,14 +278,15 @@ def walk_through(server: RayServer, other: str) -> None:
         await clients.wait_for_tokens(200)
         server.launchers("--engine-only")[0].kill()
 
-    async def kill_the_actor(clients: StreamClients) -> None:
-        await clients.wait_for_tokens(200)
-        every = psutil.process_iter(["cmdline"])
-        hosts = [each for each in every if "".join(each.info["cmdline"] or ()).startswith("ray::FrontHost")]
-        actors = [each for each in hosts if str(server.log.parent) in str((each.parent() or each).cmdline())]
-        assert actors
-        for actor in actors:
-            actor.kill()
+    def kill_an_actor(title: str) -> Callable[[StreamClients], Awaitable[None]]:
+        async def kill(clients: StreamClients) -> None:
+            await clients.wait_for_tokens(200)
+            every = psutil.process_iter(["cmdline"])
+            hosts = [each for each in every if "".join(each.info["cmdline"] or ()).startswith(title)]
+            actors = [each for each in hosts if str(server.log.parent) in str((each.parent() or each).cmdline())]
+            actors[0].kill()
+
+        return kill
 
     async def scale(clients: StreamClients) -> None:
         await clients.wait_for_tokens(200)
@@ -308,8 +309,13 @@ def walk_through(server: RayServer, other: str) -> None:
     wait_until(lambda: server.replicas() == ["ready", "ready"], LIMIT_S, "the engine is replaced")
     fronts = [process.pid for process in server.launchers("--engines-file")]
     assert len(fronts) == 1
-    assert_equal(run_streams(other, ASKED, EARLY, kill_the_actor)[0], "the fronts' actor was killed")
-    assert [process.pid for process in server.launchers("--engines-file")] == fronts
+    assert_equal(run_streams(other, ASKED, EARLY, kill_an_actor("ray::ReplicaHost"))[0], "an engine's actor was killed")
+    wait_until(lambda: server.replicas() == ["ready", "ready"], LIMIT_S, "the actor is replaced, and its engine")
+    assert "The next start loads the model again" in server.log.read_text()
+    answers, _ = run_streams(other, ASKED[:EARLY], EARLY, kill_an_actor("ray::FrontHost"))
+    assert compare(expected[:EARLY], answers).is_equal, "the fronts' actor was killed"
+    wait_until(lambda: server.is_healthy(other), LIMIT_S, "other fronts take the place of those that have ended")
+    assert fronts not in ([], [process.pid for process in server.launchers("--engines-file")])
     assert_equal(run_streams(other, ASKED, EARLY, restart_fronts)[0], "fronts were replaced")
     wait_until(lambda: "Restarted 1 webservers" in server.fronts_log(), LIMIT_S, "the other machine's are replaced")
     assert_equal(run_streams(other, ASKED, EARLY, scale)[0], "a replica was taken away")

@@ -6,9 +6,10 @@ configured. The policy learns it: `_full` is the number of requests of a replica
 which waits began is a mistake, and is not repeated under such a load for some hours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, inf, isfinite
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Demand:
     wait_s: float  # expected wait of a request that arrives now, at the replica where it is least; inf: none serves
     requests: int  # requests that have not ended, those in queues included
     used: float = 0.0  # part of the permits of all serving replicas that is taken, 0 to 1; rows, if these are scarcer
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"ser_json_inf_nan": "constants"}  # `wait_s` as JSON: Infinity
 
 
 def joint_demand(told: Sequence[Demand]) -> Demand | None:

@@ -4,7 +4,7 @@ Messages from launcher to router: `ready` (the shards of this epoch answer), `lo
 or will now be killed) and `ping`. Messages from router to launcher: `listening` (the router serves requests, and from
 now on answers pings), `pong` (the event loop's answer to a ping), `confirmed` (a step of this epoch succeeded; sent
 once in each epoch), `blamed` (a request was ended because it killed the shards of this epoch) and `restart` (the router
-asks for new shards). The connection closes when either process ends. Standard library only.
+asks for new shards). The connection closes when either process ends.
 
 An engine in a process of its own has the same line; its `listening` says at which address it serves, and `deserted`
 asks for its end, because no front has been connected for a while. The line of a
@@ -17,15 +17,14 @@ A front, one of several routers on a port, says `draining` when it was asked to 
 """
 
 import asyncio
-import json
 import socket
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from text_generation_common.autoscaling import Demand
+from text_generation_common.json_values import as_json, from_json
 
 
 class ReplicaState(StrEnum):
@@ -64,17 +63,6 @@ class ReplicaReport:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "ReplicaReport":
-        """ValueError, KeyError or TypeError if `fields` is not what `as_json` returns."""
-        return cls(int(fields["wanted"]), tuple(_note(entry) for entry in fields["replicas"]))
-
-
-def _note(fields: Mapping[str, Any]) -> ReplicaNote:
-    endpoint = fields["endpoint"]
-    name, reason = str(fields["name"]), str(fields["reason"])
-    return ReplicaNote(name, ReplicaState(fields["state"]), None if endpoint is None else str(endpoint), reason)
-
 
 LINE_LIMIT = 2**16
 
@@ -108,25 +96,6 @@ class LinkMessage:
     deployment: ReplicaReport | None = None  # with `engines`
     demand: Demand | None = None  # with `demand`
 
-    def line(self) -> bytes:
-        written = {name: value for name, value in asdict(self).items() if value is not None}
-        return json.dumps(written).encode() + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> "LinkMessage":
-        """ValueError, KeyError or TypeError if the line is not a message."""
-        fields: dict[str, Any] = json.loads(line)
-        deployment, demand = fields.get("deployment"), fields.get("demand")
-        return cls(
-            LinkEvent(fields["event"]),
-            int(fields["epoch"]),
-            str(fields["reason"]),
-            str(fields.get("address", "")),
-            int(fields.get("replicas", 0)),
-            None if deployment is None else ReplicaReport.from_json(deployment),
-            None if demand is None else Demand(**demand),
-        )
-
 
 class Link:
     """One end of the line between launcher and router. It is made by `Link.open`, inside the event loop that uses
@@ -151,17 +120,18 @@ class Link:
         full.
         """
         with suppress(OSError):
-            self._sending.send(message.line(), socket.MSG_DONTWAIT)
+            self._sending.send(as_json(message) + b"\n", socket.MSG_DONTWAIT)
 
     async def receive(self) -> LinkMessage | None:
-        """Waits for the next message. Returns None when the other process has ended."""
+        """Waits for the next message. Returns None when the other process has ended. ValueError for a line that is not
+        a message."""
         try:
             line = await self._reader.readline()
         except ConnectionError:
             return None
         if not line.endswith(b"\n"):
             return None
-        return LinkMessage.from_line(line)
+        return from_json(LinkMessage, line)
 
     def close(self) -> None:
         self._sending.close()

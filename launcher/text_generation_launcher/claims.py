@@ -1,10 +1,11 @@
-"""Claims two resources that one launcher must own alone, the place of its sockets and the API port, before any process
-starts.
+"""Claims what a server needs before any process starts: the place of its sockets and the API port, which one launcher
+must own alone, and enough open files.
 """
 
 import errno
 import fcntl
 import os
+import resource
 import socket
 import stat
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from text_generation_common.addresses import bound_socket
-from text_generation_common.errors import AddressInUse
+from text_generation_common.errors import AddressInUse, ArgumentValidation
 from text_generation_common.places import ServerPlace
 
 # Seconds that the janitor of a killed launcher gets to clean up, and seconds between two attempts to lock.
@@ -21,6 +22,9 @@ CLEANING_S, POLL_S = 5.0, 0.05
 # Attempts to make the folder. Other launchers, when they end, may remove the parent folder between two of our calls.
 MOST_TRIES = 20
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Open files that a process needs: a shard opens about 60 while it loads; the others are for connections. The launcher
+# opens a few more for every shard.
+NEEDED_FILES = 128
 
 
 @contextmanager
@@ -148,3 +152,16 @@ def _port_error(hostname: str, port: int, error: OSError) -> AddressInUse:
     return AddressInUse(
         f"cannot bind port {port} on {hostname} ({error.strerror}): choose another --port or --hostname"
     )
+
+
+def allow_open_files(num_shard: int) -> None:
+    """Raises the soft limit of this process if it is too low. ArgumentValidation if the hard limit is too low."""
+    needed = NEEDED_FILES + 8 * num_shard
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ArgumentValidation(
+            f"a process of this server may have {hard} open files, and {needed} are needed: raise `ulimit -Hn`"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -29,10 +29,9 @@ from text_generation_common.secret_values import hide_arguments
 from text_generation_common.typer_command import WRONG_USAGE, ReportingCommand, make_app, taking
 from text_generation_common.version import own_version
 from text_generation_launcher import commands, model
-from text_generation_launcher.claims import claim_port, claim_sockets
+from text_generation_launcher.claims import allow_open_files, claim_port, claim_sockets
 from text_generation_launcher.config import LauncherConfig, LaunchPlan
 from text_generation_launcher.janitor import Janitor, fork_janitor
-from text_generation_launcher.open_files import allow_open_files
 from text_generation_launcher.resolve import resolve
 from text_generation_launcher.supervisor import INTERRUPTED, Supervisor
 
@@ -105,7 +104,7 @@ def certs_command_line() -> typer.Typer:
 
 
 def scale_command_line() -> typer.Typer:
-    from text_generation_launcher.control_cli import CONTROL, ScaleFlags, scale
+    from text_generation_launcher.control_call import CONTROL, ScaleFlags, scale
 
     return _command_line(
         lambda values: scale(from_values(ScaleFlags, values), typer.echo), CONTROL, ScaleFlags, SCALE_HELP
@@ -113,7 +112,7 @@ def scale_command_line() -> typer.Typer:
 
 
 def replicas_command_line() -> typer.Typer:
-    from text_generation_launcher.control_cli import CONTROL, ControlFlags, replicas
+    from text_generation_launcher.control_call import CONTROL, ControlFlags, replicas
 
     return _command_line(
         lambda values: replicas(from_values(ControlFlags, values), typer.echo), CONTROL, ControlFlags, REPLICAS_HELP
@@ -121,7 +120,7 @@ def replicas_command_line() -> typer.Typer:
 
 
 def restart_command_line() -> typer.Typer:
-    from text_generation_launcher.control_cli import CONTROL, ControlFlags, restart_fronts
+    from text_generation_launcher.control_call import CONTROL, ControlFlags, restart_fronts
 
     return _command_line(
         lambda values: restart_fronts(from_values(ControlFlags, values), typer.echo),

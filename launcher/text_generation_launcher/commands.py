@@ -16,10 +16,9 @@ from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.logs import LEVELS
 from text_generation_common.places import ServerPlace
 from text_generation_common.secret_values import without_secrets
-from text_generation_launcher.config import LaunchPlan
+from text_generation_launcher.checks import unread_flags
+from text_generation_launcher.config import LaunchPlan, ReplicaSite
 from text_generation_launcher.errors import DownloadError, WebserverCannotStart
-from text_generation_launcher.replica_site import ReplicaSite
-from text_generation_launcher.unread import unread_flags
 
 # Variables with keys of clients, and that of the digests of these keys, which only routers get.
 KEYS = ("API_KEY", "ADMIN_API_KEY", "USAGE_KEY")

@@ -15,7 +15,7 @@ from typing import Any
 from text_generation_common.errors import AddressInUse, ArgumentValidation, CommandError, WrongUsage
 from text_generation_launcher.control_call import LINE_BYTES
 from text_generation_launcher.errors import ScaleRefused
-from text_generation_launcher.serving import Serving
+from text_generation_launcher.serving import FrontsAndReplicas
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -25,7 +25,7 @@ READ_S = 5.0
 Run = Callable[[Mapping[str, Any]], object]
 
 
-def commands_of(serving: Serving) -> dict[str, Run]:
+def commands_of(serving: FrontsAndReplicas) -> dict[str, Run]:
     """What each command does. Its result is the answer, as JSON; a CommandError is told."""
 
     def report(command: Mapping[str, Any]) -> object:

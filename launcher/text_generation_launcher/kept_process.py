@@ -180,7 +180,7 @@ class KeptProcess:
                     if message.event is LinkEvent.CONFIRMED:
                         self._restarts.succeeded()
                     self._on_message(message)
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             logger.error("The %s sent a line that is not a message (%s): killing it", self.name, error)
             child.send(signal.SIGKILL)
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 
 from text_generation_common.errors import CommandError
+from text_generation_launcher.config import ReplicaSite
 from text_generation_launcher.owned_shards import OwnedShards
 from text_generation_launcher.process import Child
-from text_generation_launcher.replica_site import ReplicaSite
 from text_generation_launcher.spawner import Spawner
 
 # Seconds between SIGTERM and SIGKILL for an engine and its shards that end before the server does.

@@ -7,10 +7,10 @@ from functools import partial
 
 from text_generation_common.link import LinkEvent, LinkMessage
 from text_generation_common.tasks import cancelled
+from text_generation_launcher.config import ReplicaSite
 from text_generation_launcher.epochs import Epochs
 from text_generation_launcher.kept_process import KeptProcess
 from text_generation_launcher.process import Child
-from text_generation_launcher.replica_site import ReplicaSite
 from text_generation_launcher.restarts import MOST_DEATHS, Restarts
 from text_generation_launcher.spawner import Spawner
 

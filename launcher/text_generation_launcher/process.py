@@ -183,17 +183,17 @@ def log_last_lines(what: str, child: Child) -> None:
     logger.error("%s; its last lines:\n%s", what, child.last_lines)
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """A function for the child to run before its program, on Linux: the kernel then kills the child when the launcher
-    is killed."""
+def die_with_parent(last_signal: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:
+    """A function for the child to run before its program, on Linux: the kernel then sends `last_signal` to the child
+    when its parent ends, however it ends."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl  # Loaded here, because loading a library between fork and exec is not safe.
     parent = os.getpid()
 
     def ask_kernel() -> None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # The launcher ended before prctl was called.
+        prctl(PR_SET_PDEATHSIG, int(last_signal), 0, 0, 0)
+        if os.getppid() != parent:  # The parent ended before prctl was called.
             os._exit(1)
 
     return ask_kernel

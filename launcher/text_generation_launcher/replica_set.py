@@ -3,24 +3,64 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from text_generation_common.backoff import Backoff
 from text_generation_common.errors import CommandError
 from text_generation_common.flags.cluster import MAX_REPLICAS
 from text_generation_common.link import ReplicaNote, ReplicaReport, ReplicaState
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ScaleRefused
-from text_generation_launcher.replica import AnyReplica, MakeReplica
-from text_generation_launcher.scaling import ends_server, plan_changes
 
 logger = logging.getLogger("text_generation_launcher")
 
 # Seconds until the first new start of a replica that could not be kept alive; the wait doubles up to the longest. A
 # replica that was ready for LONG_RUN_S seconds begins with the first wait again.
-FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
+FIRST_RETRY_S, MAX_RETRY_S = 5.0, 300.0
 LONG_RUN_S = 600.0
+# Order in which replicas leave: those that serve least go first.
+_LEAVE_FIRST = (ReplicaState.PENDING, ReplicaState.FAILED, ReplicaState.STARTING, ReplicaState.READY)
+
+
+class AnyReplica(Protocol):
+    """What a set needs of each replica, an engine and its shards, on this machine or elsewhere. `run` is started as a
+    task, once."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where fronts connect, as text (`cluster/endpoints.py`); None: nowhere yet. Fronts may connect before the
+        replica is ready, and try again until they can."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its engine serves and its shards are ready."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether no machine has room for the replica, which starts once one has."""
+
+    @property
+    def waits_for(self) -> str:
+        """Why the replica is not ready, as far as there is something to say; "": nothing."""
+
+    async def run(self) -> None:
+        """Keeps the replica alive, and returns after `stop`. Raises a CommandError when the replica cannot be kept
+        alive; it may be made again later. In both cases nothing of it is left running. When the task is cancelled, its
+        children live on: the supervisor stops them."""
+
+    def stop(self) -> None:
+        """Lets the replica drain: it refuses new requests, its queued requests move, and the running ones end or move.
+        Then `run` returns."""
+
+
+# Makes the replica of a number. The callback is to be called whenever `endpoint` or `is_ready` changes.
+MakeReplica = Callable[[int, Callable[[], None]], AnyReplica]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,11 +69,10 @@ class KeptReplica:
 
     number: int
     replica: AnyReplica
+    backoff: Backoff
     task: "asyncio.Task[None] | None" = None
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     failure: str = ""  # why the replica waits for its next start; "": it runs
-    retry_s: float = FIRST_RETRY_S
-    ready_since_s: float | None = None  # when its present run was ready for the first time
 
     @property
     def state(self) -> ReplicaState:
@@ -143,7 +182,9 @@ class ReplicaSet:
             member.replica.stop()
 
     def _start(self, number: int) -> None:
-        member = KeptReplica(number, self._make(number, self._note_change), retry_s=self._retry_s)
+        member = KeptReplica(
+            number, self._make(number, self._note_change), Backoff(self._retry_s, MAX_RETRY_S, LONG_RUN_S)
+        )
         self._members[number] = member
         member.task = asyncio.create_task(self._keep(member), name=member.replica.name)
 
@@ -168,10 +209,7 @@ class ReplicaSet:
         others = [each.state for each in self._members.values() if each is not member]
         if ends_server(others, self.has_served):
             raise error
-        if member.ready_since_s is not None and time.monotonic() - member.ready_since_s >= LONG_RUN_S:
-            member.retry_s = self._retry_s
-        member.ready_since_s = None
-        wait_s, member.retry_s = member.retry_s, min(2 * member.retry_s, LONGEST_RETRY_S)
+        wait_s = member.backoff.failed(time.monotonic())
         member.failure = error.reason
         name = member.replica.name
         logger.error("%s failed, the others serve: %s; starting it again in %.0fs", name, error.reason, wait_s)
@@ -183,7 +221,7 @@ class ReplicaSet:
         for member in self._members.values():
             if member.state is ReplicaState.READY:
                 self.has_served = True
-                member.ready_since_s = member.ready_since_s or time.monotonic()
+                member.backoff.came_up(time.monotonic())
         self._changed.set()
 
     def _tell(self) -> None:
@@ -192,3 +230,28 @@ class ReplicaSet:
             self._told = found
             for watcher in self._watchers:
                 watcher(found)
+
+
+@dataclass(frozen=True, slots=True)
+class SetChanges:
+    """Numbers of replicas to start, and of those that are to drain."""
+
+    start: tuple[int, ...] = ()
+    drain: tuple[int, ...] = ()
+
+
+def plan_changes(states: Mapping[int, ReplicaState], wanted: int, most: int) -> SetChanges:
+    """What leads to `wanted` replicas. `states` has those that exist, `most` is the number of places for replicas: a
+    place is free when the draining replica there has gone."""
+    staying = [number for number, state in states.items() if state is not ReplicaState.DRAINING]
+    if len(staying) > wanted:
+        leaving = sorted(staying, key=lambda number: (_LEAVE_FIRST.index(states[number]), -number))
+        return SetChanges(drain=tuple(leaving[: len(staying) - wanted]))
+    free = [number for number in range(most) if number not in states]
+    return SetChanges(start=tuple(free[: wanted - len(staying)]))
+
+
+def ends_server(others: Collection[ReplicaState], has_served: bool) -> bool:
+    """Whether the failure of a replica, which could not be kept alive, ends the server: no other replica (`others`)
+    goes on, or the server never had a replica that was ready, so that the next start would fail like this one."""
+    return not has_served or all(state is ReplicaState.FAILED for state in others)

@@ -5,8 +5,9 @@ an argument.
 import time
 from collections.abc import Callable
 
-FIRST_WAIT_S = 0.5
-LONGEST_WAIT_S = 30.0
+from text_generation_common.backoff import Backoff
+
+FIRST_WAIT_S, MAX_WAIT_S = 0.5, 30.0
 # Failures in a row after which a child is not started again.
 MOST_FAILURES = 5
 # The same limit for shards that had become ready. The router ends a request that kills shards at the request's fifth
@@ -32,33 +33,26 @@ class Restarts:
         long_run_s: float = LONG_RUN_S,
     ) -> None:
         self._most_failures = most_failures
-        self._long_run_s = long_run_s
         self._clock = clock
-        self._failures = 0  # number of failures since the last success
+        self._backoff = Backoff(FIRST_WAIT_S, MAX_WAIT_S, long_run_s)
         self._failed_starts = 0  # number of failed starts since the last success: the child did not become ready
-        self._wait_s = FIRST_WAIT_S
-        self._up_since_s: float | None = None
 
     def came_up(self) -> None:
-        self._up_since_s = self._clock()
+        self._backoff.came_up(self._clock())
 
     def succeeded(self) -> None:
         """Clears the record, because the child has done useful work."""
-        self._failures = self._failed_starts = 0
-        self._wait_s = FIRST_WAIT_S
+        self._backoff.reset()
+        self._failed_starts = 0
 
     def failed(self) -> float | None:
         """Records a failure. Returns the seconds to wait before the next start, or None when there should be no next
         start.
         """
-        now_s, up_since_s = self._clock(), self._up_since_s
-        self._up_since_s = None
-        if up_since_s is not None and now_s - up_since_s >= self._long_run_s:
-            self.succeeded()
-        self._failures += 1
-        self._failed_starts += up_since_s is None
-        if self._failures >= self._most_failures or self._failed_starts >= MOST_FAILURES:
-            return None
-        wait_s = self._wait_s
-        self._wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-        return wait_s
+        is_failed_start = not self._backoff.is_up
+        wait_s = self._backoff.failed(self._clock())
+        if self._backoff.failures == 1:
+            self._failed_starts = 0
+        self._failed_starts += is_failed_start
+        gives_up = self._backoff.failures >= self._most_failures or self._failed_starts >= MOST_FAILURES
+        return None if gives_up else wait_s

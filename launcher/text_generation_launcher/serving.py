@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from text_generation_common.autoscaling import Demand, ReplicaPolicy, joint_demand
@@ -10,18 +13,16 @@ from text_generation_common.flags.cluster import MAX_LOCAL_REPLICAS, Way
 from text_generation_common.link import LinkEvent, LinkMessage, ReplicaReport
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
-from text_generation_launcher.address_file import AddressFile
 from text_generation_launcher.autoscaler import Autoscaler
+from text_generation_launcher.config import ReplicaSite, slices
 from text_generation_launcher.errors import ScaleRefused
 from text_generation_launcher.fronts import Fronts
 from text_generation_launcher.kept_process import KeptProcess
 from text_generation_launcher.local_replica import LocalReplica
 from text_generation_launcher.owned_shards import OwnedShards
 from text_generation_launcher.ray.client import RayClient
-from text_generation_launcher.ray.order import engine_order, front_order
-from text_generation_launcher.ray.replica import GIVE_UP_S, RayReplica
+from text_generation_launcher.ray.replica import GIVE_UP_S, RayReplica, engine_order, front_order
 from text_generation_launcher.replica_set import ReplicaSet
-from text_generation_launcher.replica_site import ReplicaSite, slices
 from text_generation_launcher.spawner import Spawner
 
 logger = logging.getLogger("text_generation_launcher")
@@ -39,29 +40,12 @@ class Serving(Protocol):
     def has_listened(self) -> bool:
         """Whether requests were served."""
 
-    @property
-    def replicas(self) -> ReplicaSet | None:
-        """The replicas that can be scaled; None: there are none."""
-
-    @property
-    def demand(self) -> Demand | None:
-        """What clients want now; None: that is not known here, or not yet."""
-
-    def scale(self, wanted: int) -> None:
-        """From now on there are to be `wanted` replicas. ScaleRefused if there cannot be."""
-
     def stop(self) -> None:
         """Lets the processes end when their requests are done; then `run` returns."""
 
-    def restart_fronts(self) -> None:
-        """Replaces the fronts one after another, without the loss of a request."""
-
     async def run(self) -> None:
         """Keeps the processes running until `stop`. Raises a CommandError when another start would not help. When the
-        task is cancelled, or raises, processes live on: the supervisor stops them, and calls `withdraw`."""
-
-    async def withdraw(self) -> None:
-        """Ends what `run` has left on other machines. To be called once, after `run`."""
+        task is cancelled, or raises, processes live on: the supervisor stops them."""
 
 
 def serving_of(spawner: Spawner, place: ServerPlace) -> Serving:
@@ -72,13 +56,13 @@ def serving_of(spawner: Spawner, place: ServerPlace) -> Serving:
     if way is Way.ENGINE:
         return EngineAlone(spawner, place)
     if way is Way.FRONTS:
-        return FrontsAndReplicas(spawner, cluster.api_workers, None)
+        return FrontsAndReplicas(spawner, None)
     if way is Way.RAY:
         client = RayClient(spawner.start_ray_driver, engine_order(spawner.plan))
         if cluster.on_ray.fronts_on_every_node:
             client.want_fronts(front_order(spawner.plan, spawner.port))
         on_ray = ReplicaSet(lambda number, on_change: RayReplica(number, client, on_change), cluster.replicas or 1)
-        return FrontsAndReplicas(spawner, cluster.api_workers, on_ray, client)
+        return FrontsAndRay(spawner, on_ray, client)
     site_of, most, few = local_sites(spawner, place)
 
     def make(number: int, on_change: Callable[[], None]) -> LocalReplica:
@@ -86,7 +70,7 @@ def serving_of(spawner: Spawner, place: ServerPlace) -> Serving:
         return LocalReplica(spawner, site, f"unix://{site.place.engine_socket}", metrics_file, on_change)
 
     replicas = ReplicaSet(make, cluster.replicas or 1, most, few=few)
-    return FrontsAndReplicas(spawner, cluster.api_workers, replicas)
+    return FrontsAndReplicas(spawner, replicas)
 
 
 def local_sites(spawner: Spawner, place: ServerPlace) -> tuple[Callable[[int], ReplicaSite], int, str]:
@@ -105,7 +89,6 @@ class RouterAndShards:
     """One process is front and engine."""
 
     def __init__(self, spawner: Spawner, site: ReplicaSite) -> None:
-        self.replicas = self.demand = None
         self._shards = OwnedShards(spawner, site, "Webserver", spawner.start_router)
 
     @property
@@ -115,17 +98,8 @@ class RouterAndShards:
     def stop(self) -> None:
         self._shards.stop()
 
-    def scale(self, wanted: int) -> None:
-        raise _not_scalable()
-
-    def restart_fronts(self) -> None:
-        logger.warning("The webserver is not restarted: only --api-workers has others that serve meanwhile")
-
     async def run(self) -> None:
         await self._shards.run()
-
-    async def withdraw(self) -> None:
-        pass
 
 
 class EngineAlone:
@@ -134,7 +108,6 @@ class EngineAlone:
     def __init__(self, spawner: Spawner, place: ServerPlace) -> None:
         flags = spawner.plan.cluster.engine
         assert flags.engine_address is not None
-        self.replicas = self.demand = None
         self._file = AddressFile(flags.engine_address_file)
         self._replica = LocalReplica(spawner, ReplicaSite(place), flags.engine_address, None, self._on_change)
 
@@ -145,47 +118,58 @@ class EngineAlone:
     def stop(self) -> None:
         self._replica.stop()
 
-    def scale(self, wanted: int) -> None:
-        raise _not_scalable()
-
-    def restart_fronts(self) -> None:
-        logger.warning("There are no fronts here to be restarted: --engine-only serves fronts elsewhere")
-
     async def run(self) -> None:
         try:
             await self._replica.run()
         finally:
             self._file.remove()
 
-    async def withdraw(self) -> None:
-        pass
-
     def _on_change(self) -> None:
         if self._replica.endpoint is not None:
             self._file.write(self._replica.endpoint)
 
 
-class FrontsAndReplicas:
-    """Fronts end before replicas do. Replicas may be elsewhere (None). `ray` has the replicas on a Ray cluster."""
+class AddressFile:
+    """The file in which a launcher tells where its engine serves, for scripts that let the kernel choose the port: it
+    has the whole address, or is not there. `path` None: there is no file."""
 
-    def __init__(
-        self,
-        spawner: Spawner,
-        num_fronts: int,
-        replicas: ReplicaSet | None,
-        ray: RayClient | None = None,
-    ) -> None:
+    def __init__(self, path: str | None) -> None:
+        self._path = None if path is None else Path(path)
+        self._written = ""
+
+    def write(self, address: str) -> None:
+        """An address that cannot be written is logged: the engine serves, and fronts that know it go on."""
+        if self._path is None or address == self._written:
+            return
+        partial = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
+        try:
+            partial.write_text(f"{address}\n")
+            partial.replace(self._path)
+        except OSError as error:
+            logger.error("--engine-address-file %s cannot be written: %s", self._path, error.strerror)
+            return
+        self._written = address
+
+    def remove(self) -> None:
+        """Removes the file that `write` has made."""
+        if self._path is not None and self._written:
+            with suppress(OSError):
+                self._path.unlink()
+
+
+class FrontsAndReplicas:
+    """Fronts end before replicas do. Other launchers may have the replicas (None)."""
+
+    def __init__(self, spawner: Spawner, replicas: ReplicaSet | None) -> None:
         self.replicas = replicas
-        self._ray = ray
-        self._asking_ray: asyncio.Task[NoReturn] | None = None
         self._autoscaler: Autoscaler | None = None
         self._demands: dict[KeptProcess, Demand] = {}  # what each front told last
         self._spawner = spawner
+        cluster = spawner.plan.cluster
         patience_s = spawner.plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
-        self._fronts = Fronts(spawner.start_front, num_fronts, patience_s, self._take)
+        self._fronts = Fronts(spawner.start_front, cluster.api_workers, patience_s, self._take)
         if replicas is not None:
             replicas.watch(self._on_change)
-            cluster = spawner.plan.cluster
             if cluster.max_replicas is not None:
                 policy = ReplicaPolicy(cluster.replicas or 1, cluster.max_replicas)
                 self._autoscaler = Autoscaler(replicas, lambda: self.demand, policy)
@@ -194,14 +178,18 @@ class FrontsAndReplicas:
     def has_listened(self) -> bool:
         return self._fronts.has_listened
 
+    @property
+    def demand(self) -> Demand | None:
+        """What clients want now; None: no front has told it yet."""
+        return joint_demand(self._told())
+
     def stop(self) -> None:
         if self._autoscaler is not None:
             self._autoscaler.stop()
         self._fronts.stop()
-        if self._ray is not None:
-            self._ray.drop_fronts()
 
     def scale(self, wanted: int) -> None:
+        """From now on there are to be `wanted` replicas. ScaleRefused if there cannot be."""
         if self.replicas is None:
             raise ScaleRefused(
                 "this server does not start its engines, so it cannot start more of them", "scale where they start"
@@ -214,48 +202,30 @@ class FrontsAndReplicas:
         self.replicas.scale(wanted)
 
     def restart_fronts(self) -> None:
+        """Replaces the fronts one after another, without the loss of a request."""
         self._fronts.restart()
-        if self._ray is not None:
-            self._ray.restart_fronts()
 
     async def run(self) -> None:
-        fronts = asyncio.create_task(self._fronts.run())
+        fronts = asyncio.create_task(self._run_fronts())
         replicas = asyncio.create_task(self.replicas.run()) if self.replicas is not None else None
         ours: list[asyncio.Task[Any]] = [fronts, *([replicas] if replicas is not None else [])]
         if self._autoscaler is not None:
             ours.append(asyncio.create_task(self._autoscaler.run()))
-        if self._ray is not None:
-            self._asking_ray = asyncio.create_task(self._ray.run())
-        others = [*ours, *([self._asking_ray] if self._asking_ray is not None else [])]
         try:
-            await _first_ended(fronts, *others)
-            if self._ray is not None:
-                elsewhere = asyncio.create_task(self._ray.fronts_gone(GIVE_UP_S))
-                ours.append(elsewhere)
-                await _first_ended(elsewhere, *others)
+            await _first_ended(fronts, *ours)
             if self.replicas is not None and replicas is not None:
                 self.replicas.stop()
-                await _first_ended(replicas, *others)
+                await _first_ended(replicas, *ours)
         finally:
             await cancelled(*ours)
 
-    async def withdraw(self) -> None:
-        """What is on Ray after a failed start, or a signal before its end."""
-        if self._ray is None or self._asking_ray is None:
-            return
-        clearing = asyncio.create_task(self._ray.clear())
-        try:
-            await asyncio.wait([clearing, self._asking_ray], timeout=WITHDRAW_S, return_when=asyncio.FIRST_COMPLETED)
-            if not clearing.done() and not self._asking_ray.done():
-                logger.warning("Ray has not taken all replicas away in %.0fs; they end without fronts", WITHDRAW_S)
-        finally:
-            await cancelled(clearing, self._asking_ray)
+    async def _run_fronts(self) -> None:
+        await self._fronts.run()
 
-    @property
-    def demand(self) -> Demand | None:
-        """What the clients of all fronts want, those on other machines included."""
+    def _told(self) -> list[Demand]:
+        """What the clients of each front want."""
         self._demands = {front: demand for front, demand in self._demands.items() if front.listening.is_set()}
-        return joint_demand([*self._demands.values(), *(self._ray.demands if self._ray is not None else ())])
+        return [*self._demands.values()]
 
     def _take(self, front: KeptProcess, message: LinkMessage) -> None:
         if message.event is LinkEvent.SCALE:
@@ -276,8 +246,49 @@ class FrontsAndReplicas:
         self._fronts.tell_engines(deployment)
 
 
-def _not_scalable() -> ScaleRefused:
-    return ScaleRefused("this server starts no replicas", "start it with --replicas N")
+class FrontsAndRay(FrontsAndReplicas):
+    """Replicas are on the machines of a Ray cluster, and fronts may be there too."""
+
+    def __init__(self, spawner: Spawner, replicas: ReplicaSet, ray: RayClient) -> None:
+        super().__init__(spawner, replicas)
+        self._ray = ray
+        self._asking: asyncio.Task[NoReturn] | None = None
+
+    def stop(self) -> None:
+        super().stop()
+        self._ray.drop_fronts()
+
+    def restart_fronts(self) -> None:
+        super().restart_fronts()
+        self._ray.restart_fronts()
+
+    async def run(self) -> None:
+        self._asking = asyncio.create_task(self._ray.run())
+        serving = asyncio.create_task(super().run())
+        try:
+            await _first_ended(serving, self._asking)
+        finally:
+            await cancelled(serving)
+
+    async def withdraw(self) -> None:
+        """Ends what `run` has left on Ray after a failed start, or a signal before its end. To be called once, after
+        `run`."""
+        if self._asking is None:
+            return
+        clearing = asyncio.create_task(self._ray.clear())
+        try:
+            await asyncio.wait([clearing, self._asking], timeout=WITHDRAW_S, return_when=asyncio.FIRST_COMPLETED)
+            if not clearing.done() and not self._asking.done():
+                logger.warning("Ray has not taken all replicas away in %.0fs; they end without fronts", WITHDRAW_S)
+        finally:
+            await cancelled(clearing, self._asking)
+
+    async def _run_fronts(self) -> None:
+        await super()._run_fronts()
+        await self._ray.fronts_gone(GIVE_UP_S)
+
+    def _told(self) -> list[Demand]:
+        return [*super()._told(), *self._ray.demands]
 
 
 async def _first_ended(awaited: "asyncio.Task[None]", *others: "asyncio.Task[Any]") -> None:

@@ -11,11 +11,10 @@ from text_generation_common.memory import usable_cores
 from text_generation_common.places import ServerPlace
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Command, Programs
-from text_generation_launcher.config import LaunchPlan
+from text_generation_launcher.config import LaunchPlan, ReplicaSite
 from text_generation_launcher.errors import DownloadError, RayFailed, ShardCannotStart, WebserverCannotStart
 from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import Child
-from text_generation_launcher.replica_site import ReplicaSite
 
 
 class Spawner:

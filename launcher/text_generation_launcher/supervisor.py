@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from text_generation_common.errors import ArgumentValidation
+from text_generation_common.flags.cluster import Way
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
 from text_generation_common.weights.child import why_killed
@@ -26,7 +27,7 @@ from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import SEE_LOG, Child, log_last_lines
 from text_generation_launcher.progress import make_display
 from text_generation_launcher.resolve import with_prefill_budget
-from text_generation_launcher.serving import DRAIN_MARGIN_S, serving_of
+from text_generation_launcher.serving import DRAIN_MARGIN_S, FrontsAndRay, FrontsAndReplicas, serving_of
 from text_generation_launcher.spawner import Spawner
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Supervisor:
             # A signal that the launcher was started to ignore (by nohup, or as a background job) stays ignored.
             if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
-        loop.add_signal_handler(RESTART_SIGNAL, self._serving.restart_fronts)
+        loop.add_signal_handler(RESTART_SIGNAL, self._restart_fronts)
         self._place.remove_metrics()  # a launcher that was killed together with its janitor may have left some
         serving = asyncio.create_task(self._serve())
         try:
@@ -101,6 +102,14 @@ class Supervisor:
             for child in self._spawner.running:
                 child.send(signal.SIGKILL)
         self._stop_asked.set()
+
+    def _restart_fronts(self) -> None:
+        if isinstance(self._serving, FrontsAndReplicas):
+            self._serving.restart_fronts()
+        elif self._spawner.plan.cluster.way is Way.ENGINE:
+            logger.warning("There are no fronts here to be restarted: --engine-only serves fronts elsewhere")
+        else:
+            logger.warning("The webserver is not restarted: only --api-workers has others that serve meanwhile")
 
     async def _serve(self) -> None:
         """Returns when `stop` has ended what serves. Raises when that cannot be kept alive, or a file is refused."""
@@ -135,7 +144,7 @@ class Supervisor:
             await self._get_weights()
         self._has_weights.set()
         async with AsyncExitStack() as stack:
-            if self._spawner.plan.cluster.api_workers:
+            if isinstance(self._serving, FrontsAndReplicas):
                 await stack.enter_async_context(controlled(self._place.control_socket, commands_of(self._serving)))
             await self._serving.run()
 
@@ -203,6 +212,8 @@ class Supervisor:
         self._place.remove_shard_files()
 
     async def _withdraw(self) -> None:
+        if not isinstance(self._serving, FrontsAndRay):
+            return
         withdrawing = asyncio.create_task(self._serving.withdraw())
         try:
             await _first_of(withdrawing, self._kill_asked)

@@ -2,8 +2,12 @@
 
 import asyncio
 import socket
+from math import inf
+
+import pytest
 
 from text_generation_common.autoscaling import Demand
+from text_generation_common.json_values import as_json, from_fields, from_json
 from text_generation_common.link import Link, LinkEvent, LinkMessage, ReplicaNote, ReplicaReport, ReplicaState
 
 
@@ -48,7 +52,7 @@ def test_messages_that_are_not_read_do_not_block_the_sender() -> None:
         return read
 
     read = asyncio.run(run())
-    assert read.startswith(b'{"event": "lost"') and read.count(b"\n") < 20_000
+    assert read.startswith(b'{"event":"lost"') and read.count(b"\n") < 20_000
 
 
 # Messages about replicas on the line between launcher and front.
@@ -68,9 +72,33 @@ def test_messages_about_replicas_arrive_as_they_were_sent() -> None:
         LinkMessage(LinkEvent.SCALE, replicas=3),
         LinkMessage(LinkEvent.SCALED, reason="no"),
         LinkMessage(LinkEvent.DEMAND, demand=Demand(0.25, 7, 0.5)),
+        LinkMessage(LinkEvent.DEMAND, demand=Demand(inf, 7)),
         LinkMessage(LinkEvent.LISTENING, address="10.0.0.3:9000"),
     ):
-        assert LinkMessage.from_line(message.line()) == message
+        assert from_json(LinkMessage, as_json(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        (b"x", "JSON"),
+        (b"[]", "object"),
+        (b"{}", "event"),
+        (b'{"event": "moved"}', "event"),
+        (b'{"event": "scale", "replicas": "all"}', "replicas"),
+        (b'{"event": "demand", "demand": {"wait_s": 1.0}}', "demand.requests"),
+    ],
+)
+def test_a_line_that_is_not_a_message_is_refused_in_one_line_that_names_the_field(line: bytes, names: str) -> None:
+    with pytest.raises(ValueError, match=names) as refused:
+        from_json(LinkMessage, line)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_the_control_socket_answers_is_read_as_the_report_that_was_given() -> None:
+    assert from_fields(ReplicaReport, DEPLOYMENT.as_json() | {"num_requests": 7}) == DEPLOYMENT
+    with pytest.raises(ValueError, match=r"replicas.0.state"):
+        from_fields(ReplicaReport, {"wanted": 1, "replicas": [{"name": "a", "state": "asleep"}]})
 
 
 def test_fronts_connect_to_replicas_that_have_an_address() -> None:

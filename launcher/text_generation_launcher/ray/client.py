@@ -15,15 +15,25 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from text_generation_common.autoscaling import Demand
+from text_generation_common.backoff import Backoff
+from text_generation_common.json_values import as_json, from_json
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import RayFailed
 from text_generation_launcher.process import Child
-from text_generation_launcher.ray.values import EngineOrder, FrontOrder, RayPhase, RayReport, RayStatus, Wanted
+from text_generation_launcher.ray.values import (
+    EngineOrder,
+    FrontOrder,
+    RayPhase,
+    RayReport,
+    RayStatus,
+    Wanted,
+    digest_of,
+)
 
 logger = logging.getLogger("text_generation_launcher")
 
-# Seconds before the driver is started again: the first time, and at most.
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+# Seconds before the driver is started again: the first time, and at most. After a run as long the waits begin anew.
+FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
 # Seconds without a report after which Ray counts as silent, and after which a driver is killed and replaced.
 SILENT_S, HUNG_S = 10.0, 90.0
 CHECK_S = 1.0
@@ -122,22 +132,20 @@ class RayClient:
 
     async def run(self) -> NoReturn:
         """Never returns. Raises RayFailed if the first driver cannot reach Ray."""
-        wait_s = FIRST_WAIT_S
+        backoff = Backoff(FIRST_WAIT_S, MAX_WAIT_S, MAX_WAIT_S)
         watching = asyncio.create_task(self._watch_silence())
         try:
             while True:
-                began_s = time.monotonic()
+                backoff.came_up(time.monotonic())
                 child = await self._run_one()
                 if not self._has_reported:
                     lines = child.last_lines.splitlines()
                     raise RayFailed(lines[-1] if lines else f"the driver of Ray {child.how_it_ended}", RAY_HINT)
-                if time.monotonic() - began_s >= LONGEST_WAIT_S:
-                    wait_s = FIRST_WAIT_S
+                wait_s = backoff.failed(time.monotonic())
                 logger.warning(
                     "The driver of Ray %s; the engines go on. Next driver in %.0fs", child.how_it_ended, wait_s
                 )
                 await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         finally:
             await cancelled(watching)
 
@@ -152,7 +160,7 @@ class RayClient:
             self._send()
             with suppress(ConnectionError):  # A driver that is killed may not have read its last wish.
                 while line := await reader.readline():
-                    self._take(RayReport.of(line.decode()))
+                    self._take(from_json(RayReport, line))
             await asyncio.wait([child.exited])
             return child
         finally:
@@ -161,7 +169,7 @@ class RayClient:
 
     def _name(self, number: int) -> str:
         """The name in Ray. It contains the order, so no engine of another order is taken for one of this."""
-        return f"{self._order.digest}-{number}"
+        return f"{digest_of(self._order)}-{number}"
 
     def _send(self) -> None:
         self._number += 1
@@ -170,7 +178,7 @@ class RayClient:
             wanted = {name: known for name, known in self._replicas.items() if known.is_wanted}
             addresses = {name: known.status.address if known.status else "" for name, known in wanted.items()}
             wish = Wanted(self._order, addresses, self._number, self._front_order, self._front_restart)
-            self._writer.write(wish.text().encode() + b"\n")
+            self._writer.write(as_json(wish) + b"\n")
 
     def _take(self, report: RayReport) -> None:
         if self._was_silent:
@@ -216,5 +224,7 @@ def _log_change(before: RayStatus | None, now: RayStatus) -> None:
         logger.warning("%s is pending: no machine of the Ray cluster has room", now.name)
     elif now.phase is RayPhase.SERVING:
         logger.info("%s serves on %s", now.name, now.address)
+    elif now.why and before is not None and before.phase is RayPhase.SERVING:
+        logger.warning("%s is lost: %s. The next start loads the model again", now.name, now.why)
     elif now.why:
         logger.warning("%s is %s: %s", now.name, now.phase, now.why)

@@ -13,13 +13,14 @@ from ray.util import get_placement_group, list_named_actors, placement_group_tab
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from text_generation_common.json_values import as_json, from_json
 from text_generation_launcher.ray.fronts import FRONT
 from text_generation_launcher.ray.hosts import FrontHost, ReplicaHost
 from text_generation_launcher.ray.keeping import ActorCall, ActorLost, ActorUnsure, Answer
 from text_generation_launcher.ray.values import EngineOrder, EngineState, FrontOrder, Order
 
 # Calls that one actor answers beside each other: a few watches of drivers that are gone, a start, an end.
-MOST_CALLS = 100
+MAX_CALLS = 100
 
 
 class ClusterLost(Exception):
@@ -69,15 +70,15 @@ class RayReplicas:
                 num_cpus=cpus,
                 num_gpus=gpus,
                 max_restarts=0,
-                max_concurrency=MOST_CALLS,
+                max_concurrency=MAX_CALLS,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
             )
-            handle = self._handles[name] = actor.remote(self._namespace, name)
-            return self._opened(name, handle.start.remote(order.text()))
+            handle = self._handles[name] = actor.remote()
+            return self._opened(name, handle.start.remote(as_json(order)))
 
     def watch(self, name: str, known: EngineState, seconds: float) -> ActorCall:
         handle = self._handle(name)
-        return self._opened(name, None if handle is None else handle.watch.remote(known.text(), seconds))
+        return self._opened(name, None if handle is None else handle.watch.remote(as_json(known), seconds))
 
     def end(self, name: str) -> None:
         handle = self._handle(name)
@@ -119,11 +120,11 @@ class RayReplicas:
                 lifetime="detached",
                 num_cpus=0,
                 max_restarts=0,
-                max_concurrency=MOST_CALLS,
+                max_concurrency=MAX_CALLS,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
-            handle = self._handles[name] = actor.remote(self._namespace, name)
-            return self._opened(name, handle.start.remote(order.text()))
+            handle = self._handles[name] = actor.remote()
+            return self._opened(name, handle.start.remote(as_json(order)))
 
     def tell(self, name: str, engines: Sequence[str], restart: str) -> None:
         handle = self._handle(name)
@@ -150,7 +151,7 @@ class RayReplicas:
     def _answer(self, call: ActorCall, ref: ray.ObjectRef) -> Answer:
         del self._open[call]
         try:
-            return EngineState.of(ray.get(ref))
+            return from_json(EngineState, ray.get(ref))
         except ray.exceptions.ActorUnavailableError:
             return ActorUnsure()
         except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:

@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from text_generation_common.json_values import as_json, from_json
 from text_generation_launcher.ray.fronts import FrontCluster, NodeFronts
-from text_generation_launcher.ray.keeping import Answer, ReplicaCluster, ReplicaKeeper
-from text_generation_launcher.ray.own_node import end_with_node
+from text_generation_launcher.ray.keeping import ReplicaCluster, ReplicaKeeper
 from text_generation_launcher.ray.values import RayReport, Wanted
 
 # Seconds that answers of actors are waited for in each turn, and between two reports that say the same.
 TURN_S, REPORT_S = 0.25, 1.0
+# Seconds between two looks whether this machine's node of the Ray cluster lives.
+NODE_LOOK_S = 2.0
 NO_CLUSTER = 3  # exit status: Ray cannot be reached
 
 
@@ -65,7 +67,7 @@ class Driver:
         keepers = (*self._keepers.values(), *self._fronts.keepers.values())
         calls = {keeper.call: keeper for keeper in keepers if keeper.call is not None}
         for call, answer in self._cluster.answers(list(calls), TURN_S).items():
-            self._answer(calls[call], answer)
+            calls[call].answered(answer, self._clock())
         self._keepers = {name: keeper for name, keeper in self._keepers.items() if not keeper.is_gone}
         self._fronts.drop_those_gone()
         replicas = tuple(keeper.status for keeper in self._keepers.values())
@@ -73,15 +75,6 @@ class Driver:
         if report != self._told or self._clock() - self._told_s >= REPORT_S:
             self._told, self._told_s = report, self._clock()
             self._tell(report)
-
-    def _answer(self, keeper: ReplicaKeeper, answer: Answer) -> None:
-        before = keeper.address
-        keeper.answered(answer, self._clock())
-        if keeper.address != before:
-            for other in self._keepers.values():
-                # Two replicas that had lost their actors may each come upon the other's engine.
-                if other is not keeper and other.address == keeper.address and other.has_lost_actor:
-                    other.hand_over(before)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -97,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
         # Ray's own handler writes a stack trace. There is nothing to be done: the next driver finds all again.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         threading.Thread(target=end_with_node, args=(cluster.has_node, _end_without_node), daemon=True).start()
-        driver = Driver(cluster, lambda report: line.sendall(report.text().encode() + b"\n"))
+        driver = Driver(cluster, lambda report: line.sendall(as_json(report) + b"\n"))
         is_wanted = False
         while True:
             while not wishes.empty() or not is_wanted:
@@ -109,6 +102,18 @@ def main(arguments: Sequence[str]) -> int:
         return NO_CLUSTER
 
 
+def end_with_node(
+    is_alive: Callable[[], bool | None], end: Callable[[], None], sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Calls `end` once the driver's own node of the cluster is dead. Ray tells its drivers of dead actors by way of
+    their machine's raylet: a driver that outlives its raylet, as on a head that comes back, takes the engines of dead
+    machines for engines that serve. Without Ray's head it is unknown whether the node lives (None): then the driver
+    stays, because another one could not reach the head either."""
+    while is_alive() is not False:
+        sleep(NODE_LOOK_S)
+    end()
+
+
 def _end_without_node() -> None:
     print("Ray's node of this machine has died", flush=True)
     os._exit(NO_CLUSTER)
@@ -118,7 +123,7 @@ def _read(line: socket.socket, take: Callable[[Wanted], None]) -> None:
     """Ends the process when the launcher has closed the line or has ended. The actors live on."""
     with line.makefile("rb") as lines:
         for text in lines:
-            take(Wanted.of(text.decode()))
+            take(from_json(Wanted, text))
     os._exit(0)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from text_generation_launcher.ray.keeping import ActorCall, Answer, ReplicaKeeper
-from text_generation_launcher.ray.values import EngineState, FrontOrder, Order, RayStatus
+from text_generation_launcher.ray.values import EngineState, FrontOrder, Order, RayStatus, digest_of
 
 # Seconds between two looks at the machines of the cluster, and between two reminders of the engines' addresses.
 LOOK_S, REMIND_S = 2.0, 5.0
@@ -122,4 +122,4 @@ class NodeFronts:
 
 
 def _beginning(order: FrontOrder) -> str:
-    return f"{FRONT}{order.digest}-"
+    return f"{FRONT}{digest_of(order)}-"

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from text_generation_common.backoff import Backoff
 from text_generation_launcher.ray.values import EnginePhase, EngineState, Order, RayPhase, RayStatus
 
 # Seconds before a lost replica is started again: the first time, and at most.
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
 # Seconds for which a replica serves before earlier losses are forgotten.
 LONG_RUN_S = 60.0
 # Seconds after which an actor answers that nothing has changed.
@@ -25,7 +26,8 @@ ACTOR_START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ActorLost:
-    """The actor is dead, or cannot be made. Its engine may live."""
+    """The actor is dead, and its engine with it, or it cannot be made. Both may live on a machine that Ray does not
+    reach."""
 
     reason: str
 
@@ -71,9 +73,8 @@ class ReplicaCluster(Protocol):
 
 
 class ReplicaKeeper:
-    """Keeps one replica, or the fronts of one machine, until it is drained. Whatever happens to its actor, the address
-    in its status is that of the engine that serves, as far as is known: a new engine's address takes its place when the
-    new engine serves."""
+    """Keeps one replica, or the fronts of one machine, until it is drained. The address of an engine whose actor is
+    lost stands until the next engine serves: the engine may live where fronts reach it and Ray does not."""
 
     def __init__(self, name: str, order: Order, cluster: ReplicaCluster, address: str = "") -> None:
         self.name = name
@@ -88,9 +89,8 @@ class ReplicaKeeper:
         self._waits_since_s: float | None = None  # since then the replica has room, and its actor has not answered
         self._looked_s = self._began_s = float("-inf")
         self._next_s = float("-inf")
-        self._wait_s = FIRST_WAIT_S
-        self._failures = 0
-        self._serves_since_s: float | None = None
+        self._backoff = Backoff(FIRST_WAIT_S, MAX_WAIT_S, LONG_RUN_S)
+        self._failures = 0  # starts in a row after which nothing served
         self._why = ""
 
     @property
@@ -98,17 +98,17 @@ class ReplicaKeeper:
         return self._address
 
     @property
-    def has_lost_actor(self) -> bool:
-        return self._state is None
-
-    def hand_over(self, address: str) -> None:
-        """The engine that this replica has lost serves another replica now, whose own engine has `address`."""
-        self._address = address
-
-    @property
     def status(self) -> RayStatus:
         node, demand = ("", None) if self._state is None else (self._state.node, self._state.demand)
-        return RayStatus(self.name, self._phase, self._address, node, self._why, self._failures, demand)
+        return RayStatus(
+            self.name,
+            self._phase,
+            address=self._address,
+            node=node,
+            why=self._why,
+            failures=self._failures,
+            demand=demand,
+        )
 
     def drain(self) -> None:
         """Has the engine end when its requests are done, and then the replica is gone."""
@@ -124,7 +124,7 @@ class ReplicaKeeper:
     def turn(self, now_s: float) -> None:
         """Asks the next question, if it is time and no question is open."""
         if self.call is None and now_s >= self._next_s:
-            if self._state is None or self._state.phase is EnginePhase.BLOCKED:
+            if self._state is None:
                 self._begin(now_s)
             else:
                 self.call = self._cluster.watch(self.name, self._state, WATCH_S)
@@ -161,11 +161,11 @@ class ReplicaKeeper:
             self._state = answer
             self._why = answer.why
             if answer.phase is EnginePhase.SERVING:
-                self._serve(answer.address, now_s)
+                self._address = answer.address
+                self._failures = 0
+                self._backoff.came_up(now_s)
             if self._is_draining:
                 self._cluster.end(self.name)
-                if answer.phase is EnginePhase.BLOCKED:
-                    self._end()
 
     def _begin(self, now_s: float) -> None:
         self._began_s = now_s
@@ -174,27 +174,16 @@ class ReplicaKeeper:
         else:
             self.call = self._cluster.start(self.name, self._order)
 
-    def _serve(self, address: str, now_s: float) -> None:
-        self._address = address
-        self._failures = 0
-        if self._serves_since_s is None:
-            self._serves_since_s = now_s
-        if now_s - self._serves_since_s >= LONG_RUN_S:
-            self._wait_s = FIRST_WAIT_S
-
     def _lose(self, reason: str, now_s: float) -> None:
         self._state = None
         self._has_room = self._is_pending = False
         self._why = reason
-        self._failures += self._serves_since_s is None
-        self._serves_since_s = None
-        self._next_s = now_s + self._wait_s
-        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+        self._failures += not self._backoff.is_up
+        self._next_s = now_s + self._backoff.failed(now_s)
         if self._is_draining:
             self._end()
 
     def _end(self) -> None:
-        """An engine that has lost its actor ends by itself when its fronts have left it."""
         self._cluster.remove(self.name)
         self._address = ""
         self.is_gone = True

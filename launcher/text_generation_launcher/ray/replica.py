@@ -1,24 +1,34 @@
-"""A replica on some machine of a Ray cluster, as the launcher's set of replicas sees it."""
+"""Replicas on machines of a Ray cluster, as the launcher sees them: what is ordered, made of its plan, and a replica of
+its set."""
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import replace
+from ipaddress import ip_address
 
+from text_generation_launcher import commands
+from text_generation_launcher.config import LaunchPlan
 from text_generation_launcher.errors import RayFailed
 from text_generation_launcher.ray.client import RayClient
-from text_generation_launcher.ray.values import RayPhase, RayStatus
+from text_generation_launcher.ray.values import EngineOrder, FrontOrder, RayPhase, RayStatus
 
 logger = logging.getLogger("text_generation_launcher")
 
 # Starts in a row without serving after which the replica counts as failed. Ray has tried other machines by then.
-MOST_FAILURES = 5
+MAX_FAILURES = 5
 CHECK_S = 1.0
 # Seconds of Ray's silence after which a server that stops waits no longer for a replica's end.
 GIVE_UP_S = 30.0
+# Seconds that an engine gets to end in addition to the time in which its requests may end.
+DRAIN_MARGIN_S = 30.0
+# Seconds without any front after which an engine ends by itself: its server was killed, or has replaced it.
+LONELY_S = 120.0
 
 
 class RayReplica:
-    """A `Replica`. `on_change` is called when its endpoint or readiness changes."""
+    """Implements AnyReplica. `on_change` is called when its endpoint or readiness changes."""
 
     def __init__(self, number: int, client: RayClient, on_change: Callable[[], None]) -> None:
         self.name = f"replica {number}"
@@ -48,7 +58,7 @@ class RayReplica:
         return "no machine of the Ray cluster has room" if self.is_pending else self._status.why
 
     async def run(self) -> None:
-        """See `Replica`. Raises RayFailed after MOST_FAILURES starts without serving."""
+        """See AnyReplica. Raises RayFailed after MAX_FAILURES starts without serving."""
         self._client.want(self._number, self._take)
         try:
             while not self._over.is_set():
@@ -60,17 +70,49 @@ class RayReplica:
                         logger.warning("%s: Ray does not answer; its engine (%s) ends without fronts", self.name, where)
                         return
             if self._status is not None:
-                raise RayFailed(f"{self.name} did not serve in {MOST_FAILURES} starts: {self._status.why}")
+                raise RayFailed(f"{self.name} did not serve in {MAX_FAILURES} starts: {self._status.why}")
         finally:
             self._client.forget(self._number)
 
     def stop(self) -> None:
-        """See `Replica`."""
+        """See AnyReplica."""
         self._is_stopping = True
         self._client.drop(self._number)
 
     def _take(self, status: RayStatus | None) -> None:
         self._status = status
-        if status is None or (status.failures >= MOST_FAILURES and not self._is_stopping):
+        if status is None or (status.failures >= MAX_FAILURES and not self._is_stopping):
             self._over.set()
         self._on_change()
+
+
+def engine_order(plan: LaunchPlan) -> EngineOrder:
+    """Keys and tokens are not in it: each machine has its own certificates and, for hubs, its own environment."""
+    drain_s = plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
+    argv, cores = commands.engine_only(with_whole_paths(plan), LONELY_S), plan.cluster.on_ray.replica_cores
+    return EngineOrder(argv, shards=plan.num_shard, cores=cores, drain_s=drain_s)
+
+
+def front_order(plan: LaunchPlan, port: int) -> FrontOrder:
+    """`port`: the command's own. Keys are not in it, but a file of digests may be."""
+    listens_everywhere = ip_address(plan.http.hostname).is_unspecified
+    argv = commands.fronts_only(with_whole_paths(plan))
+    drain_s = plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
+    return FrontOrder(argv, port, plan.http.hostname if listens_everywhere else "", drain_s)
+
+
+def with_whole_paths(plan: LaunchPlan) -> LaunchPlan:
+    """The plan with paths that mean the same in another working directory, as actors have it."""
+    security = replace(plan.cluster.security, tls_dir=_whole(plan.cluster.security.tls_dir))
+    files = replace(plan.files, tokenizer_config_path=_whole(plan.files.tokenizer_config_path))
+    cache = replace(
+        plan.cache,
+        huggingface_hub_cache=_whole(plan.cache.huggingface_hub_cache),
+        weights_cache_override=_whole(plan.cache.weights_cache_override),
+    )
+    access = replace(plan.access, api_key_file=_whole(plan.access.api_key_file))
+    return replace(plan, files=files, cache=cache, access=access, cluster=replace(plan.cluster, security=security))
+
+
+def _whole(path: str | None) -> str | None:
+    return os.path.abspath(path) if path else path

@@ -1,20 +1,19 @@
-"""The values that launcher, driver and actors tell each other, as JSON. Standard library only."""
+"""The values that launcher, driver and actors send to each other, as JSON (common `json_values.py`)."""
 
 import hashlib
-import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from text_generation_common.autoscaling import Demand
+from text_generation_common.json_values import as_json
 
 LAUNCHER = (sys.executable, "-m", "text_generation_launcher.cli")
 # Files of a launcher that an actor runs, in the launcher's folder: where its engine serves, where its fronts find
-# engines, the name of the newest restart of the fronts, and the beginning of the names of its sockets.
-ADDRESS_FILE, ENGINES_FILE, RESTART_FILE, SOCKETS = "address", "engines", "restart", "s"
+# engines, and the beginning of the names of its sockets.
+ADDRESS_FILE, ENGINES_FILE, SOCKETS = "address", "engines", "s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +47,6 @@ class EngineOrder:
         where = ("--engine-address", address, "--engine-address-file", str(folder / ADDRESS_FILE))
         return (*program, *self.argv, *where)
 
-    @property
-    def digest(self) -> str:
-        return _digest(self.text())
-
-    def text(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def of(cls, text: str) -> "EngineOrder":
-        fields = json.loads(text)
-        return cls(
-            tuple(map(str, fields["argv"])),
-            int(fields["shards"]),
-            None if fields["cores"] is None else float(fields["cores"]),
-            float(fields["drain_s"]),
-            tuple(map(str, fields["program"])),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class FrontOrder:
@@ -92,35 +73,16 @@ class FrontOrder:
         )
         return (*(self.program or LAUNCHER), *self.argv, *where, "--engines-file", str(folder / ENGINES_FILE))
 
-    @property
-    def digest(self) -> str:
-        return _digest(self.text())
-
-    def text(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def of(cls, text: str) -> "FrontOrder":
-        fields = json.loads(text)
-        return cls(
-            tuple(map(str, fields["argv"])),
-            int(fields["port"]),
-            str(fields["hostname"]),
-            float(fields["drain_s"]),
-            tuple(map(str, fields["program"])),
-        )
-
 
 Order = EngineOrder | FrontOrder
 
 
-def _digest(text: str) -> str:
+def digest_of(order: Order) -> str:
     """Names an order: equal for equal orders."""
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return hashlib.sha256(as_json(order)).hexdigest()[:8]
 
 
 class EnginePhase(StrEnum):
-    BLOCKED = "blocked"  # the devices are used by another engine of the machine
     STARTING = "starting"
     SERVING = "serving"
     ENDED = "ended"
@@ -128,7 +90,7 @@ class EnginePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What an actor says of its engine or its fronts. `why` explains BLOCKED and ENDED."""
+    """What an actor says of its engine or its fronts. `why` explains ENDED."""
 
     phase: EnginePhase
     address: str = ""  # HOST:PORT, once the engine or a front serves
@@ -136,21 +98,6 @@ class EngineState:
     node: str = ""  # the machine's IP address in the Ray cluster
     why: str = ""
     demand: Demand | None = None  # what the clients of the fronts want
-
-    def text(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def of(cls, text: str) -> "EngineState":
-        fields = json.loads(text)
-        return cls(
-            EnginePhase(fields["phase"]),
-            str(fields["address"]),
-            int(fields["pid"]),
-            str(fields["node"]),
-            str(fields["why"]),
-            _demand(fields["demand"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,24 +114,6 @@ class Wanted:
     fronts: FrontOrder | None = None
     front_restart: str = ""
 
-    def text(self) -> str:
-        fields = {
-            "order": self.order.text(),
-            "replicas": dict(self.replicas),
-            "number": self.number,
-            "fronts": None if self.fronts is None else self.fronts.text(),
-            "front_restart": self.front_restart,
-        }
-        return json.dumps(fields)
-
-    @classmethod
-    def of(cls, text: str) -> "Wanted":
-        fields = json.loads(text)
-        known = {str(name): str(address) for name, address in fields["replicas"].items()}
-        fronts = None if fields["fronts"] is None else FrontOrder.of(fields["fronts"])
-        order, number = EngineOrder.of(fields["order"]), int(fields["number"])
-        return cls(order, known, number, fronts, str(fields["front_restart"]))
-
 
 class RayPhase(StrEnum):
     PENDING = "pending"  # no machine of the cluster has room
@@ -196,8 +125,8 @@ class RayPhase(StrEnum):
 @dataclass(frozen=True, slots=True)
 class RayStatus:
     """What the driver says of one replica, or of the fronts of one machine. `address` may stand in every phase: an
-    engine whose actor is lost, or that drains, may serve on. `failures`: starts in a row after which nothing served.
-    `demand`: what the clients of the fronts want."""
+    engine that drains serves on, and so may one whose machine Ray does not reach. `failures`: starts in a row after
+    which nothing served. `demand`: what the clients of the fronts want."""
 
     name: str
     phase: RayPhase
@@ -216,28 +145,3 @@ class RayReport:
     replicas: tuple[RayStatus, ...]
     number: int = 0
     fronts: tuple[RayStatus, ...] = ()
-
-    def text(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def of(cls, text: str) -> "RayReport":
-        fields = json.loads(text)
-        replicas, fronts = (tuple(map(_status, fields[name])) for name in ("replicas", "fronts"))
-        return cls(replicas, int(fields["number"]), fronts)
-
-
-def _status(fields: Mapping[str, Any]) -> RayStatus:
-    return RayStatus(
-        str(fields["name"]),
-        RayPhase(fields["phase"]),
-        str(fields["address"]),
-        str(fields["node"]),
-        str(fields["why"]),
-        int(fields["failures"]),
-        _demand(fields["demand"]),
-    )
-
-
-def _demand(fields: Mapping[str, Any] | None) -> Demand | None:
-    return None if fields is None else Demand(**fields)

@@ -6,8 +6,8 @@ from text_generation_common.errors import CommandError, CredentialsError
 from text_generation_common.flags.cluster import ClusterFlags, Way
 from text_generation_common.flags.declaration import with_flags
 from text_generation_launcher.cluster_plan import resolve_cluster, shards_of_each, share_out, visible_devices
+from text_generation_launcher.config import slices
 from text_generation_launcher.errors import NotEnoughCUDADevices
-from text_generation_launcher.replica_site import slices
 
 ENGINE = {"engine_only": True, "engine_address": "10.0.0.1:0", "insecure_cluster": True}
 RAY = {"ray": "auto", "replicas": 2, "insecure_cluster": True}

@@ -15,8 +15,7 @@ from text_generation_common.places import ServerPlace
 from text_generation_common.secret_values import is_secret
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Programs
-from text_generation_launcher.config import LaunchPlan
-from text_generation_launcher.replica_site import ReplicaSite
+from text_generation_launcher.config import LaunchPlan, ReplicaSite
 
 PROGRAMS = Programs("/bin/server", "/bin/router")
 PLACE = ServerPlace("/run/shard", None, "")

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from text_generation_common.logs import JsonFormatter, TextFormatter
-from text_generation_launcher.refused_connections import MOST_REASONS, RefusedConnections
-from text_generation_launcher.relay import Relay, record_of
+from text_generation_launcher.relay import MAX_REASONS, RefusedConnections, Relay, record_of
 
 LINE = {
     "timestamp": "2026-01-02T03:04:05.678901Z",
@@ -94,6 +93,6 @@ def test_refused_connections_are_counted_by_their_reason_while_they_are_not_logg
 
 def test_reasons_without_end_take_no_memory_without_end():
     refused = RefusedConnections()
-    for number in range(10 * MOST_REASONS):
+    for number in range(10 * MAX_REASONS):
         assert refused.take(f"E1124 01:43:44.1 1 a.cc:1] No match found for server name: h{number}", 0)
-    assert len(refused._told) == MOST_REASONS
+    assert len(refused._told) == MAX_REASONS

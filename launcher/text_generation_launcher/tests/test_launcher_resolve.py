@@ -14,11 +14,11 @@ from text_generation_common.flags.kinds import KvCacheDtype, Quantize, RopeScali
 from text_generation_common.flags.process import TracingFlags
 from text_generation_common.models.fitting import Heads
 from text_generation_launcher import commands
+from text_generation_launcher.checks import unread_flags
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.errors import NotEnoughCUDADevices
 from text_generation_launcher.model import model_config
 from text_generation_launcher.resolve import count_devices, resolve, resolve_rope, shard_count, with_prefill_budget
-from text_generation_launcher.unread import unread_flags
 
 
 @pytest.fixture

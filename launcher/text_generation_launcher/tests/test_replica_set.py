@@ -9,8 +9,7 @@ from text_generation_common.errors import CommandError
 from text_generation_common.link import ReplicaReport, ReplicaState
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import ScaleRefused, ShardFailed
-from text_generation_launcher.replica_set import ReplicaSet
-from text_generation_launcher.scaling import SetChanges, ends_server, plan_changes
+from text_generation_launcher.replica_set import ReplicaSet, SetChanges, ends_server, plan_changes
 
 PENDING, STARTING, READY, DRAINING, FAILED = ReplicaState
 LIMIT_S = 30.0

@@ -9,10 +9,19 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from text_generation_common.autoscaling import Demand
+from text_generation_common.json_values import as_json, from_json
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.errors import RayFailed
 from text_generation_launcher.ray.client import RayClient
-from text_generation_launcher.ray.values import EngineOrder, FrontOrder, RayPhase, RayReport, RayStatus, Wanted
+from text_generation_launcher.ray.values import (
+    EngineOrder,
+    FrontOrder,
+    RayPhase,
+    RayReport,
+    RayStatus,
+    Wanted,
+    digest_of,
+)
 
 LIMIT_S = 60.0
 ORDER = EngineOrder(("--model-id", "m"))
@@ -34,10 +43,10 @@ class PlayedDriver:
         while b"\n" not in self._rest:
             self._rest += await asyncio.get_running_loop().sock_recv(self._line, 2**20)
         *lines, self._rest = self._rest.split(b"\n")
-        return Wanted.of(lines[-1].decode())
+        return from_json(Wanted, lines[-1])
 
     def report(self, number: int, *replicas: RayStatus, fronts: tuple[RayStatus, ...] = ()) -> None:
-        self._line.send(RayReport(replicas, number, fronts).text().encode() + b"\n")
+        self._line.send(as_json(RayReport(replicas, number, fronts)) + b"\n")
 
     def send(self, number: signal.Signals) -> None:
         self.end()
@@ -79,12 +88,12 @@ def test_what_is_cleared_is_gone_only_once_a_driver_that_knows_of_it_says_so() -
         bench.client.want(0, lambda status: None)
         driver = await bench.drivers.get()
         first = await driver.wish()
-        assert list(first.replicas) == [f"{ORDER.digest}-0"]
+        assert list(first.replicas) == [f"{digest_of(ORDER)}-0"]
         clearing = asyncio.create_task(bench.client.clear())
         second = await driver.wish()
         assert not second.replicas
         driver.report(first.number)  # the driver has not read the second wish yet
-        driver.report(second.number, RayStatus(f"{ORDER.digest}-0", RayPhase.DRAINING))
+        driver.report(second.number, RayStatus(f"{digest_of(ORDER)}-0", RayPhase.DRAINING))
         driver.report(first.number)
         await asyncio.sleep(0.05)
         assert not clearing.done()
@@ -166,3 +175,24 @@ def test_a_restart_of_fronts_is_told_to_the_next_driver_too() -> None:
         driver.end()
 
     on_bench(scenario)
+
+
+def test_the_log_tells_that_a_lost_engine_s_successor_loads_the_model_again(caplog: pytest.LogCaptureFixture) -> None:
+    name = f"{digest_of(ORDER)}-0"
+
+    async def scenario(bench: Bench) -> None:
+        bench.client.want(0, lambda status: None)
+        driver = await bench.drivers.get()
+        number = (await driver.wish()).number
+        driver.report(number, RayStatus(name, RayPhase.SERVING, "h:1", "h"))
+        driver.report(number, RayStatus(name, RayPhase.STARTING, "h:1", why="its actor was killed"))
+        while not caplog.messages[1:]:
+            await asyncio.sleep(0.001)
+        driver.end()
+
+    with caplog.at_level("INFO"):
+        on_bench(scenario)
+    assert caplog.messages[:2] == [
+        f"{name} serves on h:1",
+        f"{name} is lost: its actor was killed. The next start loads the model again",
+    ]

@@ -1,6 +1,9 @@
 """Fronts on the machines of a cluster that the test plays: which machines get them, and how the fronts end."""
 
+from math import inf
+
 from text_generation_common.autoscaling import Demand
+from text_generation_common.json_values import as_json, from_json
 from text_generation_launcher.ray.driver import Driver
 from text_generation_launcher.ray.fronts import LOOK_S, REMIND_S
 from text_generation_launcher.ray.keeping import FIRST_WAIT_S, ActorLost
@@ -13,6 +16,7 @@ from text_generation_launcher.ray.values import (
     RayReport,
     RayStatus,
     Wanted,
+    digest_of,
 )
 
 FRONTS = FrontOrder(("--api-workers", "2"), 3000)
@@ -44,7 +48,7 @@ class FrontBench:
         self.driver.turn()
 
     def front(self, machine: str, order: FrontOrder = FRONTS) -> str:
-        return f"front-{order.digest}-{machine}"
+        return f"front-{digest_of(order)}-{machine}"
 
     @property
     def statuses(self) -> dict[str, RayStatus]:
@@ -98,7 +102,7 @@ def test_what_clients_of_fronts_elsewhere_want_is_reported() -> None:
     bench.answer(bench.front("m1"), fronts_serve(Demand(2.0, 7, 0.5)))
     status = bench.statuses["m1"]
     assert (status.phase, status.address, status.demand) == (RayPhase.SERVING, "m1:3000", Demand(2.0, 7, 0.5))
-    assert RayReport.of(bench.reports[-1].text()) == bench.reports[-1]
+    assert from_json(RayReport, as_json(bench.reports[-1])) == bench.reports[-1]
 
 
 def test_fronts_that_are_not_wanted_drain_and_are_gone_only_when_they_have_ended() -> None:
@@ -140,6 +144,5 @@ def test_fronts_are_told_the_newest_restart_at_once_and_again_and_again() -> Non
 def test_orders_and_wishes_arrive_as_they_were_sent() -> None:
     order = FrontOrder(("--a", "b"), 3000, "0.0.0.0", 5.0, ("program",))
     wish = Wanted(ORDER, {"a": "h:1"}, 7, order, "r")
-    assert FrontOrder.of(order.text()) == order
-    assert Wanted.of(wish.text()) == wish
-    assert Wanted.of(Wanted(ORDER, {}).text()).fronts is None
+    for value in (order, ORDER, wish, Wanted(ORDER, {}), fronts_serve(Demand(inf, 7))):
+        assert from_json(type(value), as_json(value)) == value

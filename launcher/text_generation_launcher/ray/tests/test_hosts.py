@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import pytest
 
 pytest.importorskip("ray")
 
+from text_generation_common.json_values import as_json, from_json
 from text_generation_common.tasks import cancelled
 from text_generation_launcher.ray import hosts
 from text_generation_launcher.ray.hosts import FrontHost
@@ -31,9 +31,9 @@ def on_host(
 
     async def run() -> None:
         async with asyncio.timeout(LIMIT_S):
-            host = FrontHost("owner", "front-1")
+            host = FrontHost()
             try:
-                await host.start(order.text())
+                await host.start(as_json(order))
                 await scenario(host)
                 await host.end()
                 await until(host, lambda state: state.phase is EnginePhase.ENDED)
@@ -44,9 +44,9 @@ def on_host(
 
 
 async def until(host: FrontHost, condition: Callable[[EngineState], bool]) -> EngineState:
-    state = EngineState(EnginePhase.BLOCKED)
+    state = EngineState(EnginePhase.STARTING)
     while not condition(state):
-        state = EngineState.of(await host.watch(state.text(), 1.0))
+        state = from_json(EngineState, await host.watch(as_json(state), 1.0))
     return state
 
 
@@ -78,23 +78,16 @@ def test_fronts_serve_once_their_launcher_says_so_and_follow_the_engines(
     on_host(monkeypatch, runtime, scenario, ORDER)
 
 
-def test_a_restart_is_done_once_also_when_another_actor_takes_the_fronts_over(
-    monkeypatch: pytest.MonkeyPatch, runtime: Path
-) -> None:
+def test_a_restart_is_done_once(monkeypatch: pytest.MonkeyPatch, runtime: Path) -> None:
     async def scenario(host: FrontHost) -> None:
         await until(host, lambda state: state.phase is EnginePhase.SERVING)
         await host.tell("", "")
         for _ in range(2):
             await host.tell("", "r1")
         await until(host, lambda state: restarts_of(state) == 1)
-        assert host._engine is not None
-        host._engine.release()  # as the kernel does when the actor ends
-        next_host = FrontHost("owner", "front-1")
-        await next_host.start(ORDER.text())
-        await next_host.tell("", "r1")
-        await next_host.tell("", "r2")
-        await until(next_host, lambda state: restarts_of(state) == 2)
-        await cancelled(next_host._asking, next_host._leaving)
+        await host.tell("", "r1")
+        await host.tell("", "r2")
+        await until(host, lambda state: restarts_of(state) == 2)
 
     on_host(monkeypatch, runtime, scenario, ORDER)
 
@@ -103,44 +96,35 @@ def test_fronts_that_start_after_a_restart_are_not_replaced_by_it(
     monkeypatch: pytest.MonkeyPatch, runtime: Path
 ) -> None:
     async def scenario(host: FrontHost) -> None:
-        other = FrontHost("owner", "front-2")
-        await other.tell("", "r1")
-        await other.start(replace(ORDER, port=3001).text())
-        await until(other, lambda state: state.phase is EnginePhase.SERVING)
-        await other.tell("", "r1")
-        await other.tell("", "r2")
-        await until(other, lambda state: restarts_of(state) == 1)
-        await other.end()
-        await until(other, lambda state: state.phase is EnginePhase.ENDED)
-        await cancelled(other._asking, other._leaving)
+        await until(host, lambda state: state.phase is EnginePhase.SERVING)
+        for restart in ("r1", "r1", "r2"):
+            await host.tell("", restart)
+        await until(host, lambda state: restarts_of(state) == 1)
 
     on_host(monkeypatch, runtime, scenario, ORDER)
 
 
-def test_fronts_whose_actor_is_gone_are_taken_over_and_those_of_another_order_leave_the_port(
+def test_engines_that_are_told_before_the_start_are_known_after_it(
     monkeypatch: pytest.MonkeyPatch, runtime: Path
 ) -> None:
     async def scenario(host: FrontHost) -> None:
-        before = await until(host, lambda state: state.phase is EnginePhase.SERVING)
-        assert host._engine is not None
-        host._engine.release()  # as the kernel does when the actor ends
-        next_host = FrontHost("owner", "front-1")
-        await next_host.tell("10.0.0.3:1", "")
-        await next_host.start(ORDER.text())
-        after = await until(next_host, lambda state: engines_of(state) == 1)
-        assert after.pid == before.pid
-        assert next_host._engine is not None
-        next_host._engine.release()
-        other = FrontHost("owner", "front-2")
-        monkeypatch.setattr(hosts, "RETRY_S", 0.05)
-        changed = FrontOrder(("--api-workers", "2"), 3000, program=PROGRAM)
-        told = EngineState.of(await other.start(changed.text()))
-        assert told.phase is EnginePhase.BLOCKED and told.why.startswith("port 3000 is used by the launcher with pid")
-        while told.phase is EnginePhase.BLOCKED:
-            told = EngineState.of(await other.start(changed.text()))
-        assert told.pid != before.pid
-        await other.end()
-        await until(other, lambda state: state.phase is EnginePhase.ENDED)
-        await cancelled(*(each for host in (next_host, other) for each in (host._asking, host._leaving)))
+        other = FrontHost()
+        try:
+            await other.tell("10.0.0.3:1", "")
+            await other.start(as_json(ORDER))
+            await until(other, lambda state: engines_of(state) == 1)
+            await other.end()
+            await until(other, lambda state: state.phase is EnginePhase.ENDED)
+        finally:
+            await cancelled(other._asking, other._leaving)
 
     on_host(monkeypatch, runtime, scenario, ORDER)
+
+
+def test_what_cannot_be_started_has_ended_and_says_why(monkeypatch: pytest.MonkeyPatch, runtime: Path) -> None:
+    async def scenario(host: FrontHost) -> None:
+        state = from_json(EngineState, await host.start(as_json(ORDER)))
+        assert state.phase is EnginePhase.ENDED
+        assert state.why.startswith("nothing can be started: ") and "no-such-program" in state.why
+
+    on_host(monkeypatch, runtime, scenario, FrontOrder((), 3000, program=("/no-such-program",)))

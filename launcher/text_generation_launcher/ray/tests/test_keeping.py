@@ -1,12 +1,12 @@
 """The driver's decisions about replicas, with a cluster that the test plays."""
 
-from text_generation_launcher.ray.driver import Driver
+from text_generation_launcher.ray.driver import Driver, end_with_node
 from text_generation_launcher.ray.keeping import (
     ACTOR_START_S,
     FIRST_WAIT_S,
     LONG_RUN_S,
-    LONGEST_WAIT_S,
     LOOK_S,
+    MAX_WAIT_S,
     PLACING_S,
     ActorLost,
     ActorUnsure,
@@ -138,8 +138,8 @@ def test_waits_double_up_to_the_longest_and_begin_anew_after_a_long_run() -> Non
         bench.after(0.02)
         assert ("start", "a") in bench.asked()
         assert bench.status("a").failures == number + 1
-        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-    assert wait_s == LONGEST_WAIT_S
+        wait_s = min(2 * wait_s, MAX_WAIT_S)
+    assert wait_s == MAX_WAIT_S
     bench.serve("a", "h:1")
     bench.now_s += LONG_RUN_S
     bench.serve("a", "h:1")
@@ -193,28 +193,6 @@ def test_a_new_driver_finds_the_actors_and_keeps_the_known_addresses_meanwhile()
     assert [status.name for status in bench.reports[-1].replicas] == ["a"]
 
 
-def test_replicas_that_come_upon_each_other_s_engines_change_their_addresses() -> None:
-    bench = Bench(a="", b="")
-    bench.serve("a", "h:1")
-    bench.serve("b", "h:2")
-    bench.answer("a", ActorLost("raylet"))
-    bench.answer("b", ActorLost("raylet"))
-    bench.after(FIRST_WAIT_S)
-    bench.answer("a", serving("h:2"))
-    assert {status.address for status in bench.reports[-1].replicas} == {"h:1", "h:2"}
-    bench.answer("b", serving("h:1"))
-    assert (bench.status("a").address, bench.status("b").address) == ("h:2", "h:1")
-
-
-def test_devices_in_use_are_told_and_asked_for_again() -> None:
-    bench = Bench(a="")
-    bench.answer("a", EngineState(EnginePhase.BLOCKED, why="GPU 0 is used"))
-    assert (bench.status("a").phase, bench.status("a").why) == (RayPhase.STARTING, "GPU 0 is used")
-    bench.asked()
-    bench.after(0.0)
-    assert bench.asked() == [("start", "a")]
-
-
 def test_reports_are_repeated_as_a_sign_of_life() -> None:
     bench = Bench(a="")
     count = len(bench.reports)
@@ -222,3 +200,11 @@ def test_reports_are_repeated_as_a_sign_of_life() -> None:
     assert len(bench.reports) == count
     bench.after(0.5)
     assert len(bench.reports) == count + 1
+
+
+def test_a_driver_ends_once_its_node_is_dead_and_not_while_that_is_unknown() -> None:
+    answers = iter([True, None, None, True, False])
+    ends: list[str] = []
+    end_with_node(lambda: next(answers), lambda: ends.append("end"), lambda seconds: None)
+    assert ends == ["end"]
+    assert next(answers, None) is None

@@ -14,10 +14,11 @@ from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ShardFlags
 from text_generation_common.flags.process import ProcessFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
+from text_generation_common.json_values import as_json
 from text_generation_launcher import checks
 from text_generation_launcher.cli import command_line
 from text_generation_launcher.config import LauncherConfig, LaunchPlan
-from text_generation_launcher.ray.order import engine_order, front_order
+from text_generation_launcher.ray.replica import engine_order, front_order
 from text_generation_launcher.ray.values import LAUNCHER
 
 PLAN = LaunchPlan(
@@ -49,8 +50,8 @@ def test_paths_hold_in_an_actor_s_working_directory_too(monkeypatch: pytest.Monk
 
 
 def test_keys_of_clients_are_not_in_it() -> None:
-    assert "secret" not in engine_order(PLAN).text()
-    assert "secret" not in front_order(PLAN, 3000).text()
+    assert b"secret" not in as_json(engine_order(PLAN))
+    assert b"secret" not in as_json(front_order(PLAN, 3000))
     with pytest.raises(ArgumentValidation, match="--api-key to other machines"):
         checks.check_keys_elsewhere(PLAN.access, fronts_on_every_node=True)
     checks.check_keys_elsewhere(AccessFlags(api_key_file="keys"), fronts_on_every_node=True)

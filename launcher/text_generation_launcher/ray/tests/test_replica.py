@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from text_generation_launcher.errors import RayFailed
-from text_generation_launcher.ray.replica import MOST_FAILURES, RayReplica
+from text_generation_launcher.ray.replica import MAX_FAILURES, RayReplica
 from text_generation_launcher.ray.values import RayPhase, RayStatus
 
 
@@ -50,7 +50,7 @@ def test_a_replica_without_room_is_pending_and_says_so_until_it_starts() -> None
 
 def test_a_replica_that_never_serves_fails_and_is_forgotten() -> None:
     client = FakeRayClient()
-    failed = RayStatus("r", RayPhase.STARTING, why="no memory", failures=MOST_FAILURES)
+    failed = RayStatus("r", RayPhase.STARTING, why="no memory", failures=MAX_FAILURES)
     with pytest.raises(RayFailed, match="no memory"):
         asyncio.run(run_until(replica_of(client), failed))
     assert client.forgotten == [3]
