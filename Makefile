@@ -280,7 +280,7 @@ audit: .venv/tools/installed
 # Measures this version and the one in the checkout $(BEFORE) in turns, three minutes long, and fails if this one is more
 # than 5 % slower.
 bench-guard: install-test
-	$(BIN)/text-generation-benchmark guard --before $(BEFORE) $(ARGS)
+	$(BIN)/text-generation-benchmark turns --guard --before $(BEFORE) $(ARGS)
 
 # Prints tokens per second of the server and of the installed peers, and writes the table into benchmark/README.md.
 bench: install-test

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import orjson
 import uvloop
 
+from text_generation_benchmark.figures import percentile
+
 GREEDY: Mapping[str, float] = MappingProxyType({})
 
 
@@ -22,6 +24,7 @@ class StreamTimes:
     last: float
     tokens: int
     gaps: tuple[float, ...] = ()  # seconds from each piece of text to the next
+    usage: Mapping[str, Any] | None = None  # what the server states at the end
 
     @property
     def per_token(self) -> float:
@@ -49,14 +52,14 @@ class LoadResult:
 
     def gap_s(self, share: float) -> float:
         """The gap between two pieces of text that `share` of all gaps of all streams do not exceed; 0 without gaps."""
-        gaps = sorted(gap for stream in self.streams for gap in stream.gaps)
-        return gaps[min(len(gaps) - 1, int(share * len(gaps)))] if gaps else 0.0
+        return percentile(sorted(gap for stream in self.streams for gap in stream.gaps), 100 * share)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     tokens: int  # least number of tokens that came with the event
     total: int | None = None  # number of tokens of the whole stream, if this event states it
+    usage: Mapping[str, Any] | None = None
 
 
 class Dialect(Protocol):
@@ -101,21 +104,56 @@ class Completions:
         choice = (event.get("choices") or [{"finish_reason": "none"}])[0]
         finish_reason = choice.get("finish_reason")
         total = new_tokens if finish_reason == "length" else None
-        if event.get("usage"):
-            total = event["usage"]["completion_tokens"]
+        usage = event.get("usage") or None
+        if usage is not None:
+            total = usage["completion_tokens"]
         # A token that ends within a character has no text yet. The last event has no token of its own at some servers.
-        return Event(tokens=1 if choice.get("text") or finish_reason is None else 0, total=total)
+        return Event(tokens=1 if choice.get("text") or finish_reason is None else 0, total=total, usage=usage)
+
+
+class TenMessages:
+    """A dialect that sends each prompt as a chat of ten messages, through the model's chat template."""
+
+    path = "/v1/chat/completions"
+
+    def body(self, prompt: str, new_tokens: int, sampling: Mapping[str, float] = GREEDY) -> dict[str, Any]:
+        size = -(-len(prompt) // 10)
+        texts = [prompt[i * size : (i + 1) * size] for i in range(10)]
+        roles = ["system", *["user", "assistant"] * 4, "user"]
+        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        fixed = {"messages": messages, "max_tokens": new_tokens, "temperature": 0, "stream": True}
+        return fixed | {"ignore_eos": True} | dict(sampling)
+
+    def read(self, event: dict[str, Any], new_tokens: int) -> Event:
+        return Event(tokens=len(event["choices"]))
+
+
+DIALECTS: dict[str, Dialect] = {"generate": GenerateStream(), "chat": TenMessages()}
+
+
+def dialect_of(route: str) -> Dialect:
+    """The dialect of a flag's `generate` or `chat`. ValueError for another word."""
+    if route not in DIALECTS:
+        raise ValueError(f"{route} is not a route that is measured: choose {', '.join(DIALECTS)}")
+    return DIALECTS[route]
 
 
 async def stream_once(
-    port: int, dialect: Dialect, prompt: str, new_tokens: int, sampling: Mapping[str, float] = GREEDY
+    port: int,
+    dialect: Dialect,
+    prompt: str,
+    new_tokens: int,
+    sampling: Mapping[str, float] = GREEDY,
+    started: float | None = None,
 ) -> StreamTimes:
-    """Reads one stream. RuntimeError unless the stream has exactly `new_tokens` tokens."""
+    """Reads one stream. RuntimeError unless the stream has exactly `new_tokens` tokens. Its times count from `started`
+    on; by default, from the sending of the request."""
     body = orjson.dumps(dialect.body(prompt, new_tokens, sampling))
     head = f"POST {dialect.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        started = time.perf_counter()
+        if started is None:
+            started = time.perf_counter()
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         return await _read_stream(reader, dialect, new_tokens, started)
     finally:
@@ -125,20 +163,21 @@ async def stream_once(
 
 async def _read_stream(reader: asyncio.StreamReader, dialect: Dialect, new_tokens: int, started: float) -> StreamTimes:
     times: list[float] = []
-    tokens, total, other = 0, None, b""
+    tokens, total, usage, other = 0, None, None, b""
     async for line in reader:
         if not line.startswith(b"data: {"):
             other = (other + line)[-2000:]
             continue
         event = dialect.read(_parsed(line), new_tokens)
-        total = event.total if event.total is not None else total
+        total, usage = total if event.total is None else event.total, event.usage or usage
         if event.tokens:
             tokens += event.tokens
             times.append(time.perf_counter() - started)
     made = tokens if total is None else total
     if made != new_tokens or not tokens:
         raise RuntimeError(f"a stream ended after {made} of {new_tokens} tokens: {other.decode(errors='replace')}")
-    return StreamTimes(times[0], times[-1], made, tuple(later - earlier for earlier, later in pairwise(times)))
+    gaps = tuple(later - earlier for earlier, later in pairwise(times))
+    return StreamTimes(times[0], times[-1], made, gaps, usage)
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Output of the commands: lines on stderr, Markdown tables, and the marked tables of a file that --write replaces."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,6 +32,12 @@ def aligned_table(rows: Sequence[Row]) -> str:
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     rule = "|".join("-" * (width + 2) for width in widths)
     return "\n".join([f"| {lines[0]} |", f"|{rule}|", *(f"| {line} |" for line in lines[1:])])
+
+
+def columns(rows: Iterable[Mapping[str, str]]) -> str:
+    """An aligned table. Each row has the same columns, by their names."""
+    cells = list(rows)
+    return aligned_table([list(cells[0]), *(list(row.values()) for row in cells)])
 
 
 def show_table(text: str, write: Path | None, name: str = "table") -> None:

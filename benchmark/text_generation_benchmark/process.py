@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 STOP_S = 60
@@ -83,6 +84,16 @@ class ChildServer:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
+    @contextlib.contextmanager
+    def started(self, core: int | None = None) -> Iterator["ChildServer"]:
+        """Starts it, on one core if that is given, and kills it at the end; does not wait until it is ready."""
+        with on_core(core):
+            self.start()
+        try:
+            yield self
+        finally:
+            self._kill()
+
     def stop(self, limit_s: float = STOP_S) -> int:
         """Sends SIGTERM and returns the exit status. TimeoutExpired if the server did not end within `limit_s` seconds
         and was killed. Any other processes of its group are killed in any case.
@@ -92,9 +103,12 @@ class ChildServer:
         try:
             return self.running.wait(timeout=limit_s)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self.running.wait()
+            self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.running.wait()
 
     def _tail(self) -> str:
         return "\n".join(self.log().splitlines()[-LOG_LINES:])
@@ -113,6 +127,31 @@ def running(command: ServerCommand, log_file: Path, stop_s: float = STOP_S) -> I
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.stop(stop_s)
+
+
+@cache
+def _all_cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """Inside this context new processes run on one core, if one is given and the machine has several."""
+    cores, before = _all_cores(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before if core is None else {cores[core % len(cores)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def wait_for(path: Path, limit_s: float) -> None:
+    """Waits until the file or socket exists. RuntimeError if it does not within `limit_s` seconds."""
+    until_s = time.monotonic() + limit_s
+    while not path.exists():
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"{path} is not there after {limit_s:.0f} s")
+        time.sleep(POLL_S / 2)
 
 
 def free_port() -> int:

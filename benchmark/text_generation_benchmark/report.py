@@ -1,10 +1,11 @@
 """The tables of `compare`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import median
 
+from text_generation_benchmark.ceilings import machine
 from text_generation_benchmark.load import LoadResult
 from text_generation_benchmark.ours import Overlap
 from text_generation_benchmark.output import table
@@ -14,6 +15,8 @@ from text_generation_benchmark.workload import ROUNDS, SAMPLING, Workload
 NO_FIGURE = "–"
 SAMPLED = "".join(f", {name} {value}" for name, value in SAMPLING.items())
 Figure = Callable[[LoadResult], float]
+Errors = Mapping[str, str]  # each peer's name and error, if the peer does not serve a model
+NONE: Errors = {}
 tokens_per_s: Figure = attrgetter("tokens_per_s")
 per_token_s: Figure = attrgetter("per_token_s")
 first_token_s: Figure = attrgetter("first_token_s")
@@ -82,9 +85,47 @@ class Row:
         ratios = [figure(a) / figure(b) for a, b in zip(self.ours, theirs, strict=True)]
         return median(map(figure, theirs)), median(1 / ratio if less_is_better else ratio for ratio in ratios)
 
+    def beside_all(
+        self, peers: Sequence[Peer], figure: Figure, form: str, *, less_is_better: bool = False, errors: Errors = NONE
+    ) -> list[str]:
+        """A cell for each peer. Times are in milliseconds."""
+        cells = []
+        for peer in peers:
+            theirs = self.beside(peer, figure, less_is_better=less_is_better)
+            missing = "error" if peer.name in errors else NO_FIGURE if peer.version else "not installed"
+            cells.append(
+                f"{theirs[0] * (1e3 if less_is_better else 1):{form}} ({theirs[1]:.2f}×)" if theirs else missing
+            )
+        return cells
+
+    def limits(self) -> list[str]:
+        """The cells of LIMIT_HEAD."""
+        return [f"{self.limit_of_load:.1%}", f"{self.limit_of_step:.1%}", self.bound(self.work.step)]
+
     @property
     def is_prefill(self) -> bool:
         return self.workload.new_tokens == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One model beside the peers that serve it."""
+
+    rows: Sequence[Row]
+    kernels: str  # that our server computed with
+    overlap: Overlap | None = None
+    errors: Errors = field(default_factory=dict)
+
+
+def machine_of(kernels: Iterable[str], rows: Sequence[Row]) -> str:
+    return machine(kernels, [ceilings for row in rows for ceilings in row.ceilings])
+
+
+def said_of(peers: Sequence[Peer]) -> str:
+    """What a ratio means, and the notes on the peers."""
+    versions = ", ".join(f"{peer.name} {peer.version}" for peer in peers if peer.version)
+    notes = [f"{peer.note}." for peer in peers if peer.note]
+    return " ".join([f"a ratio over 1 means faster than {versions or 'no peer'}.", *notes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +136,9 @@ class Report:
     overlaps: Sequence[Overlap]
 
     def as_markdown(self) -> str:
-        parts = [self._heading(), self._decode_table(), self._prefill_table(), _overlap_table(self.overlaps)]
+        heading = f"{self.machine} Medians of {ROUNDS} rounds, no prompt is sent twice; {said_of(self.peers)}"
+        parts = [heading, self._decode_table(), self._prefill_table(), _overlap_table(self.overlaps)]
         return "\n\n".join(part for part in parts if part)
-
-    def _heading(self) -> str:
-        notes = [f"{peer.note}." for peer in self.peers if peer.note]
-        versions = ", ".join(f"{peer.name} {peer.version}" for peer in self.peers if peer.version)
-        said = f"{self.machine} Medians of {ROUNDS} rounds, no prompt is sent twice; a ratio over 1 means faster than"
-        return " ".join([said, f"{versions or 'no peer'}.", *notes])
 
     def _decode_table(self) -> str:
         rows = [row for row in self.rows if not row.is_prefill]
@@ -116,12 +152,9 @@ class Report:
     def _decode_cells(self, row: Row) -> list[str]:
         streams = f"{row.workload.concurrency}{SAMPLED if row.workload.is_sampled else ''}"
         cells = [row.model, streams, f"{row.of_ours(tokens_per_s):.1f}"]
-        for peer in self.peers:
-            theirs = row.beside(peer, tokens_per_s, less_is_better=False)
-            cells.append(f"{theirs[0]:.1f} ({theirs[1]:.2f}×)" if theirs else _why_not(peer))
-        per_token, first = row.of_ours(per_token_s), row.of_ours(first_token_s)
-        cells += [f"{per_token * 1e3:.2f}", f"{first * 1e3:.0f}"]
-        return [*cells, f"{row.limit_of_load:.1%}", f"{row.limit_of_step:.1%}", row.bound(row.work.step)]
+        cells += row.beside_all(self.peers, tokens_per_s, ".1f")
+        cells += [f"{row.of_ours(per_token_s) * 1e3:.2f}", f"{row.of_ours(first_token_s) * 1e3:.0f}"]
+        return cells + row.limits()
 
     def _prefill_table(self) -> str:
         rows = [row for row in self.rows if row.is_prefill]
@@ -132,17 +165,10 @@ class Report:
         return f"One stream, milliseconds to the first token:\n\n{table(head, lines)}"
 
     def _prefill_cells(self, row: Row) -> list[str]:
-        first = row.of_ours(first_token_s)
-        cells = [row.model, str(row.workload.input_tokens), f"{first * 1e3:.0f}"]
-        for peer in self.peers:
-            theirs = row.beside(peer, first_token_s, less_is_better=True)
-            cells.append(f"{theirs[0] * 1e3:.0f} ({theirs[1]:.2f}×)" if theirs else _why_not(peer))
-        prompts = row.work.prompts
-        return [*cells, f"{row.workload.input_tokens / first:.0f}", f"{row.limit_of_prompts:.1%}", row.bound(prompts)]
-
-
-def _why_not(peer: Peer) -> str:
-    return NO_FIGURE if peer.version else "not installed"
+        first, tokens = row.of_ours(first_token_s), row.workload.input_tokens
+        cells = [row.model, str(tokens), f"{first * 1e3:.0f}"]
+        cells += row.beside_all(self.peers, first_token_s, ".0f", less_is_better=True)
+        return [*cells, f"{tokens / first:.0f}", f"{row.limit_of_prompts:.1%}", row.bound(row.work.prompts)]
 
 
 def _overlap_table(overlaps: Sequence[Overlap]) -> str:

@@ -3,35 +3,33 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from text_generation_benchmark.bytes_read import weight_bytes
+import torch
+from tokenizers import Tokenizer
+
 from text_generation_benchmark.ceilings import Meter, with_ceilings
 from text_generation_benchmark.checkpoint import write_checkpoint
-from text_generation_benchmark.compare import OURS, Contender, Folders, llama_cpp, vllm
-from text_generation_benchmark.families.against import Against
-from text_generation_benchmark.families.experts_read import mean_experts_read
-from text_generation_benchmark.families.report import (
-    BesideLlama,
-    BesidePeers,
-    last_line,
-    llama_table,
-    peer_table,
-)
+from text_generation_benchmark.compare import OURS, beside_peers
+from text_generation_benchmark.families.report import BesideLlama, llama_table, peer_table
 from text_generation_benchmark.families.shapes import FAMILIES, llama_of, write_family
 from text_generation_benchmark.load import GenerateStream
-from text_generation_benchmark.ours import Served, running_ours
+from text_generation_benchmark.ours import running_ours
 from text_generation_benchmark.output import say
+from text_generation_benchmark.peers.servers import Folders, llama_cpp, vllm
 from text_generation_benchmark.process import exit_on_sigterm
 from text_generation_benchmark.prompts import Prompts
-from text_generation_benchmark.report import Row
-from text_generation_benchmark.roofline import Ceilings, load_work
-from text_generation_benchmark.workload import Run, Workload, loads_on, take_turns
+from text_generation_benchmark.report import Compared, Row
+from text_generation_benchmark.roofline import Ceilings, load_work, weight_bytes
+from text_generation_benchmark.workload import Workload, loads_on, take_turns
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import read_config
 
 WORKLOADS = (Workload(1, 64, 64), Workload(16, 64, 64))
+COMPARISONS = ("llama", "peers")
+STEPS = 16
 WRITTEN = "written"  # a file that says that a checkpoint is whole
 
 
@@ -75,6 +73,30 @@ def _experts_read(model: Path, config: ModelConfig, load: Workload) -> float | N
     return mean_experts_read(model, load)
 
 
+def mean_experts_read(model: Path, workload: Workload) -> float:
+    """The experts of a layer that the rows of a decode step have together: the mean over layers and the first STEPS
+    decode steps, with the first prompts that the servers get."""
+    from transformers import AutoModelForCausalLM
+
+    served = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    counts: list[int] = []
+
+    def count(module: Any, inputs: Any, outputs: Any) -> None:
+        _, _, chosen_TK = outputs
+        if len(chosen_TK) == workload.concurrency:  # the prompts' step has more tokens
+            counts.append(len(chosen_TK.unique()))
+
+    for layer in served.model.layers:
+        layer.mlp.gate.register_forward_hook(count)
+    tokenizer: Tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    texts = Prompts(model).make(workload.concurrency, workload.input_tokens)
+    ids = torch.tensor([tokenizer.encode(text).ids for text in texts])
+    options = {"do_sample": False, "attention_mask": torch.ones_like(ids), "pad_token_id": 0, "max_length": None}
+    with torch.inference_mode():
+        served.generate(ids, max_new_tokens=1 + STEPS, min_new_tokens=1 + STEPS, **options)
+    return sum(counts) / len(counts)
+
+
 def beside_llama(written: Written, meter: Meter) -> list[BesideLlama]:
     found = []
     with ExitStack() as servers:
@@ -83,7 +105,8 @@ def beside_llama(written: Written, meter: Meter) -> list[BesideLlama]:
         for model, measured in ceilings.items():
             say(f"{written.name}: starting {OURS} on {model.name}")
             ours = servers.enter_context(running_ours(model))
-            runs[model] = with_ceilings(_loads(ours, model), meter, measured)
+            load_on = loads_on(ours.port, GenerateStream(), Prompts(model))
+            runs[model] = with_ceilings(load_on, meter, measured)
         for load in WORKLOADS:
             say(f"{written.name} beside a Llama: {load}")
             llama, count = written.llamas[load], written.experts_read[load]
@@ -97,60 +120,26 @@ def beside_llama(written: Written, meter: Meter) -> list[BesideLlama]:
     return found
 
 
-def _loads(ours: Served, model: Path) -> Run:
-    return loads_on(ours.port, GenerateStream(), Prompts(model))
-
-
-def beside_peers(written: Written, contenders: Sequence[Contender], meter: Meter) -> list[BesidePeers]:
-    """A peer that does not start, or does not answer a short run, is left out, and its error is kept."""
-    errors: dict[str, str] = {}
-    found = []
-    with ExitStack() as servers:
-        ours = servers.enter_context(running_ours(written.model))
-        measured: list[Ceilings] = []
-        runs = {OURS: with_ceilings(_loads(ours, written.model), meter, measured)}
-        for contender in contenders:
-            if contender.start is None:
-                continue
-            say(f"{written.name}: starting {contender.peer.name}")
-            try:
-                run = servers.enter_context(contender.start(written.model))
-                run(replace(WORKLOADS[0], new_tokens=4))
-            except (OSError, RuntimeError) as error:
-                say(str(error))
-                errors[contender.peer.name] = last_line(error)
-            else:
-                runs[contender.peer.name] = run
-        most_streams = {contender.peer.name: contender.most_streams for contender in contenders}
-        for load in WORKLOADS:
-            say(f"{written.name} beside peers: {load}")
-            able = {name: run for name, run in runs.items() if load.concurrency <= (most_streams.get(name) or 10**6)}
-            results = take_turns(able, load)
-            own = results.pop(OURS)
-            work = load_work(written.model, load, written.experts_read[load])
-            row = Row(written.name, load, own, results, work, measured[-len(own) :])
-            found.append(BesidePeers(row, errors, ours.kernels))
-    return found
-
-
 def compare_families(
-    folder: Path, peers: Folders, only: Sequence[str], against: Sequence[Against], show: Callable[[Against, str], None]
+    folder: Path, peers: Folders, only: Sequence[str], against: Sequence[str], show: Callable[[str, str], None]
 ) -> None:
-    """Measures all families, or those in `only`: first beside Llamas, then beside the peers. `show` gets the table of
-    what has been measured after each family. Checkpoints stay in `folder`. ValueError for a family that does not exist.
-    """
-    if unknown := set(only) - set(FAMILIES):
-        raise ValueError(f"{', '.join(unknown)}: not one of the models {', '.join(FAMILIES)}")
+    """Measures all families, or those in `only`: first beside Llamas (`llama`), then beside the peers (`peers`). `show`
+    gets the table of what has been measured after each family. Checkpoints stay in `folder`. ValueError for a family or
+    a comparison that does not exist."""
+    for asked, known in ((only, FAMILIES), (against, COMPARISONS)):
+        if unknown := set(asked) - set(known):
+            raise ValueError(f"{', '.join(unknown)}: not one of {', '.join(known)}")
     exit_on_sigterm()
     load = f"{WORKLOADS[0].input_tokens} tokens in, {WORKLOADS[0].new_tokens} out"
     meter = Meter()
     models = [write_models(folder, name) for name in only or FAMILIES]
     llamas: list[BesideLlama] = []
-    for written in models if Against.llama in against else ():
+    for written in models if "llama" in against else ():
         llamas += beside_llama(written, meter)
-        show(Against.llama, llama_table(load, llamas))
+        show("llama", llama_table(load, llamas))
     contenders = [*vllm(peers.vllm), llama_cpp(peers.llama_cpp)]
-    beside: list[BesidePeers] = []
-    for written in models if Against.peers in against else ():
-        beside += beside_peers(written, contenders, meter)
-        show(Against.peers, peer_table(load, [contender.peer for contender in contenders], beside))
+    beside: list[Compared] = []
+    for written in models if "peers" in against else ():
+        works = {each: load_work(written.model, each, written.experts_read[each]) for each in WORKLOADS}
+        beside.append(beside_peers(written.name, written.model, contenders, works, meter))
+        show("peers", peer_table(load, [contender.peer for contender in contenders], beside))

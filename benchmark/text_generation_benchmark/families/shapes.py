@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from text_generation_benchmark.bytes_read import NUMBER_BYTES
 from text_generation_benchmark.checkpoint import write_tokenizer
+from text_generation_benchmark.roofline import NUMBER_BYTES
 from text_generation_benchmark.shapes import END_OF_TEXT, START_OF_TEXT, LlamaShape
 from text_generation_common.models.architecture import ModelConfig
 

@@ -1,26 +1,19 @@
-"""transformers' `generate` in its own process: all prompts of a run as one batch of equal length.
-
-    python -m text_generation_benchmark.peers.transformers_generate MODEL
-
-reads lines CONCURRENCY,IN,OUT,SAMPLED (0 or 1) and answers each with one line of JSON: seconds to the first token, to
-the last token, and in all.
-"""
+"""transformers' `generate` in a process of its own: all prompts of a run as one batch of equal length."""
 
 import contextlib
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
-from text_generation_benchmark.load import GREEDY, LoadResult, StreamTimes
+from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.prompts import Prompts
-from text_generation_benchmark.workload import SAMPLING, Run, Workload
+from text_generation_benchmark.workload import Run, Workload
 
 
 class Clock:
@@ -50,41 +43,35 @@ def run_once(model: Any, ids: torch.Tensor, new_tokens: int, sampling: Mapping[s
 
 @contextlib.contextmanager
 def running_transformers(model: Path) -> Iterator[Run]:
-    command = [sys.executable, "-m", __name__, str(model)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
-        assert process.stdin is not None and process.stdout is not None
-        asked, answers = process.stdin, process.stdout
+    context = get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_answer, args=(model, there))
+    process.start()
+    there.close()
 
-        def run(workload: Workload) -> LoadResult:
-            with contextlib.suppress(BrokenPipeError):
-                asked.write(
-                    f"{workload.concurrency},{workload.input_tokens},{workload.new_tokens},{workload.is_sampled:d}\n"
-                )
-            if not (answer := answers.readline()):
-                raise RuntimeError("transformers ended without an answer; its output is above")
-            first, last, wall = json.loads(answer)
-            return LoadResult((StreamTimes(first, last, workload.new_tokens),) * workload.concurrency, wall)
-
+    def run(workload: Workload) -> LoadResult:
         try:
-            yield run
-        finally:
-            process.kill()
+            here.send(workload)
+            found: LoadResult = here.recv()
+        except (EOFError, BrokenPipeError):
+            raise RuntimeError("transformers ended without an answer; its output is above") from None
+        return found
+
+    try:
+        yield run
+    finally:
+        process.kill()
+        process.join()
 
 
-def main() -> None:
+def _answer(model: Path, pipe: Connection) -> None:
     from transformers import LlamaForCausalLM
 
-    path = Path(sys.argv[1])
-    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
-    tokenizer, prompts = Tokenizer.from_file(f"{path}/tokenizer.json"), Prompts(path)
-    with torch.inference_mode():
-        for line in sys.stdin:
-            concurrency, input_tokens, new_tokens, is_sampled = map(int, line.split(","))
-            texts = prompts.make(concurrency, input_tokens)
+    served = LlamaForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    tokenizer, prompts = Tokenizer.from_file(f"{model}/tokenizer.json"), Prompts(model)
+    with torch.inference_mode(), contextlib.suppress(EOFError):
+        while True:
+            workload: Workload = pipe.recv()
+            texts = prompts.make(workload.concurrency, workload.input_tokens)
             ids = torch.tensor([tokenizer.encode(text).ids for text in texts])
-            result = run_once(model, ids, new_tokens, SAMPLING if is_sampled else GREEDY)
-            print(json.dumps((result.streams[0].first, result.streams[0].last, result.wall_s)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            pipe.send(run_once(served, ids, workload.new_tokens, workload.sampling))

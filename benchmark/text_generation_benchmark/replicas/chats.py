@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from text_generation_benchmark.simulation.stepped import END_TOKEN, TOKEN
-from text_generation_benchmark.simulation.trace import Floats
-from text_generation_benchmark.simulation.workloads import Lengths, LogNormal
+from text_generation_benchmark.simulation.trace import Floats, Lengths, LogNormal
 
 Ids = npt.NDArray[np.int32]
 

@@ -8,20 +8,21 @@ from typing import Annotated
 
 import typer
 
-from text_generation_benchmark.output import fail, show_table
+from text_generation_benchmark.output import columns, fail, show_table
 from text_generation_benchmark.replicas.chats import ChatLoad, steady_arrivals
 from text_generation_benchmark.replicas.deployment import FleetPlan
-from text_generation_benchmark.replicas.fleet import GPUS_PER_REPLICA, TARGETS, day, small_day
+from text_generation_benchmark.replicas.fleet import GPUS_PER_REPLICA, TARGETS, ScalingPlan, day, small_day
 from text_generation_benchmark.replicas.front import Policy
-from text_generation_benchmark.replicas.report import as_markdown, costs_as_text, run
-from text_generation_benchmark.replicas.scaling import ScalingPlan, run_scaled, scaling_table
-from text_generation_benchmark.simulation.devices import MODELS
-from text_generation_benchmark.simulation.metrics import Targets
-from text_generation_common.model_files import demo_directory
-from text_generation_router.fleet.policies import MOST_ENGINES
+from text_generation_benchmark.replicas.report import costs_as_text, deployment_cells, run, run_scaled
+from text_generation_benchmark.simulation.cost import MODELS
+from text_generation_benchmark.simulation.engine import Targets
 from text_generation_router.scheduling.limits import Limits
 
 Flag = typer.Option
+Fronts = Annotated[list[int] | None, Flag(min=1, help="Fronts; repeatable. Default: 1 and 2.")]
+Policies = Annotated[list[Policy] | None, Flag(help="How fronts choose; repeatable. Default: all.")]
+Seed = Annotated[int, Flag(min=0, help="Seed of the load.")]
+Write = Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")]
 CHAT_TARGETS = Targets(2.0, 0.5)
 
 
@@ -30,12 +31,12 @@ def replicas(
     apart: Annotated[bool, Flag(help="Prompts share nothing, instead of chats with shared system prompts.")] = False,
     duration: Annotated[float, Flag(min=1, help="Seconds during which requests arrive.")] = 120,
     engines: Annotated[int, Flag(min=1, help="Replicas.")] = 4,
-    fronts: Annotated[list[int] | None, Flag(min=1, help="Fronts; repeatable. Default: 1 and 2.")] = None,
-    policy: Annotated[list[Policy] | None, Flag(help="How fronts choose; repeatable. Default: all.")] = None,
+    fronts: Fronts = None,
+    policy: Policies = None,
     model: Annotated[str, Flag(help=f"{', '.join(MODELS)}.")] = "h200-8b",
     slots: Annotated[int, Flag(min=1, help="Token slots of a replica.")] = 200_000,
-    seed: Annotated[int, Flag(min=0, help="Seed of the load.")] = 0,
-    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
+    seed: Seed = 0,
+    write: Write = None,
 ) -> None:
     """Simulates fronts and replicas, with the router's own scheduler and choice: no server, no GPU."""
     if model not in MODELS:
@@ -48,14 +49,13 @@ def replicas(
             fail(f"no request arrives at {each:g} requests per second: choose a longer --duration")
         for count in fronts or (1, 2):
             for chosen in policy or Policy:
-                moves = chosen is Policy.SCORE
-                plan = FleetPlan(load, arrivals_s, MODELS[model], limits, chosen, engines, count, (), moves, seed)
-                runs.append((plan, run(plan, CHAT_TARGETS)))
+                plan = FleetPlan(load, arrivals_s, MODELS[model], limits, chosen, engines, count, seed=seed)
+                runs.append(deployment_cells(run(plan), CHAT_TARGETS))
     about = (
-        f"{load}; {duration:,.0f} s. {engines} replicas of {model} ({MODELS[model].source}) with {slots:,} slots. Good:"
-        f" first token within {CHAT_TARGETS.first_token_s:g} s, no gap above {CHAT_TARGETS.gap_s:g} s."
+        f"{load}; {duration:,.0f} s. {engines} replicas of {model} ({MODELS[model].source}) with {slots:,} slots."
+        f" {CHAT_TARGETS}"
     )
-    show_table(f"{about}\n\n{as_markdown(runs)}", write, f"replicas {'apart' if apart else 'chats'}")
+    show_table(f"{about}\n\n{columns(runs)}", write, f"replicas {'apart' if apart else 'chats'}")
 
 
 def fleet(
@@ -63,29 +63,26 @@ def fleet(
     fronts: Annotated[int, Flag(min=1, help="Fronts.")] = 8,
     rate: Annotated[float, Flag(min=0.001, help="Requests per second, on average over the day.")] = 60,
     day_seconds: Annotated[float, Flag(min=24, help="Seconds that stand for the day.")] = 120,
-    policy: Annotated[list[Policy] | None, Flag(help="How fronts choose; repeatable. Default: all.")] = None,
+    policy: Policies = None,
     messages: Annotated[int, Flag(min=1, help="Messages of each kind that are sent to measure their cost.")] = 2000,
-    seed: Annotated[int, Flag(min=0, help="Seed of the load.")] = 0,
-    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
+    seed: Seed = 0,
+    write: Write = None,
 ) -> None:
     """Simulates a day of many replicas of a large model, with peaks and the loss of a rack."""
-    from text_generation_benchmark.replicas.news_speed import measure_news
-
     plans = [day(each, fronts, engines, day_seconds, rate, seed) for each in policy or Policy]
-    runs = [(plan, run(plan, TARGETS)) for plan in plans]
+    runs, parts = [], []
+    for plan in plans:
+        deployment = run(plan)
+        runs.append(deployment_cells(deployment, TARGETS))
+        if plan.policy is Policy.SCORE:
+            parts.append(costs_as_text(deployment, messages))
     loss, about_model = plans[0].losses[0], plans[0].model
     about = (
         f"{plans[0].load}. {engines} replicas ({engines * GPUS_PER_REPLICA:,} GPUs) of {about_model.name}"
         f" ({about_model.source}) with {plans[0].limits.capacity:,} slots. A day of {day_seconds:,.0f} s;"
-        f" {loss.end - loss.first} replicas are lost from 11 to 13 o'clock. Good: first token within"
-        f" {TARGETS.first_token_s:g} s, no gap above {TARGETS.gap_s:g} s."
+        f" {loss.end - loss.first} replicas are lost from 11 to 13 o'clock. {TARGETS}"
     )
-    costs = "\n\n".join(
-        costs_as_text(summary, measure_news(0, messages), measure_news(max(1, round(summary.hashes)), messages))
-        for plan, summary in runs
-        if plan.policy is Policy.SCORE
-    )
-    show_table(f"{about}\n\n{as_markdown(runs)}\n\n{costs}".rstrip(), write, "replicas day")
+    show_table("\n\n".join([about, columns(runs), *parts]), write, "replicas day")
 
 
 def autoscaling(
@@ -94,8 +91,8 @@ def autoscaling(
     start_seconds: Annotated[list[float] | None, Flag(min=0, help="Start of a replica; repeatable.")] = None,
     rate: Annotated[float, Flag(min=0.001, help="Requests per second, on average over the day.")] = 1.2,
     day_seconds: Annotated[float, Flag(min=24, help="Seconds that stand for the day.")] = 14_400,
-    seed: Annotated[int, Flag(min=0, help="Seed of the load.")] = 0,
-    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
+    seed: Seed = 0,
+    write: Write = None,
 ) -> None:
     """Simulates a day in which the number of replicas follows the load, beside fixed numbers."""
     fixed = [ScalingPlan(count, count, 0.0) for count in always or (3, 4)]
@@ -103,13 +100,12 @@ def autoscaling(
     runs = []
     for scaling in fixed + scaled:
         plan = small_day(scaling.most, day_seconds, rate, seed)
-        runs.append((scaling, run_scaled(plan, scaling, TARGETS)))
+        runs.append(run_scaled(plan, scaling, TARGETS))
     about = (
         f"{plan.load}. Replicas of {plan.model.name} ({plan.model.source}), 2 fronts that choose by the score. A day of"
-        f" {day_seconds / 3600:g} hours with {rate:g} requests per second on average. Good: first token within"
-        f" {TARGETS.first_token_s:g} s, no gap above {TARGETS.gap_s:g} s."
+        f" {day_seconds / 3600:g} hours with {rate:g} requests per second on average. {TARGETS}"
     )
-    show_table(f"{about}\n\n{scaling_table(runs)}", write, "replicas autoscaling")
+    show_table(f"{about}\n\n{columns(runs)}", write, "replicas autoscaling")
 
 
 def replicated(
@@ -121,14 +117,14 @@ def replicated(
     seconds: Annotated[float, Flag(min=1, help="How long to measure each number in a turn.")] = 8,
     turns: Annotated[int, Flag(min=1, help="Turns.")] = 3,
     step_ms: Annotated[float, Flag(min=1, help="What a shard takes for a step at least.")] = 100,
-    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
+    write: Write = None,
 ) -> None:
     """Tokens per second of several live engines with pretended shards, beside one. The shards are made slower until the
     cores are at most 60 % busy."""
-    from text_generation_benchmark.replicas.throughput import as_markdown, measure_replicated
+    from text_generation_benchmark.replicas.throughput import ThroughputPlan, as_markdown, measure_replicated
 
     counts = sorted(set(replicas or (1, 8)))
-    measured = measure_replicated(demo_directory(), counts, fronts, streams, seconds, turns, step_ms)
+    measured = measure_replicated(ThroughputPlan(counts, fronts, streams, seconds, turns), step_ms)
     show_table(as_markdown(measured, streams), write, "replicas throughput")
 
 
@@ -136,25 +132,14 @@ def balance(
     apart: Annotated[bool, Flag(help="Prompts share nothing, instead of chats with shared system prompts.")] = False,
     rate: Annotated[float, Flag(min=0.001, help="Requests per second.")] = 10,
     duration: Annotated[float, Flag(min=1, help="Seconds during which requests arrive.")] = 30,
-    fronts: Annotated[list[int] | None, Flag(min=1, help="Fronts; repeatable. Default: 1 and 2.")] = None,
-    seed: Annotated[int, Flag(min=0, help="Seed of the load.")] = 0,
-    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
+    fronts: Fronts = None,
+    seed: Seed = 0,
+    write: Write = None,
 ) -> None:
     """Policies of fronts, simulated and then live, with four engines in processes of their own and pretended shards."""
-    from text_generation_benchmark.replicas.balancing import LOAD, NUM_ENGINES, SLOTS, balance_table, compare_policies
+    from text_generation_benchmark.replicas.balancing import LOAD, NUM_ENGINES, SLOTS, compare_policies
 
-    rows = compare_policies(demo_directory(), not apart, rate, duration, fronts or (1, 2), seed)
     load = replace(LOAD, shares=not apart)
+    table = compare_policies(load, rate, duration, fronts or (1, 2), seed)
     about = f"{load}; {rate:g} requests per second for {duration:g} s; {NUM_ENGINES} engines with {SLOTS:,} slots."
-    show_table(f"{about}\n\n{balance_table(rows)}", write, f"replicas live {'apart' if apart else 'chats'}")
-
-
-def choice(
-    engines: Annotated[int, Flag(min=2, max=MOST_ENGINES, help="Engines of the front.")] = 125,
-    calls: Annotated[int, Flag(min=10, help="Measured calls of each kind.")] = 2000,
-    write: Annotated[Path | None, Flag(help="A Markdown file; its marked table is replaced.")] = None,
-) -> None:
-    """Measures the processor time of a front to choose among many engines, apart from hashing the prompt."""
-    from text_generation_benchmark.replicas.choice_speed import measure
-
-    show_table(measure(engines, calls), write, "replicas choice")
+    show_table(f"{about}\n\n{table}", write, f"replicas live {'apart' if apart else 'chats'}")

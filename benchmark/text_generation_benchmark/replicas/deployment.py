@@ -1,17 +1,20 @@
 """Fronts, engines and a load in simulated time: arrivals, news as often as fronts ask for them, moves, and the loss of
 engines."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+import numpy as np
+
 from text_generation_benchmark.replicas.chats import ChatLoad, Chats, ChatTurn
 from text_generation_benchmark.replicas.front import HASHER, NAMESPACE, Policy, SimulatedFront
 from text_generation_benchmark.simulation.cost import SimulatedModel
-from text_generation_benchmark.simulation.stepped import Arrival, SteppedEngine, StepProgress
+from text_generation_benchmark.simulation.stepped import Arrival, SteppedEngine, StepProgress, play_arrivals
 from text_generation_benchmark.simulation.trace import Floats
 from text_generation_router.fleet.block_hashes import BLOCK_TOKENS
-from text_generation_router.fleet.cache_news import CacheLog, CacheNews
+from text_generation_router.fleet.cache_news import CacheLog
 from text_generation_router.fleet.choice import EngineLoad
 from text_generation_router.fleet.moves import GAIN_S, Move, QueuedRequest, plan_moves
 from text_generation_router.fleet.news_limits import EVERY_MS, next_pace_ms
@@ -25,8 +28,6 @@ NOTICE_S = 3.0  # seconds after which fronts notice that an engine is lost
 # at once. Otherwise they know at the next tick.
 FEW = 8
 SHARE = Share()
-# Sizes on the wire (proto/engine.proto): a Load with one tenant, and what a Cache message has beside its hashes.
-LOAD_BYTES, CACHE_BYTES, HASH_BYTES = 64, 16, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +69,16 @@ class Sent:
     progress: StepProgress = field(default_factory=StepProgress)
 
 
-@dataclass(slots=True)
-class Traffic:
-    loads: int = 0
-    caches: int = 0
-    hashes: int = 0
+class Replica:
+    """An engine, its cache's news and its books: of one life."""
 
-    @property
-    def bytes(self) -> int:
-        return self.loads * LOAD_BYTES + self.caches * CACHE_BYTES + self.hashes * HASH_BYTES
-
-
-class EngineBooks:
-    """Which requests have ended since the last look, and how long steps take."""
-
-    def __init__(self) -> None:
+    def __init__(self, plan: FleetPlan) -> None:
+        self.is_draining = False
         self.wasted_rows = 0
-        self.ended: list[int] = []
+        self.ended: list[int] = []  # requests that have ended since the last look
         self.step_s = 0.0  # mean of the last steps
+        self.log = CacheLog(HASHER)
+        self.engine = SteppedEngine(plan.model.cost, plan.limits, self, cache_observer=self.log.observer)
 
     def note_step(self, starts_s: float, seconds: float, held: int) -> None:
         self.step_s += (seconds - self.step_s) / 16
@@ -93,22 +86,12 @@ class EngineBooks:
     def note_end(self, index: int, progress: StepProgress) -> None:
         self.ended.append(index)
 
-
-class Replica:
-    """An engine, its cache's news and its books: of one life."""
-
-    def __init__(self, plan: FleetPlan) -> None:
-        self.is_draining = False
-        self.log = CacheLog(HASHER)
-        self.books = EngineBooks()
-        self.engine = SteppedEngine(plan.model.cost, plan.limits, self.books, cache_observer=self.log.observer)
-
     @property
     def load(self) -> EngineLoad:
         scheduler = self.engine.scheduler
         running, waiting = scheduler.active.running, len(scheduler.queue)
         computing = sum(request.num_uncomputed for request in running.values())
-        wait_s = scheduler.steps_until_start() * self.books.step_s if waiting else 0.0
+        wait_s = scheduler.steps_until_start() * self.step_s if waiting else 0.0
         load = EngineLoad(len(running), waiting, scheduler.queue.num_tokens, computing, wait_s)
         return replace(load, is_draining=True) if self.is_draining else load
 
@@ -118,10 +101,7 @@ class Deployment:
     default. `on_tick` is called every TICK_S, and may start, drain and stop engines."""
 
     def __init__(
-        self,
-        plan: FleetPlan,
-        first_engines: int | None = None,
-        on_tick: Callable[[float], None] | None = None,
+        self, plan: FleetPlan, first_engines: int | None = None, on_tick: Callable[[float], None] = lambda now_s: None
     ) -> None:
         self.plan = plan
         max_blocks = 2 * plan.limits.capacity // BLOCK_TOKENS
@@ -134,15 +114,18 @@ class Deployment:
         self.done: list[Sent] = []
         self.num_moves = self.num_resumed = 0
         self.prompt_tokens = self.cached_tokens = 0
-        self.traffic = Traffic()
+        # Messages of engines to one front, and the hashes in those of caches.
+        self.num_loads = self.num_caches = self.num_hashes = 0
         self._num_ticks = 0
         self._chats = Chats(plan.load, plan.seed)
-        self._next_index = 0
+        self._indexes = itertools.count(1)
         # What happens when, latest first: a lost engine, its notice, its return.
         self._events = sorted(
-            [(loss.at_s, 0, loss) for loss in plan.losses]
-            + [(min(loss.at_s + NOTICE_S, loss.back_s), 1, loss) for loss in plan.losses]
-            + [(loss.back_s, 2, loss) for loss in plan.losses],
+            (
+                (at_s, what, loss)
+                for loss in plan.losses
+                for what, at_s in enumerate((loss.at_s, min(loss.at_s + NOTICE_S, loss.back_s), loss.back_s))
+            ),
             key=lambda event: event[:2],
             reverse=True,
         )
@@ -151,27 +134,41 @@ class Deployment:
             self.start(engine)
 
     def run(self) -> None:
-        next_tick_s = TICK_S
-        for number, at_s in enumerate(self.plan.arrivals_s.tolist()):
-            while next_tick_s <= at_s:
-                self._tick(next_tick_s)
-                next_tick_s += TICK_S
-            self._happen(at_s)
-            if self.plan.num_engines <= FEW:
-                self._collect(at_s)
-            front = self.fronts[number % len(self.fronts)]
-            self._submit(self._new_index(), Sent(self._chats.next(), front, at_s), at_s)
-        while self.sent:
-            self._tick(next_tick_s)
-            next_tick_s += TICK_S
-        for replica in self.replicas:
-            if replica is not None:
-                replica.engine.advance(inf)
-                self._count(replica)
+        play_arrivals(self.plan.arrivals_s, self._arrive, TICK_S, self._tick, lambda: bool(self.sent))
+        for replica in filter(None, self.replicas):
+            replica.engine.advance(inf)
+            self._count(replica)
 
-    def _new_index(self) -> int:
-        self._next_index += 1
-        return self._next_index
+    # What clients saw, once all requests have ended.
+
+    @property
+    def first_token_s(self) -> Floats:
+        """Seconds from each request to its first token, HTTP included."""
+        return np.array([sent.progress.first_s - sent.arrival_s for sent in self.done]) + self.plan.model.overhead_s
+
+    @property
+    def longest_gap_s(self) -> Floats:
+        return np.array([sent.progress.longest_gap_s for sent in self.done])
+
+    @property
+    def end_s(self) -> float:
+        return max(sent.progress.last_s for sent in self.done)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(sent.turn.output_tokens for sent in self.done) / self.end_s
+
+    @property
+    def cached(self) -> float:
+        """The part of all prompt tokens that caches had."""
+        return self.cached_tokens / self.prompt_tokens
+
+    def _arrive(self, number: int, at_s: float) -> None:
+        self._happen(at_s)
+        if self.plan.num_engines <= FEW:
+            self._collect(at_s)
+        front = self.fronts[number % len(self.fronts)]
+        self._submit(next(self._indexes), Sent(self._chats.next(), front, at_s), at_s)
 
     def _submit(self, index: int, sent: Sent, now_s: float) -> None:
         text = sent.turn.with_output(sent.made)
@@ -194,8 +191,7 @@ class Deployment:
     def _tick(self, now_s: float) -> None:
         self._happen(now_s)
         self._collect(now_s)
-        if self._on_tick is not None:
-            self._on_tick(now_s)
+        self._on_tick(now_s)
         self._num_ticks += 1
         every = next_pace_ms(EVERY_MS, self.plan.num_engines) // EVERY_MS  # ticks between two news of an engine
         for engine, replica in enumerate(self.replicas):
@@ -204,34 +200,29 @@ class Deployment:
             load, news = replica.load, replica.log.take()
             for front in self.fronts:
                 front.tell(engine, load, news)
-            self._count_traffic(news)
+            self.num_loads += 1
+            self.num_caches += len(news)
+            self.num_hashes += sum(len(each.added) + len(each.removed) for each in news)
         for index in [index for index, sent in self.sent.items() if sent.engine < 0]:
-            self._submit(self._new_index(), self.sent.pop(index), now_s)
+            self._submit(next(self._indexes), self.sent.pop(index), now_s)
         for front in self.fronts:
             front.tick(now_s)
-            if self.plan.moves:
+            if self.plan.moves and self.plan.policy is Policy.SCORE:
                 self._move(front, now_s)
-
-    def _count_traffic(self, news: list[CacheNews]) -> None:
-        for _ in self.fronts:
-            self.traffic.loads += 1
-            self.traffic.caches += len(news)
-            self.traffic.hashes += sum(len(each.added) + len(each.removed) for each in news)
 
     def _collect(self, now_s: float) -> None:
         """Advances all engines, and notes which requests have ended."""
-        for replica in self.replicas:
-            if replica is not None:
-                replica.engine.advance(now_s)
-                self._take_ended(replica)
+        for replica in filter(None, self.replicas):
+            replica.engine.advance(now_s)
+            self._take_ended(replica)
 
     def _take_ended(self, replica: Replica) -> None:
-        for index in replica.books.ended:
+        for index in replica.ended:
             sent = self.sent.pop(index)
             sent.front.leave(sent.engine)
             self.done.append(sent)
             self._chats.answered(sent.turn)
-        replica.books.ended.clear()
+        replica.ended.clear()
 
     def _move(self, front: SimulatedFront, now_s: float) -> None:
         loads = {engine: load for engine in front.choice.open if (load := front.choice.told(engine)) is not None}
@@ -253,7 +244,7 @@ class Deployment:
         front, text = sent.front, sent.turn.with_output(sent.made)
         front.leave(move.source)
         del self.sent[move.index]
-        index = self._new_index()
+        index = next(self._indexes)
         self.sent[index] = sent
         sent.engine, sent.has_moved = move.target, True
         front.send(move.target, text.array, [], now_s)
@@ -304,7 +295,7 @@ class Deployment:
         for index in [index for index, sent in self.sent.items() if loss.first <= sent.engine < loss.end]:
             sent = self.sent.pop(index)
             self.num_resumed += 1
-            self._submit(self._new_index(), sent, now_s)
+            self._submit(next(self._indexes), sent, now_s)
 
     def _count(self, replica: Replica) -> None:
         counters = replica.engine.scheduler.counters

@@ -1,14 +1,17 @@
-"""A day of 1,000 GPUs: 125 replicas of a large model, peaks in the morning and the evening, and a rack that is lost."""
+"""A day of 1,000 GPUs: 125 replicas of a large model, peaks in the morning and the evening, and a rack that is lost.
+And a small day, on which the number of replicas follows the load, as the launcher's autoscaling does."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
 
 from text_generation_benchmark.replicas.chats import ChatLoad, day_arrivals
-from text_generation_benchmark.replicas.deployment import FleetPlan, ReplicaLoss
+from text_generation_benchmark.replicas.deployment import TICK_S, Deployment, FleetPlan, ReplicaLoss
 from text_generation_benchmark.replicas.front import Policy
 from text_generation_benchmark.shapes import LLAMA_405B
-from text_generation_benchmark.simulation.devices import H200, derive
-from text_generation_benchmark.simulation.metrics import Targets
-from text_generation_benchmark.simulation.workloads import LogNormal
+from text_generation_benchmark.simulation.cost import H200, derive
+from text_generation_benchmark.simulation.engine import Targets
+from text_generation_benchmark.simulation.trace import LogNormal
+from text_generation_common.autoscaling import Demand, ReplicaPolicy, ScalingPace
 from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_router.scheduling.limits import Limits
 
@@ -52,6 +55,78 @@ def day(policy: Policy, num_fronts: int, replicas: int, day_s: float, rate: floa
         replicas,
         num_fronts,
         [ReplicaLoss(11 * hour_s, 13 * hour_s, 0, rack)],
-        moves=policy is Policy.SCORE,
         seed=seed,
     )
+
+
+ASK_TICKS = round(1.0 / TICK_S)  # the policy is asked once a second
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPlan:
+    """`least` == `most`: a fixed number of replicas."""
+
+    least: int
+    most: int
+    start_s: float  # seconds from a replica's start until it serves
+    pace: ScalingPace | None = None
+
+    def __str__(self) -> str:
+        if self.least == self.most:
+            return f"{self.most} always"
+        return f"{self.least} to {self.most}, start {self.start_s:g} s"
+
+
+class ReplicaScaler:
+    """Starts and drains the engines of a deployment, as a policy says."""
+
+    def __init__(self, plan: FleetPlan, scaling: ScalingPlan) -> None:
+        self.deployment = Deployment(plan, scaling.least, self._tick)
+        self.replica_s = 0.0
+        self.changes: list[int] = []  # how many replicas were added (above 0) or removed
+        self.most = scaling.least
+        self._policy = ReplicaPolicy(scaling.least, scaling.most, scaling.pace)
+        self._rows, self._start_s = plan.limits.max_running, scaling.start_s
+        self._starting: dict[int, float] = {}  # when each engine that starts will serve
+        self._ticks = 0
+
+    def _tick(self, now_s: float) -> None:
+        replicas = self.deployment.replicas
+        for engine, ready_s in list(self._starting.items()):
+            if ready_s <= now_s:
+                del self._starting[engine]
+                self.deployment.start(engine)
+        held = {sent.engine for sent in self.deployment.sent.values()}
+        for engine, replica in enumerate(replicas):
+            if replica is not None and replica.is_draining and engine not in held:
+                self.deployment.stop(engine)
+        count = sum(replica is not None for replica in replicas) + len(self._starting)
+        self.replica_s += count * TICK_S
+        self.most = max(self.most, count)
+        self._ticks += 1
+        if self._ticks % ASK_TICKS == 0:
+            self._follow(now_s)
+
+    def _follow(self, now_s: float) -> None:
+        serving = {i: each for i, each in enumerate(self.deployment.replicas) if each and not each.is_draining}
+        loads = {engine: each.load for engine, each in serving.items()}
+        demand = Demand(
+            wait_s=min((load.wait_s for load in loads.values()), default=inf),
+            requests=len(self.deployment.sent),
+            used=sum(load.running for load in loads.values()) / (self._rows * len(loads)) if loads else 1.0,
+        )
+        wanted = self._policy.wanted(now_s, demand, len(serving))
+        change = wanted - len(serving) - len(self._starting)
+        if change > 0:
+            replicas = self.deployment.replicas
+            free = [i for i, each in enumerate(replicas) if each is None and i not in self._starting]
+            change = min(change, len(free))  # engines that drain still hold their machines
+            self._starting |= dict.fromkeys(free[:change], now_s + self._start_s)
+        for _ in range(-change):
+            if self._starting:
+                self._starting.popitem()
+            else:
+                engine = min(serving, key=lambda each: (loads[each].tokens, each))
+                serving.pop(engine).is_draining = True
+        if change:
+            self.changes.append(change)

@@ -1,6 +1,5 @@
 """One front in simulated time: it knows what engines tell, and chooses an engine for each request."""
 
-from collections.abc import Callable
 from enum import StrEnum
 from time import thread_time
 
@@ -22,42 +21,28 @@ class Policy(StrEnum):
     SCORE = "score"
 
 
-class FrontTimes:
-    """Processor time of one front, in seconds."""
-
-    def __init__(self) -> None:
-        self.hashing_s: list[float] = []
-        self.choosing_s: list[float] = []
-        self.news_s = 0.0  # all Load and Cache messages
-
-
 class SimulatedFront:
     """`turn`: where its turns begin, different for each front."""
 
     def __init__(self, policy: Policy, num_engines: int, max_blocks: int, turn: int) -> None:
-        self.times = FrontTimes()
         self.index = CacheIndex(num_engines)
         self.choice = EngineChoice(num_engines, turn)
         self.num_sent = 0
-        self._max_blocks = max_blocks
-        self._unfinished = [0] * num_engines
-        self._turn = turn
-        self._sequences = [0] * num_engines
-        choices: dict[Policy, Callable[[list[int]], int | None]] = {
-            Policy.ROUND_ROBIN: self._next_in_turn,
-            Policy.LEAST_REQUESTS: self._least_requests,
-            Policy.SCORE: self._best_score,
-        }
-        self._choose, self._uses_cache = choices[policy], policy is Policy.SCORE
+        # Seconds of processor time: for each request, and of all Load and Cache messages.
+        self.hashing_s: list[float] = []
+        self.choosing_s: list[float] = []
+        self.news_s = 0.0
+        self._policy, self._turn, self._max_blocks = policy, turn, max_blocks
+        self._unfinished, self._sequences = [0] * num_engines, [0] * num_engines
 
     def choose(self, ids: Ids, now_s: float) -> int | None:
         """The engine that gets the request, which is noted as sent. None: there is no engine."""
         started = thread_time()
-        hashes = HistoryHashes(HASHER, NAMESPACE, ids).hashes if self._uses_cache else []
+        hashes = HistoryHashes(HASHER, NAMESPACE, ids).hashes if self._policy is Policy.SCORE else []
         hashed = thread_time()
         engine = self._choose(hashes)
-        self.times.choosing_s.append(thread_time() - hashed)
-        self.times.hashing_s.append(hashed - started)
+        self.choosing_s.append(thread_time() - hashed)
+        self.hashing_s.append(hashed - started)
         if engine is not None:
             self.send(engine, ids, hashes, now_s)
         return engine
@@ -77,11 +62,11 @@ class SimulatedFront:
     def tell(self, engine: int, load: EngineLoad, news: list[CacheNews]) -> None:
         started = thread_time()
         self.choice.tell(engine, load, self.num_sent)
-        if self._uses_cache:
+        if self._policy is Policy.SCORE:
             for each in news:
                 self._sequences[engine] += 1
                 assert self.index.take(engine, self._sequences[engine], each)
-        self.times.news_s += thread_time() - started
+        self.news_s += thread_time() - started
 
     def tick(self, now_s: float) -> None:
         for engine in self.choice.open:
@@ -96,18 +81,12 @@ class SimulatedFront:
         self.index.leave(engine)
         self.choice.lose(engine)
 
-    def _next_in_turn(self, hashes: list[int]) -> int | None:
+    def _choose(self, hashes: list[int]) -> int | None:
+        if self._policy is Policy.SCORE:
+            return self.choice.choose(self.index.matched(hashes), len(hashes))
         self._turn += 1
-        engines = self.choice.open
-        return engines[self._turn % len(engines)] if engines else None
-
-    def _least_requests(self, hashes: list[int]) -> int | None:
-        self._turn += 1
-        engines = self.choice.open
-        if not engines:
+        if not (engines := self.choice.open):
             return None
         start = self._turn % len(engines)
-        return min(engines[start:] + engines[:start], key=self._unfinished.__getitem__)
-
-    def _best_score(self, hashes: list[int]) -> int | None:
-        return self.choice.choose(self.index.matched(hashes), len(hashes))
+        in_turn = engines[start:] + engines[:start]
+        return in_turn[0] if self._policy is Policy.ROUND_ROBIN else min(in_turn, key=self._unfinished.__getitem__)

@@ -3,18 +3,19 @@
 import asyncio
 import os
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
+from text_generation_benchmark.live.processes import LiveProcesses
+from text_generation_benchmark.live.reading import measure_writers, request_bytes
 from text_generation_benchmark.load import GenerateStream
 from text_generation_benchmark.output import say, table
 from text_generation_benchmark.process import ChildServer
-from text_generation_benchmark.replicas.processes import LiveReplicas, live_replicas
-from text_generation_benchmark.router.reading import WriterTime, measure_writer, request_bytes
+from text_generation_common.model_files import demo_directory
 
 MOST_STEP_MS = 500.0
 MOST_BUSY = 0.6  # part of the cores' time beyond which the cores would limit, not the replicas
@@ -45,13 +46,21 @@ class BusyCores:
         return times[3] + times[4], sum(times)
 
 
-def measure_replicated(
-    model: Path, counts: Sequence[int], num_fronts: int, streams: int, seconds: float, turns: int, step_ms: float
-) -> list[Throughput]:
-    """`streams` streams for each replica. The steps are made longer until the cores are at most MOST_BUSY busy with the
-    most replicas."""
+@dataclass(frozen=True, slots=True)
+class ThroughputPlan:
+    """`streams`: for each replica. `seconds`: of each measurement, of which there are `turns` for each count."""
+
+    counts: Sequence[int]
+    fronts: int
+    streams: int
+    seconds: float
+    turns: int
+
+
+def measure_replicated(plan: ThroughputPlan, step_ms: float) -> list[Throughput]:
+    """The steps are made longer until the cores are at most MOST_BUSY busy with the most replicas."""
     while True:
-        measured = _measure(model, counts, num_fronts, streams, seconds, turns, step_ms)
+        measured = _measure(plan, step_ms)
         busiest = max(each.busy for each in measured)
         if busiest <= MOST_BUSY:
             return measured
@@ -63,74 +72,55 @@ def measure_replicated(
         step_ms = float(round(step_ms * max(1.25, busiest / MOST_BUSY)))
 
 
-def _measure(
-    model: Path, counts: Sequence[int], num_fronts: int, streams: int, seconds: float, turns: int, step_ms: float
-) -> list[Throughput]:
+def _measure(plan: ThroughputPlan, step_ms: float) -> list[Throughput]:
     measured = []
-    with (
-        tempfile.TemporaryDirectory(prefix="tgi-bench-") as name,
-        live_replicas(model, Path(name), max(counts), str(step_ms / 1000)) as replicas,
-    ):
-        for _ in range(turns):
-            for count in counts:
-                one = _one_turn(replicas, count, num_fronts, streams, seconds, step_ms)
-                say(f"{count} replicas: {one.tokens_per_s:,.0f} tokens/s, cores {one.busy:.0%} busy")
-                measured.append(one)
-                if one.busy > MOST_BUSY:
-                    return measured
+    with LiveProcesses(demo_directory(), are_apart=False) as processes:
+        engines = processes.engines(max(plan.counts), str(step_ms / 1000))
+        for count in [count for _ in range(plan.turns) for count in plan.counts]:
+            with processes.fronts(plan.fronts, engines[:count]) as fronts:
+                tokens_per_s, busy = uvloop.run(_read_all(fronts, count * plan.streams, plan.seconds))
+            say(f"{count} replicas: {tokens_per_s:,.0f} tokens/s, cores {busy:.0%} busy")
+            measured.append(Throughput(count, plan.fronts, step_ms, tokens_per_s, busy))
+            if busy > MOST_BUSY:
+                break
     return measured
 
 
-def _one_turn(
-    replicas: LiveReplicas, count: int, num_fronts: int, streams: int, seconds: float, step_ms: float
-) -> Throughput:
-    with replicas.fronts(num_fronts, engines=count) as fronts:
-        tokens_per_s, busy = uvloop.run(_read_all(fronts, count * streams, seconds))
-    return Throughput(count, num_fronts, step_ms, tokens_per_s, busy)
-
-
 async def _read_all(fronts: Sequence[ChildServer], streams: int, seconds: float) -> tuple[float, float]:
-    request = request_bytes(GenerateStream())
-    parts = [len(range(number, streams, len(fronts))) for number in range(len(fronts))]
-    reads = [
-        asyncio.create_task(measure_writer(front.pid, front.port, request, part, seconds))
-        for front, part in zip(fronts, parts, strict=True)
-    ]
-    # All streams have begun when the first measurement is about to end, at the latest.
-    busy = asyncio.create_task(_busy_at_the_end(reads, seconds))
-    times: list[WriterTime] = [each for each, _ in await asyncio.gather(*reads)]
-    return sum(each.tokens / each.wall_s for each in times), await busy
+    pids, ports = [front.pid for front in fronts], [front.port for front in fronts]
+    reading = asyncio.create_task(measure_writers(pids, ports, request_bytes(GenerateStream()), streams, seconds))
+    # All streams have begun when the measurement is about to end, at the latest.
+    busy = asyncio.create_task(_busy_at_the_end(reading, seconds))
+    [used, *_], _ = await reading
+    return used.tokens / used.wall_s, await busy
 
 
-async def _busy_at_the_end(reads: Sequence[asyncio.Task[tuple[WriterTime, bytes]]], seconds: float) -> float:
+async def _busy_at_the_end(reading: asyncio.Task[Any], seconds: float) -> float:
     """The busy part of windows of a tenth of the measurement: the mean of the last five before it ends."""
     shares: list[float] = []
-    while not any(read.done() for read in reads):
+    while not reading.done():
         cores = BusyCores()
-        await asyncio.wait(reads, timeout=seconds / 10, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([reading], timeout=seconds / 10)
         shares.append(cores.share())
     return statistics.mean(shares[-6:-1] or shares)
 
 
-HEAD = ("replicas", "fronts", "ms per step", "tokens/s", "times one replica", "cores busy")
-
-
 def as_markdown(measured: Sequence[Throughput], streams: int) -> str:
     counts = sorted({each.replicas for each in measured})
-    medians = {
-        count: statistics.median(each.tokens_per_s for each in measured if each.replicas == count) for count in counts
-    }
+    by_count = {count: [each for each in measured if each.replicas == count] for count in counts}
+    medians = {count: statistics.median(each.tokens_per_s for each in own) for count, own in by_count.items()}
+    least = min(medians)
     lines = [
-        (
-            str(count),
-            str(measured[0].fronts),
-            f"{measured[0].step_ms:g}",
-            f"{medians[count]:,.0f}",
-            f"{medians[count] / medians[counts[0]] * counts[0]:.2f}",
-            f"{max(each.busy for each in measured if each.replicas == count):.0%}",
-        )
-        for count in counts
+        {
+            "replicas": str(count),
+            "fronts": str(own[0].fronts),
+            "ms per step": f"{own[0].step_ms:g}",
+            "tokens/s": f"{medians[count]:,.0f}",
+            "times one replica": f"{medians[count] / medians[least] * least:.2f}",
+            "cores busy": f"{max(each.busy for each in own):.0%}",
+        }
+        for count, own in by_count.items()
     ]
-    turns = sum(each.replicas == counts[0] for each in measured)
+    turns = len(by_count[least])
     about = f"{streams} streams for each replica, {os.cpu_count()} cores, medians of {turns} turns, greatest busy part."
-    return f"{about}\n\n{table(HEAD, lines)}"
+    return f"{about}\n\n{table(list(lines[0]), [list(line.values()) for line in lines])}"

@@ -3,7 +3,7 @@ later than the flags, so that `--help` answers at once.
 """
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,39 +13,37 @@ from text_generation_common.places import find_master_socket
 from text_generation_router.errors import ShardsError, StartError
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+SAMPLED = (
+    "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "top_n_tokens",
+    "watermark", "do_sample",
+)  # fmt: skip
 
 Flag = typer.Option
 
 
+def _flag(name: str, short: str, about: str, least: int | None = None) -> Any:
+    """A flag that a variable of the same name in the environment may set too, as in TGI."""
+    return Flag(f"--{name}", f"-{short}", envvar=name.upper().replace("-", "_"), min=least, help=about)
+
+
 def benchmark_shards(
     context: typer.Context,
-    tokenizer_name: Annotated[
-        str | None, Flag("--tokenizer-name", "-t", envvar="TOKENIZER_NAME", help="Local directory or hub id. Required.")
-    ] = None,
+    tokenizer_name: Annotated[str | None, _flag("tokenizer-name", "t", "Local directory or hub id. Required.")] = None,
     revision: Annotated[str, Flag(envvar="REVISION", help="Revision of the hub id.")] = "main",
     batch_size: Annotated[
         list[int] | None, Flag("--batch-size", "-b", min=1, help="Repeatable; 1 2 4 8 16 32 if not given.")
     ] = None,
-    sequence_length: Annotated[
-        int, Flag("--sequence-length", "-s", envvar="SEQUENCE_LENGTH", min=1, help="Tokens of each prompt.")
-    ] = 10,
-    decode_length: Annotated[
-        int, Flag("--decode-length", "-d", envvar="DECODE_LENGTH", min=1, help="Tokens generated for each request.")
-    ] = 8,
-    runs: Annotated[int, Flag("--runs", "-r", envvar="RUNS", min=1, help="Measured rounds for each batch size.")] = 10,
-    warmups: Annotated[
-        int, Flag("--warmups", "-w", envvar="WARMUPS", min=0, help="Unmeasured rounds before them.")
-    ] = 1,
-    port: Annotated[
-        int, Flag("--port", "-p", envvar="PORT", help="Port of the server whose shards are measured.")
-    ] = 3000,
+    sequence_length: Annotated[int, _flag("sequence-length", "s", "Tokens of each prompt.", 1)] = 10,
+    decode_length: Annotated[int, _flag("decode-length", "d", "Tokens generated for each request.", 1)] = 8,
+    runs: Annotated[int, _flag("runs", "r", "Measured rounds for each batch size.", 1)] = 10,
+    warmups: Annotated[int, _flag("warmups", "w", "Unmeasured rounds before them.", 0)] = 1,
+    port: Annotated[int, _flag("port", "p", "Port of the server whose shards are measured.")] = 3000,
     master_shard_uds_path: Annotated[
         str | None,
-        Flag(
-            "--master-shard-uds-path",
-            "-m",
-            envvar="MASTER_SHARD_UDS_PATH",
-            help="The first shard's socket, for a server that was started with its own --shard-uds-path.",
+        _flag(
+            "master-shard-uds-path",
+            "m",
+            "The first shard's socket, for a server that was started with its own --shard-uds-path.",
         ),
     ] = None,
     runtime_dir: Annotated[str, Flag(envvar="XDG_RUNTIME_DIR", hidden=True)] = "",
@@ -67,43 +65,18 @@ def benchmark_shards(
         return
     if tokenizer_name is None:
         raise typer.BadParameter("a local directory or a hub id is required", context, param_hint="--tokenizer-name")
-    from text_generation_benchmark.shards.config import ShardBenchmarkConfig
-    from text_generation_benchmark.shards.measuring import measure
+    from text_generation_benchmark.shards.config import make_plan
+    from text_generation_benchmark.shards.rounds import measure
     from text_generation_benchmark.shards.tables import tables
     from text_generation_router.text.validation import AskedSampling
 
-    config = ShardBenchmarkConfig(
-        tokenizer_name,
-        revision,
-        master_shard_uds_path or find_shard(port, runtime_dir),
-        tuple(batch_size or BATCH_SIZES),
-        sequence_length,
-        decode_length,
-        runs,
-        warmups,
-        AskedSampling.of(
-            {
-                "temperature": temperature,
-                "top_k": top_k,
-                "top_p": top_p,
-                "typical_p": typical_p,
-                "repetition_penalty": repetition_penalty,
-                "frequency_penalty": frequency_penalty,
-                "top_n_tokens": top_n_tokens,
-                "watermark": watermark,
-                "do_sample": do_sample,
-            }
-        ),
-    )
+    asked = AskedSampling.of({name: context.params[name] for name in SAMPLED})
     try:
-        results = asyncio.run(measure(config, config.plan()))
+        plan = make_plan(batch_size or BATCH_SIZES, sequence_length, decode_length, runs, warmups, asked)
+        socket = master_shard_uds_path or find_master_socket(port, runtime_dir)
+        results = asyncio.run(measure(tokenizer_name, revision, socket, plan))
     except (StartError, ShardsError) as error:
         fail(str(error))
-    typer.echo(tables(config, results))
-
-
-def find_shard(port: int, runtime_dir: str) -> str:
-    try:
-        return find_master_socket(port, runtime_dir)
     except CommandError as error:
         fail(error.reason)
+    typer.echo(tables(tokenizer_name, plan, asked, results))

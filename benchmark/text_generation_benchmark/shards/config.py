@@ -1,5 +1,6 @@
 """The settings of the shard benchmark, checked."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from text_generation_common.flags.requests import RequestFlags
@@ -43,46 +44,24 @@ class Plan:
         return self.warmups + self.runs
 
 
-@dataclass(frozen=True, slots=True)
-class ShardBenchmarkConfig:
-    tokenizer_name: str  # a local directory or a hub id
-    revision: str  # revision of the model on the hub
-    master_shard_uds_path: str
-    batch_sizes: tuple[int, ...]
-    sequence_length: int
-    decode_length: int
-    runs: int
-    warmups: int
-    asked: AskedSampling
+def make_plan(
+    batch_sizes: Sequence[int], sequence_length: int, decode_length: int, runs: int, warmups: int, asked: AskedSampling
+) -> Plan:
+    """Raises StartError for settings that cannot be measured."""
+    if decode_length < 2:
+        raise StartError("--decode-length must be at least 2: the first token comes from the prefill")
+    checked = _checked(asked, sequence_length, sequence_length + decode_length)
+    return Plan(tuple(dict.fromkeys(batch_sizes)), sequence_length, decode_length, runs, warmups, checked)
 
-    def plan(self) -> Plan:
-        """The rounds to run. Raises StartError for settings that cannot be measured."""
-        if self.decode_length < 2:
-            raise StartError("--decode-length must be at least 2: the first token comes from the prefill")
-        return Plan(
-            tuple(dict.fromkeys(self.batch_sizes)),
-            self.sequence_length,
-            self.decode_length,
-            self.runs,
-            self.warmups,
-            self._sampling(),
-        )
 
-    def _sampling(self) -> Sampling:
-        # TGI's benchmark accepts top_k 0, top_p 1.0 and typical_p 1.0 as "off"; the router's checks refuse them.
-        values = self.asked.values
-        off = {name for name in OFF_WHEN_NEUTRAL if getattr(values, name) == getattr(NEUTRAL, name)}
-        asked = replace(self.asked, given=self.asked.given - off | {"seed"})
-        longest = self.sequence_length + self.decode_length
-        limits = RequestLimits(
-            RequestFlags(max_best_of=1, max_stop_sequences=0, max_top_n_tokens=values.top_n_tokens),
-            self.sequence_length,
-            longest,
-            vocab_size=0,  # no flag names a token
-            eos_token_ids=(),
-        )
-        try:
-            raise_first(parameter_checks(AskedParameters(asked), limits))
-        except ValidationError as error:
-            raise StartError(str(error)) from None
-        return sampling(asked)
+def _checked(asked: AskedSampling, prompt: int, longest: int) -> Sampling:
+    # TGI's benchmark accepts top_k 0, top_p 1.0 and typical_p 1.0 as "off"; the router's checks refuse them.
+    off = {name for name in OFF_WHEN_NEUTRAL if getattr(asked.values, name) == getattr(NEUTRAL, name)}
+    asked = replace(asked, given=asked.given - off | {"seed"})
+    flags = RequestFlags(max_best_of=1, max_stop_sequences=0, max_top_n_tokens=asked.values.top_n_tokens)
+    limits = RequestLimits(flags, prompt, longest, vocab_size=0, eos_token_ids=())  # no flag names a token
+    try:
+        raise_first(parameter_checks(AskedParameters(asked), limits))
+    except ValidationError as error:
+        raise StartError(str(error)) from None
+    return sampling(asked)

@@ -1,20 +1,32 @@
-"""Runs the rounds: one call at a time to all ranks, timed from sending it until the last rank has answered."""
+"""Runs the rounds of the shard benchmark: one call at a time to all ranks, timed until the last rank has answered."""
 
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import cycle, islice
 
 import numpy as np
 
+from text_generation_benchmark.output import say
 from text_generation_benchmark.shards.config import Plan
 from text_generation_benchmark.shards.rank_state import find_idle, read_rank_states
-from text_generation_benchmark.shards.statistics import Round
+from text_generation_benchmark.shards.tables import Results, Round
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.errors import ShardsError, StartError, StepFailedError
 from text_generation_router.scheduling.memory.slots import Slots
+from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.step import Chunk, ClearStep, FirstChunk, ForwardStep, Step
+from text_generation_router.text.model_files import find_model_files
+from text_generation_router.text.tokens.tokenization import TextTokenizer
 
 NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
+# The prompt of all requests, repeated or cut to a number of tokens.
+TEXT = (
+    "Lorem ipsum dolor sit amet, consectetur adipiscing elit, sed do eiusmod tempor incididunt ut labore et dolore"
+    " magna aliqua. Ut enim ad minim veniam, quis nostrud exercitation ullamco laboris nisi ut aliquip ex ea commodo"
+    " consequat. Duis aute irure dolor in reprehenderit in voluptate velit esse cillum dolore eu fugiat nulla pariatur."
+    " Excepteur sint occaecat cupidatat non proident, sunt in culpa qui officia deserunt mollit anim id est laborum. "
+)
 
 
 class ShardBenchmark:
@@ -124,3 +136,35 @@ def _check_slots(plan: Plan, slots: int) -> None:
             f"--batch-size {largest} with {plan.sequence_length} + {plan.decode_length} tokens each needs"
             f" {largest * plan.slots_each} token slots, and the shards have {slots}: choose smaller ones"
         )
+
+
+async def prompt_ids(tokenizer_name: str, revision: str, length: int) -> tuple[int, ...]:
+    """Token ids of the prompt. Raises StartError if there is no such tokenizer."""
+    tokenizer = TextTokenizer.load(find_model_files(tokenizer_name, revision).folder, workers=1, max_waiting=1)
+    try:
+        ids = (await tokenizer.encode(TEXT, True, Share())).values
+    finally:
+        tokenizer.close()
+    if not ids:
+        raise StartError(
+            f"the tokenizer of `{tokenizer_name}` encodes text to no tokens: pass the model itself to --tokenizer-name"
+        )
+    return tuple(islice(cycle(ids), length))
+
+
+async def measure(model: str, revision: str, master_uds_path: str, plan: Plan) -> Results:
+    """Runs all rounds, with a line on stderr after each. Raises StartError and ShardsError."""
+    ids = await prompt_ids(model, revision, plan.sequence_length)
+    results = Results(plan.batch_sizes, plan.rounds_each)
+
+    def report(done: Round) -> None:
+        results.add(done)
+        number = f"{results.finished[done.batch_size]}/{results.rounds_each}"
+        say(
+            f"batch size {done.batch_size}, round {number} ({'warm-up' if done.is_warmup else 'run'}): prefill"
+            f" {done.prefill_ms:.2f} ms, decode {done.decode_ms:.2f} ms, {done.token_ms:.2f} ms a token"
+        )
+
+    async with open_benchmark(master_uds_path, plan, ids) as benchmark:
+        await benchmark.measure(report)
+    return results

@@ -1,39 +1,88 @@
-"""TGI's three tables, in Markdown."""
+"""Measured rounds, their statistics, and TGI's three tables in Markdown. No input or output."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import mean
 
+from text_generation_benchmark.figures import percentile
 from text_generation_benchmark.output import Row, aligned_table
-from text_generation_benchmark.shards.config import ShardBenchmarkConfig
-from text_generation_benchmark.shards.statistics import (
-    DECODE_MS,
-    DECODE_TOKENS_PER_S,
-    PREFILL_MS,
-    PREFILL_TOKENS_PER_S,
-    TOKEN_MS,
-    Results,
-    Round,
-    Summary,
-    summarize,
-)
+from text_generation_benchmark.shards.config import Plan
 from text_generation_router.text.validation import AskedSampling
 
+LATENCIES = {"Prefill": "prefill_ms", "Decode (token)": "token_ms", "Decode (total)": "decode_ms"}
+THROUGHPUTS = {"Prefill": "prefill_tokens_per_s", "Decode": "decode_tokens_per_s"}
+EXTREMES, PERCENTILES = ("Average", "Lowest", "Highest"), ("p50", "p90", "p99")
 
-def tables(config: ShardBenchmarkConfig, results: Results) -> str:
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Times of one prefill of `batch_size` equal prompts, and of the decode steps after it."""
+
+    batch_size: int
+    is_warmup: bool
+    sequence_length: int  # number of tokens of each request's prompt
+    decode_steps: int
+    prefill_s: float
+    decode_s: float  # seconds of all decode steps together
+
+    @property
+    def prefill_ms(self) -> float:
+        return self.prefill_s * 1e3
+
+    @property
+    def decode_ms(self) -> float:
+        return self.decode_s * 1e3
+
+    @property
+    def token_ms(self) -> float:
+        """Mean milliseconds of one decode step, which makes one token for each request."""
+        return self.decode_ms / self.decode_steps
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return self.batch_size * self.sequence_length / self.prefill_s
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        return self.batch_size * self.decode_steps / self.decode_s
+
+
+@dataclass(slots=True)
+class Results:
+    """The rounds measured until now. `rounds_each`: rounds of each batch size, warm-ups included."""
+
+    batch_sizes: tuple[int, ...]
+    rounds_each: int
+    measured: dict[int, list[Round]] = field(init=False)  # the measured rounds, by batch size
+    finished: dict[int, int] = field(init=False)  # number of rounds, warm-ups included, by batch size
+
+    def __post_init__(self) -> None:
+        self.measured = {batch_size: [] for batch_size in self.batch_sizes}
+        self.finished = dict.fromkeys(self.batch_sizes, 0)
+
+    def add(self, done: Round) -> None:
+        self.finished[done.batch_size] += 1
+        if not done.is_warmup:
+            self.measured[done.batch_size].append(done)
+
+
+def summarize(values: Sequence[float]) -> dict[str, float]:
+    """Statistics of at least one value. As in TGI, a percentile is one of the sorted values."""
+    ordered = sorted(values)
+    extremes = {"Average": mean(ordered), "Lowest": ordered[0], "Highest": ordered[-1]}
+    return extremes | {name: percentile(ordered, int(name[1:])) for name in PERCENTILES}
+
+
+def tables(model: str, plan: Plan, asked: AskedSampling, results: Results) -> str:
     """All three tables. Batch sizes without a measured round are left out."""
-    parts = (parameters_table(config), latency_table(results), throughput_table(results))
-    return "\n\n\n".join(parts)
-
-
-def parameters_table(config: ShardBenchmarkConfig) -> str:
-    asked = config.asked
     rows = {
-        "Model": config.tokenizer_name,
-        "Sequence Length": str(config.sequence_length),
-        "Decode Length": str(config.decode_length),
+        "Model": model,
+        "Sequence Length": str(plan.sequence_length),
+        "Decode Length": str(plan.decode_length),
         "Top N Tokens": _option(asked, "top_n_tokens"),
-        "N Runs": str(config.runs),
-        "Warmups": str(config.warmups),
+        "N Runs": str(plan.runs),
+        "Warmups": str(plan.warmups),
         "Temperature": _option(asked, "temperature"),
         "Top K": _option(asked, "top_k"),
         "Top P": _option(asked, "top_p"),
@@ -43,28 +92,19 @@ def parameters_table(config: ShardBenchmarkConfig) -> str:
         "Watermark": str(asked.values.watermark).lower(),
         "Do Sample": str(asked.values.do_sample).lower(),
     }
-    return aligned_table([("Parameter", "Value"), *rows.items()])
+    parameters = aligned_table([("Parameter", "Value"), *rows.items()])
+    latencies = _statistics(results, LATENCIES, (*EXTREMES, *PERCENTILES), "ms")
+    return "\n\n\n".join([parameters, latencies, _statistics(results, THROUGHPUTS, EXTREMES, "tokens/secs")])
 
 
-def latency_table(results: Results) -> str:
-    header = ("Step", "Batch Size", "Average", "Lowest", "Highest", "p50", "p90", "p99")
+def _statistics(results: Results, figures: Mapping[str, str], names: Sequence[str], unit: str) -> str:
     rows = []
-    for series in (PREFILL_MS, TOKEN_MS, DECODE_MS):
-        for batch_size, measured in _measured(results):
-            summary = summarize(series, measured)
-            values = (*_extremes(summary), summary.p50, summary.p90, summary.p99)
-            rows.append((series.step, str(batch_size), *(f"{value:.2f} ms" for value in values)))
-    return aligned_table([header, *merged(rows)])
-
-
-def throughput_table(results: Results) -> str:
-    header = ("Step", "Batch Size", "Average", "Lowest", "Highest")
-    rows = []
-    for series in (PREFILL_TOKENS_PER_S, DECODE_TOKENS_PER_S):
-        for batch_size, measured in _measured(results):
-            values = _extremes(summarize(series, measured))
-            rows.append((series.step, str(batch_size), *(f"{value:.2f} tokens/secs" for value in values)))
-    return aligned_table([header, *merged(rows)])
+    for step, figure in figures.items():
+        for batch_size, measured in results.measured.items():
+            if measured:
+                summary = summarize([getattr(done, figure) for done in measured])
+                rows.append((step, str(batch_size), *(f"{summary[name]:.2f} {unit}" for name in names)))
+    return aligned_table([("Step", "Batch Size", *names), *merged(rows)])
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:
@@ -75,14 +115,6 @@ def merged(rows: Sequence[Row]) -> list[Row]:
         rows[0],
         *(["" if cell == over else cell for over, cell in zip(*pair, strict=True)] for pair in pairwise(rows)),
     ]
-
-
-def _measured(results: Results) -> Iterator[tuple[int, list[Round]]]:
-    return ((batch_size, rounds) for batch_size, rounds in results.measured.items() if rounds)
-
-
-def _extremes(summary: Summary) -> tuple[float, float, float]:
-    return summary.average, summary.lowest, summary.highest
 
 
 def _option(asked: AskedSampling, name: str) -> str:

@@ -9,16 +9,12 @@ from typing import Annotated
 import typer
 
 from text_generation_benchmark.output import fail, show_table
-from text_generation_benchmark.simulation.cluster import simulate as run_engines
-from text_generation_benchmark.simulation.cost import SimulatedModel
-from text_generation_benchmark.simulation.devices import MODELS, OVERHEAD_S
-from text_generation_benchmark.simulation.fit import fit as fit_steps
-from text_generation_benchmark.simulation.fit import read_log
-from text_generation_benchmark.simulation.metrics import Targets, summarize
-from text_generation_benchmark.simulation.report import Run, Setting, as_markdown
-from text_generation_benchmark.simulation.trace import Trace, read_csv, write_csv
-from text_generation_benchmark.simulation.view import picture
-from text_generation_benchmark.simulation.workloads import WORKLOADS, generate
+from text_generation_benchmark.simulation.cost import MODELS, OVERHEAD_S, SimulatedModel, read_log
+from text_generation_benchmark.simulation.cost import fit as fit_steps
+from text_generation_benchmark.simulation.engine import Targets, summarize
+from text_generation_benchmark.simulation.engine import simulate as run_engines
+from text_generation_benchmark.simulation.report import Run, Setting, as_markdown, picture
+from text_generation_benchmark.simulation.trace import WORKLOADS, Trace, generate, read_csv, write_csv
 from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_common.flags.requests import SchedulingFlags

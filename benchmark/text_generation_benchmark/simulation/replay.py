@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,9 @@ from text_generation_benchmark.ours import server_command
 from text_generation_benchmark.output import aligned_table
 from text_generation_benchmark.process import get, running
 from text_generation_benchmark.prompts import Prompts
-from text_generation_benchmark.simulation.cost import SimulatedModel
+from text_generation_benchmark.simulation.cost import Fit, SimulatedModel, fit, joined, read_log
 from text_generation_benchmark.simulation.engine import SimulatedEngine
-from text_generation_benchmark.simulation.fit import Fit, fit, joined, read_log
-from text_generation_benchmark.simulation.trace import Floats, Trace
-from text_generation_benchmark.simulation.workloads import LogNormal, TraceWorkload, generate
+from text_generation_benchmark.simulation.trace import Floats, LogNormal, Trace, TraceWorkload, generate
 from text_generation_router.scheduling.limits import Limits
 
 # Prompt and output together fit into the demo model's 2,048 positions.
@@ -29,10 +26,6 @@ WORKLOAD = TraceWorkload(LogNormal(120, 0.8, 16, 900), LogNormal(60, 0.7, 2, 400
 MAX_ROWS = 256
 PREFILL_TOKENS = 1024
 ROUNDS = 4
-# Prompts.make counts the special tokens that the tokenizer adds at the start of a text. The part of a prompt after a
-# shared prefix has no such tokens, so SPARE_TOKENS more words are drawn. This number is at least that of the special
-# tokens.
-SPARE_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +61,15 @@ class ReplayComparison:
         return f"{about}\n\n{aligned_table([('', 'real', 'simulated', 'simulated / real'), *rows])}"
 
 
-def _tokens_per_s(parts: Sequence[Played]) -> float:
-    return sum(part.num_tokens for part in parts) / sum(part.end_s for part in parts)
-
-
-def _first_token_ms(parts: Sequence[Played], percent: float) -> float:
-    return float(np.percentile(np.concatenate([part.first_token_s for part in parts]), percent)) * 1e3
-
-
-def _token_ms(parts: Sequence[Played], percent: float) -> float:
-    return float(np.percentile(np.concatenate([part.token_s for part in parts]), percent)) * 1e3
+def _ms(parts: Sequence[Played], times: str, percent: float) -> float:
+    return float(np.percentile(np.concatenate([getattr(part, times) for part in parts]), percent)) * 1e3
 
 
 FIGURES: dict[str, Callable[[Sequence[Played]], float]] = {
-    "output tokens/s": _tokens_per_s,
-    "first token ms, p50": partial(_first_token_ms, percent=50),
-    "first token ms, p90": partial(_first_token_ms, percent=90),
-    "ms per token, p50": partial(_token_ms, percent=50),
+    "output tokens/s": lambda parts: sum(part.num_tokens for part in parts) / sum(part.end_s for part in parts),
+    "first token ms, p50": lambda parts: _ms(parts, "first_token_s", 50),
+    "first token ms, p90": lambda parts: _ms(parts, "first_token_s", 90),
+    "ms per token, p50": lambda parts: _ms(parts, "token_s", 50),
 }
 
 
@@ -99,7 +84,7 @@ def compare_with_server(model: Path, rate: float, duration_s: float, seed: int) 
         generate(WORKLOAD, rate, duration_s / ROUNDS, seed * 2 * ROUNDS + i).with_exact_lengths()
         for i in range(2 * ROUNDS)
     ]
-    texts = PromptTexts(model)
+    prompts = Prompts(model)
     played, steps = [], []
     with tempfile.TemporaryDirectory(prefix="tgi-replay-") as folder:
         log = Path(folder) / "steps"
@@ -109,13 +94,14 @@ def compare_with_server(model: Path, rate: float, duration_s: float, seed: int) 
         with running(command, Path(folder) / "log"):
             for trace in traces:
                 before = len(log.read_text().splitlines()) if log.exists() else 0
-                played.append(play(command.port, trace, texts.of(trace)))
+                texts = [prompts.make(1, count)[0] for count in trace.prompt_tokens.tolist()]
+                played.append(play(command.port, trace, texts))
                 steps.append(read_log(log.read_text().splitlines()[before:]))
             slots = int(json.loads(get(command.port, "/info"))["max_batch_total_tokens"])
     fitted = fit(joined(steps[::2]))
     bare = SimulatedModel(model.name, fitted.cost, slots, 0.0, f"fitted to {fitted.num_steps:,} steps of {model.name}")
-    within_ms = _first_token_ms([_simulate(bare, trace) for trace in traces[::2]], 50)
-    beyond_s = (_first_token_ms(played[::2], 50) - within_ms) / 1e3
+    within_ms = _ms([_simulate(bare, trace) for trace in traces[::2]], "first_token_s", 50)
+    beyond_s = (_ms(played[::2], "first_token_s", 50) - within_ms) / 1e3
     simulated_model = replace(bare, overhead_s=max(0.0, beyond_s))
     simulated = [_simulate(simulated_model, trace) for trace in traces[1::2]]
     return ReplayComparison(rate, simulated_model, fitted, played[1::2], simulated)
@@ -124,36 +110,13 @@ def compare_with_server(model: Path, rate: float, duration_s: float, seed: int) 
 def _simulate(model: SimulatedModel, trace: Trace) -> Played:
     limits = Limits(model.slots, MAX_ROWS, PREFILL_TOKENS)
     outcome = SimulatedEngine(trace, model.cost, limits, bucket_s=max(trace.duration_s, 1.0)).run()
-    times = outcome.times
-    several = times.output_tokens > 1
+    several = trace.output_tokens > 1
     return Played(
-        times.first_s - times.arrival_s + model.overhead_s,
-        (times.last_s - times.first_s)[several] / (times.output_tokens[several] - 1),
-        int(times.output_tokens.sum()),
+        outcome.first_s - trace.arrival_s + model.overhead_s,
+        (outcome.last_s - outcome.first_s)[several] / (trace.output_tokens[several] - 1),
+        int(trace.output_tokens.sum()),
         outcome.end_s,
     )
-
-
-class PromptTexts:
-    """Makes prompts as texts that have the numbers of tokens and the shared prefixes of a trace."""
-
-    def __init__(self, model: Path) -> None:
-        self._prompts = Prompts(model)
-        self._prefixes: dict[tuple[int, int], str] = {}
-
-    def of(self, trace: Trace) -> list[str]:
-        columns = (trace.prompt_tokens.tolist(), trace.prefix_id.tolist(), trace.prefix_tokens.tolist())
-        return [self._text(*lengths) for lengths in zip(*columns, strict=True)]
-
-    def _text(self, prompt_tokens: int, prefix_id: int, prefix_tokens: int) -> str:
-        if not prefix_tokens:
-            return self._prompts.make(1, prompt_tokens)[0]
-        prefix = self._prefixes.get((prefix_id, prefix_tokens))
-        if prefix is None:
-            prefix = self._prefixes[prefix_id, prefix_tokens] = self._prompts.make(1, prefix_tokens)[0]
-        own = prompt_tokens - prefix_tokens
-        words = self._prompts.make(1, own + SPARE_TOKENS)[0].split(" ")
-        return " ".join([prefix, *words[-own:]])
 
 
 def play(port: int, trace: Trace, prompts: Sequence[str]) -> Played:

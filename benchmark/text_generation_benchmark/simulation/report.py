@@ -1,28 +1,23 @@
-"""The table of a simulation, in Markdown."""
+"""A simulation as a table in Markdown and, for a terminal, as pictures: memory over time, and a histogram of times to
+the first token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from text_generation_benchmark.output import aligned_table
+import numpy as np
+
+from text_generation_benchmark.figures import percentile
+from text_generation_benchmark.output import aligned_table, columns
 from text_generation_benchmark.simulation.cost import SimulatedModel
-from text_generation_benchmark.simulation.metrics import ClusterSummary, Targets, percentile
+from text_generation_benchmark.simulation.engine import ClusterSummary, Targets
 from text_generation_benchmark.simulation.trace import Floats
 from text_generation_router.scheduling.limits import Limits
 
-HEAD = (
-    "requests/s",
-    "admission",
-    "good/s",
-    "done/s",
-    "tokens/s",
-    "first token ms p50, p99",
-    "ms per token p50, p99",
-    "longest gap ms p50, p99",
-    "slots held mean, most",
-    "prompt tokens cached",
-    "preemptions",
-    "wasted tokens",
-)
+WIDTH = 48  # characters of the line over time; a terminal of 80 columns shows the whole table
+BAR_WIDTH = 40
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+# Upper edges of the histogram's bins, in seconds.
+EDGES_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +40,18 @@ class Setting:
     limits: Limits
     targets: Targets
 
+    def __str__(self) -> str:
+        limits, model = self.limits, self.model
+        engines = f"{self.engines} engines, requests dealt in turn" if self.engines > 1 else "one engine"
+        return (
+            f"{self.load}; {self.duration_s:,.0f} s. {model.name} ({model.source}), {engines}; {limits.capacity:,}"
+            f" slots, {limits.max_running:,} rows, {limits.max_batch_prefill_tokens:,} prompt tokens a step."
+            f" {self.targets}"
+        )
+
 
 def as_markdown(setting: Setting, runs: Sequence[Run]) -> str:
-    table = f"{_heading(setting)}\n\n{aligned_table([HEAD, *map(_cells, runs)])}"
+    table = f"{setting}\n\n{columns(map(_cells, runs))}"
     best = {run.policy: max(each.summary.goodput for each in runs if each.policy == run.policy) for run in runs}
     if len(best) in (1, len(runs)):
         return table
@@ -55,34 +59,56 @@ def as_markdown(setting: Setting, runs: Sequence[Run]) -> str:
     return f"{table}\n\nThe best of these rates, in good requests a second: {bests}."
 
 
-def _heading(setting: Setting) -> str:
-    limits, targets, model = setting.limits, setting.targets, setting.model
-    engines = f"{setting.engines} engines, requests dealt in turn" if setting.engines > 1 else "one engine"
-    return (
-        f"{setting.load}; {setting.duration_s:,.0f} s. {model.name} ({model.source}), {engines};"
-        f" {limits.capacity:,} slots, {limits.max_running:,} rows, {limits.max_batch_prefill_tokens:,} prompt tokens a"
-        f" step. Good: first token within {targets.first_token_s:g} s, no gap above {targets.gap_s:g} s."
-    )
-
-
-def _cells(run: Run) -> list[str]:
-    summary = run.summary
-    prompt_tokens = summary.prefix_hit_tokens + summary.prefilled_tokens
-    return [
-        f"{run.rate:g}",
-        run.policy,
-        f"{summary.goodput:.2f}",
-        f"{summary.requests_per_s:.2f}",
-        f"{summary.output_tokens_per_s:,.0f}",
-        _percentiles(summary.first_token_s, ",.0f"),
-        _percentiles(summary.mean_gap_s, ".1f"),
-        _percentiles(summary.longest_gap_s, ",.0f"),
-        f"{summary.kv_use:.0%}, {summary.most_kv_use:.0%}",
-        f"{summary.prefix_hit_tokens / max(1, prompt_tokens):.0%}",
-        f"{summary.preemptions:,}",
-        f"{summary.recomputed_tokens + summary.wasted_rows:,}",
-    ]
+def _cells(run: Run) -> dict[str, str]:
+    summary, counters = run.summary, run.summary.counters
+    prompt_tokens = counters.prefix_hit_tokens + counters.prefilled_tokens
+    return {
+        "requests/s": f"{run.rate:g}",
+        "admission": run.policy,
+        "good/s": f"{summary.goodput:.2f}",
+        "done/s": f"{summary.requests_per_s:.2f}",
+        "tokens/s": f"{summary.output_tokens_per_s:,.0f}",
+        "first token ms p50, p99": _percentiles(summary.first_token_s, ",.0f"),
+        "ms per token p50, p99": _percentiles(summary.mean_gap_s, ".1f"),
+        "longest gap ms p50, p99": _percentiles(summary.longest_gap_s, ",.0f"),
+        "slots held mean, most": f"{summary.kv_use:.0%}, {summary.most_kv_use:.0%}",
+        "prompt tokens cached": f"{counters.prefix_hit_tokens / max(1, prompt_tokens):.0%}",
+        "preemptions": f"{counters.preemptions:,}",
+        "wasted tokens": f"{counters.recomputed_tokens + summary.wasted_rows:,}",
+    }
 
 
 def _percentiles(ordered_s: Floats, form: str) -> str:
     return ", ".join(f"{percentile(ordered_s, percent) * 1e3:{form}}" for percent in (50, 99))
+
+
+def picture(runs: Sequence[Run]) -> str:
+    memory = [(run.policy, f"{run.rate:g}", sparkline(run.summary.kv_use_over_time, WIDTH)) for run in runs]
+    head = ("admission", "requests/s", "slots held over time, of all")
+    return "\n\n".join([aligned_table([head, *memory]), *map(_first_tokens, runs)])
+
+
+def sparkline(shares: Floats, width: int) -> str:
+    """At most `width` characters, each the mean of an equal part of `shares` (0 to 1)."""
+    if not len(shares):
+        return ""
+    parts = np.array_split(shares, min(width, len(shares)))
+    return "".join(EIGHTHS[min(8, int(np.ceil(8 * part.mean())))] for part in parts)
+
+
+def _first_tokens(run: Run) -> str:
+    counts = bins(run.summary.first_token_s)
+    most = max(1, *counts)
+    lines = [f"Seconds to the first token, {run.policy}, {run.rate:g} requests/s:"]
+    for edge_s, count in zip(EDGES_S, counts, strict=True):
+        label = f"≤ {edge_s:g}" if edge_s < float("inf") else f"> {EDGES_S[-2]:g}"
+        lines.append(f"{label:>6} {'█' * -(-count * BAR_WIDTH // most):{BAR_WIDTH}} {count:,}")
+    return "\n".join(lines)
+
+
+def bins(ordered_s: Floats) -> list[int]:
+    """Number of the sorted values in each bin of EDGES_S. A value belongs to the first bin whose upper edge is not
+    smaller.
+    """
+    ends = np.searchsorted(ordered_s, EDGES_S, side="right")
+    return [int(count) for count in np.diff(ends, prepend=0)]

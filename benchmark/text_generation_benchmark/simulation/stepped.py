@@ -6,12 +6,13 @@ one by one: `quiet_steps` returns the number of such steps, and the engine jumps
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
 from text_generation_benchmark.simulation.cost import StepCost
+from text_generation_benchmark.simulation.trace import Floats
 from text_generation_router.scheduling.costs import StepWork, keys_of
 from text_generation_router.scheduling.jumps import jump, quiet_steps
 from text_generation_router.scheduling.limits import Limits
@@ -96,6 +97,26 @@ class StepBooks(Protocol):
     def note_step(self, starts_s: float, seconds: float, held: int) -> None: ...
 
     def note_end(self, index: int, progress: StepProgress) -> None: ...
+
+
+def play_arrivals(
+    arrivals_s: Floats,
+    arrive: Callable[[int, float], None],
+    tick_s: float = inf,
+    tick: Callable[[float], None] = lambda now_s: None,
+    is_busy: Callable[[], bool] = lambda: False,
+) -> None:
+    """The events of a simulation, in order of time: `arrive` for each arrival, by its number, and `tick` every `tick_s`
+    seconds, after the last arrival too as long as the simulation is busy. Either has to advance the engines."""
+    next_tick_s = tick_s
+    for number, at_s in enumerate(arrivals_s.tolist()):
+        while next_tick_s <= at_s:
+            tick(next_tick_s)
+            next_tick_s += tick_s
+        arrive(number, at_s)
+    while is_busy():
+        tick(next_tick_s)
+        next_tick_s += tick_s
 
 
 class SteppedEngine:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_benchmark.compare import TRAINED, Folders, compare, llama_cpp, vllm
+from text_generation_benchmark.compare import compare
 from text_generation_benchmark.peers.install import renamed, wanted_requirements
+from text_generation_benchmark.peers.servers import TRAINED, Folders, llama_cpp, vllm
 from text_generation_benchmark.process import ServerCommand, free_port, running
 
 

@@ -2,15 +2,10 @@
 
 import pytest
 
-from text_generation_benchmark.families.report import (
-    BesideLlama,
-    BesidePeers,
-    last_line,
-    llama_table,
-    peer_table,
-)
+from text_generation_benchmark.compare import last_line
+from text_generation_benchmark.families.report import BesideLlama, llama_table, peer_table
 from text_generation_benchmark.load import LoadResult, StreamTimes
-from text_generation_benchmark.report import Peer, Row
+from text_generation_benchmark.report import Compared, Peer, Row
 from text_generation_benchmark.roofline import Ceilings, LoadWork, StepPart
 from text_generation_benchmark.workload import Workload
 
@@ -36,9 +31,8 @@ def test_a_share_is_compared_with_the_llama_of_its_round() -> None:
 
 
 def test_a_peer_with_an_error_has_it_below_the_table() -> None:
-    text = peer_table(
-        "64 tokens in", [FAST, BROKEN], [BesidePeers(row("m", [0.1], 10**7), {"broken": "no bloom"}, "cpu")]
-    )
+    measured = Compared([row("m", [0.1], 10**7)], "cpu", errors={"broken": "no bloom"})
+    text = peer_table("64 tokens in", [FAST, BROKEN], [measured])
     assert (
         "| m | 16 | 10.0 | 5.0 (2.00×) | error | 100.00 | 200.00 (2.00×) | – | 9.1% | 10.0% | weights: memory, 100% |"
         in text

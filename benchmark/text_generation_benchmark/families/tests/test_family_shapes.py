@@ -6,9 +6,9 @@ import pytest
 from safetensors import safe_open
 from transformers import AutoConfig
 
-from text_generation_benchmark.bytes_read import weight_bytes
 from text_generation_benchmark.checkpoint import write_without_weights
 from text_generation_benchmark.families.shapes import FAMILIES, llama_of, write_family
+from text_generation_benchmark.roofline import weight_bytes
 from text_generation_benchmark.shapes import END_OF_TEXT
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import shapes

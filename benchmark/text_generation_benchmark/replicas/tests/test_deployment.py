@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from text_generation_benchmark.cli import app
 from text_generation_benchmark.replicas.chats import ChatLoad, Chats, day_arrivals, steady_arrivals
 from text_generation_benchmark.replicas.deployment import Deployment, FleetPlan, ReplicaLoss
+from text_generation_benchmark.replicas.fleet import ReplicaScaler, ScalingPlan
 from text_generation_benchmark.replicas.front import HASHER, NAMESPACE, Policy
-from text_generation_benchmark.replicas.scaling import ReplicaScaler, ScalingPlan
-from text_generation_benchmark.simulation.devices import MODELS
+from text_generation_benchmark.simulation.cost import MODELS
 from text_generation_common.autoscaling import ScalingPace
 from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, HistoryHashes
 from text_generation_router.scheduling.limits import Limits

@@ -8,13 +8,12 @@ import pytest
 import uvloop
 from tokenizers import Tokenizer
 
+from text_generation_benchmark.live.processes import LiveProcesses
+from text_generation_benchmark.live.shard import TimedRunner
 from text_generation_benchmark.prompts import Prompts
-from text_generation_benchmark.replicas.balancing import COST, LOAD, SLOTS
+from text_generation_benchmark.replicas.balancing import COST, LOAD, SLOTS, ChatWords, play_chats
 from text_generation_benchmark.replicas.chats import Chats
-from text_generation_benchmark.replicas.live_chats import ChatWords, play_chats
-from text_generation_benchmark.replicas.processes import live_replicas
 from text_generation_benchmark.replicas.throughput import Throughput, as_markdown
-from text_generation_benchmark.router.shard import TimedRunner
 from text_generation_benchmark.simulation.cost import SimulatedModel
 from text_generation_common.model_files import demo_directory
 
@@ -61,7 +60,10 @@ def test_a_live_replica_answers_a_small_load_and_finds_its_chats_in_its_cache(pr
     cost = tmp_path / "cost.json"
     FAST.write(cost)
     load = replace(LOAD, num_systems=1, num_chats=2)
-    with live_replicas(demo_directory(), tmp_path, 1, str(cost)) as replicas, replicas.fronts(1) as (front,):
+    with (
+        LiveProcesses(demo_directory(), are_apart=False) as processes,
+        processes.fronts(1, processes.engines(1, str(cost))) as (front,),
+    ):
         answers = uvloop.run(play_chats([front.port], load, np.arange(8) * 0.05, ChatWords(prompts, 0), 0))
     assert len(answers) == 8 and sum(answer.cached_tokens for answer in answers) > 4 * load.system_tokens
     assert all(answer.first_s > 0 for answer in answers)

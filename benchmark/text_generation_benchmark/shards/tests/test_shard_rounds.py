@@ -18,10 +18,9 @@ from typer.testing import CliRunner
 
 import text_generation_server
 from text_generation_benchmark.cli import app
-from text_generation_benchmark.shards.config import Plan, ShardBenchmarkConfig
-from text_generation_benchmark.shards.prompt import prompt_ids
-from text_generation_benchmark.shards.rounds import open_benchmark
-from text_generation_benchmark.shards.statistics import Round
+from text_generation_benchmark.shards.config import Plan, make_plan
+from text_generation_benchmark.shards.rounds import open_benchmark, prompt_ids
+from text_generation_benchmark.shards.tables import Round
 from text_generation_common.flags.kinds import Dtype
 from text_generation_common.flags.model import ComputeFlags
 from text_generation_common.sampling import Sampling
@@ -167,32 +166,27 @@ def test_shards_that_go_away_are_not_taken_for_shards_that_another_client_uses(t
     asyncio.run(run())
 
 
-def asked(**values: Any) -> AskedSampling:
-    return AskedSampling.of(values)
-
-
-def config_of(**changes: Any) -> ShardBenchmarkConfig:
-    usual = ShardBenchmarkConfig("m", "main", "/s-0", (4, 1, 4), 10, 8, 10, 1, AskedSampling())
-    return replace(usual, **changes)
+def plan_of(decode_length: int = 8, **asked: Any) -> Plan:
+    return make_plan((4, 1, 4), 10, decode_length, 10, 1, AskedSampling.of(asked))
 
 
 def test_a_plan_has_each_batch_size_once_and_ignores_neutral_parameters() -> None:
-    plan = config_of(asked=asked(top_k=0, top_p=1.0, typical_p=1.0, temperature=1.0)).plan()
+    plan = plan_of(top_k=0, top_p=1.0, typical_p=1.0, temperature=1.0)
     assert plan.batch_sizes == (4, 1) and plan.decode_steps == 7 and plan.sampling == Sampling()
-    assert config_of(asked=asked(top_k=5)).plan().sampling.do_sample
+    assert plan_of(top_k=5).sampling.do_sample
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"decode_length": 1}, "--decode-length must be at least 2"),
-        ({"asked": asked(temperature=0.0)}, "`temperature` must be strictly positive"),
-        ({"asked": asked(top_p=1.5)}, "`top_p` must be > 0.0 and < 1.0"),
+        ({"temperature": 0.0}, "`temperature` must be strictly positive"),
+        ({"top_p": 1.5}, "`top_p` must be > 0.0 and < 1.0"),
     ],
 )
 def test_settings_that_cannot_be_measured_are_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(StartError, match=reason):
-        config_of(**changes).plan()
+        plan_of(**changes)
 
 
 @pytest.mark.parametrize("length", [1, 10, 2000])

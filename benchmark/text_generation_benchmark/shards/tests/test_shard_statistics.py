@@ -2,9 +2,9 @@
 
 import pytest
 
-from text_generation_benchmark.shards.config import ShardBenchmarkConfig
-from text_generation_benchmark.shards.statistics import PREFILL_MS, Results, Round, summarize
-from text_generation_benchmark.shards.tables import merged, tables
+from text_generation_benchmark.shards.config import Plan
+from text_generation_benchmark.shards.tables import Results, Round, merged, summarize, tables
+from text_generation_common.sampling import Sampling
 from text_generation_router.text.validation import AskedSampling
 
 GOLDEN = """\
@@ -57,9 +57,9 @@ def results_of(*rounds: Round, batch_sizes: tuple[int, ...] = (1, 4), rounds_eac
 
 
 def test_a_percentile_is_the_element_at_the_floor_of_its_share_of_the_sorted_values() -> None:
-    summary = summarize(PREFILL_MS, [a_round(ms / 1e3) for ms in (7, 3, 9, 1, 5, 8, 2, 10, 4, 6)])
-    values = (summary.p50, summary.p90, summary.p99, summary.lowest, summary.highest, summary.average)
-    assert values == pytest.approx((6, 10, 10, 1, 10, 5.5))
+    summary = summarize([a_round(ms / 1e3).prefill_ms for ms in (7, 3, 9, 1, 5, 8, 2, 10, 4, 6)])
+    values = [summary[name] for name in ("p50", "p90", "p99", "Lowest", "Highest", "Average")]
+    assert values == pytest.approx([6, 10, 10, 1, 10, 5.5])
 
 
 def test_throughput_counts_all_requests_and_decode_steps_only() -> None:
@@ -81,7 +81,7 @@ def test_a_cell_is_empty_where_it_equals_the_one_above() -> None:
 
 def test_the_tables_are_tgis() -> None:
     asked = AskedSampling.of({"temperature": 0.5, "top_p": 1.0, "top_n_tokens": 3, "do_sample": True})
-    config = ShardBenchmarkConfig("some/name", "main", "/s-0", (1, 4, 8), 256, 5, 2, 1, asked)
+    plan = Plan((1, 4, 8), 256, 5, 2, 1, Sampling())
     results = results_of(
         a_round(0.3, 9.0, is_warmup=True),
         a_round(0.01, 0.08),
@@ -90,4 +90,4 @@ def test_the_tables_are_tgis() -> None:
         a_round(0.02, 0.4, 4),
         batch_sizes=(1, 4, 8),
     )
-    assert tables(config, results) == GOLDEN.strip()
+    assert tables("some/name", plan, asked, results) == GOLDEN.strip()

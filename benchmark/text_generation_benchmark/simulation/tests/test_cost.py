@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from text_generation_benchmark.shapes import LLAMA_8B, LLAMA_70B, LlamaShape
-from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost
-from text_generation_benchmark.simulation.devices import H200, MODELS
+from text_generation_benchmark.simulation.cost import H200, MODELS, SimulatedModel, StepCost
 from text_generation_router.scheduling.costs import keys_of
 
 

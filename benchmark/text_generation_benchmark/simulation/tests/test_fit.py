@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from text_generation_benchmark.simulation.cost import StepCost
-from text_generation_benchmark.simulation.fit import FEWEST_STEPS, SKIPPED_STEPS, fit, joined, read_log
+from text_generation_benchmark.simulation.cost import FEWEST_STEPS, SKIPPED_STEPS, StepCost, fit, joined, read_log
 
 COST = StepCost(2e-3, 0, 0, 1e-4, 1e-7, 3e-5, 1e-8)
 

@@ -3,22 +3,23 @@
 import numpy as np
 import pytest
 
-from text_generation_benchmark.simulation.metrics import (
-    ClusterSummary,
-    Outcome,
-    RequestTimes,
-    Targets,
-    percentile,
-    summarize,
-)
+from text_generation_benchmark.figures import percentile
+from text_generation_benchmark.simulation.engine import ClusterSummary, Outcome, Targets, summarize
+from text_generation_benchmark.simulation.trace import NO_PREFIX, Trace
+from text_generation_router.scheduling.scheduler import SchedulerCounters
 
 
 def outcome(*requests: tuple[float, float, float, float, int], held: tuple[float, ...] = (50.0, 25.0)) -> Outcome:
     """An outcome with the given requests, each as (arrival, first token, last token, longest gap, number of tokens),
     times in seconds.
     """
-    columns = [np.array(column) for column in zip(*requests, strict=True)]
-    return Outcome(RequestTimes(*columns), 100, 10.0, np.array(held), 60, 7, 40, 10, 3, 2, 1)
+    arrival_s, first_s, last_s, longest_gap_s, tokens = (np.array(column) for column in zip(*requests, strict=True))
+    none = np.zeros(len(requests), dtype=np.int64)
+    found = Outcome(Trace(arrival_s, none + 1, tokens, tokens, none + NO_PREFIX, none, none), 100, 1.0)
+    found.first_s, found.last_s, found.longest_gap_s = first_s, last_s, longest_gap_s
+    found.end_s, found.held_slot_s, found.most_held, found.steps, found.wasted_rows = 10.0, list(held), 60, 7, 2
+    found.counters = SchedulerCounters(1, 3, 10, 40)
+    return found
 
 
 def summary(*outcomes: Outcome, overhead_s: float = 0.0) -> ClusterSummary:
@@ -58,8 +59,10 @@ def test_memory_in_use_is_a_share_of_all_slots() -> None:
 
 def test_counts_add_up() -> None:
     both = summary(outcome(GOOD), outcome(GOOD))
-    assert (both.steps, both.prefilled_tokens, both.prefix_hit_tokens) == (14, 80, 20)
-    assert (both.recomputed_tokens, both.wasted_rows, both.preemptions) == (6, 4, 2)
+    assert both.counters == SchedulerCounters(
+        preemptions=2, recomputed_tokens=6, prefix_hit_tokens=20, prefilled_tokens=80
+    )
+    assert (both.steps, both.wasted_rows) == (14, 4)
 
 
 def test_a_percentile_is_one_of_the_values() -> None:

@@ -8,26 +8,12 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
-from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost
-from text_generation_benchmark.simulation.fit import Fit
-from text_generation_benchmark.simulation.replay import Played, PromptTexts, ReplayComparison, play
-from text_generation_benchmark.simulation.workloads import TraceWorkload, Uniform, generate
-from text_generation_common.model_files import demo_directory
+from text_generation_benchmark.simulation.cost import Fit, SimulatedModel, StepCost
+from text_generation_benchmark.simulation.replay import Played, ReplayComparison, play
+from text_generation_benchmark.simulation.trace import TraceWorkload, Uniform, generate
 
 SHARED = TraceWorkload(Uniform(1, 30), Uniform(1, 5), 5, num_prefixes=2, prefix=Uniform(5, 40))
-
-
-def test_texts_have_as_many_tokens_as_the_trace_and_share_its_prefixes() -> None:
-    trace = generate(SHARED, 10, 3, 0)
-    tokenizer = Tokenizer.from_file(str(demo_directory() / "tokenizer.json"))
-    ids = [tokenizer.encode(text).ids for text in PromptTexts(demo_directory()).of(trace)]
-    assert [len(prompt) for prompt in ids] == trace.prompt_tokens.tolist()
-    for prefix in (0, 1):
-        same = [i for i in range(len(trace)) if trace.prefix_id[i] == prefix]
-        shared = int(trace.prefix_tokens[same[0]])
-        assert len({tuple(ids[i][:shared]) for i in same}) == 1
 
 
 @contextmanager

@@ -7,14 +7,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from text_generation_benchmark.cli import app
-from text_generation_benchmark.simulation.cluster import simulate as run_engines
-from text_generation_benchmark.simulation.cost import SimulatedModel
-from text_generation_benchmark.simulation.devices import MODELS
-from text_generation_benchmark.simulation.engine import SimulatedEngine
-from text_generation_benchmark.simulation.metrics import Targets, summarize
-from text_generation_benchmark.simulation.report import Run
-from text_generation_benchmark.simulation.view import EDGES_S, bins, picture, sparkline
-from text_generation_benchmark.simulation.workloads import WORKLOADS, generate
+from text_generation_benchmark.simulation.cost import MODELS, SimulatedModel
+from text_generation_benchmark.simulation.engine import SimulatedEngine, Targets, summarize
+from text_generation_benchmark.simulation.engine import simulate as run_engines
+from text_generation_benchmark.simulation.report import EDGES_S, Run, bins, picture, sparkline
+from text_generation_benchmark.simulation.trace import WORKLOADS, generate
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_router.scheduling.limits import Limits
@@ -97,7 +94,7 @@ def test_engines_in_processes_have_the_outcomes_that_they_have_alone() -> None:
     for name, outcomes in together.items():
         for i, outcome in enumerate(outcomes):
             alone = SimulatedEngine(trace.dealt(i, 2), model.cost, limits[name], 1.0).run()
-            assert outcome.times.last_s.tolist() == alone.times.last_s.tolist() and outcome.steps == alone.steps
+            assert outcome.last_s.tolist() == alone.last_s.tolist() and outcome.steps == alone.steps
 
 
 def test_a_terminal_shows_memory_and_first_tokens() -> None:

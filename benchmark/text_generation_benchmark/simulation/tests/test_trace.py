@@ -6,14 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from text_generation_benchmark.simulation.trace import NO_PREFIX, RequestMaker, Trace, read_csv, write_csv
-from text_generation_benchmark.simulation.workloads import (
+from text_generation_benchmark.simulation.trace import (
+    NO_PREFIX,
     WORKLOADS,
-    Constant,
     LogNormal,
+    RequestMaker,
+    Trace,
     TraceWorkload,
     Uniform,
     generate,
+    read_csv,
+    write_csv,
 )
 
 SHARED = TraceWorkload(Uniform(1, 9), Uniform(1, 20), 30, num_prefixes=3, prefix=Uniform(5, 8))
@@ -43,7 +46,7 @@ def test_lengths_are_drawn_from_the_stated_distributions() -> None:
     drawn = LogNormal(100, 0.5, 40, 300).draw(random, 10_000)
     assert np.median(drawn) == pytest.approx(100, rel=0.05) and drawn.min() == 40 and drawn.max() == 300
     assert set(Uniform(3, 5).draw(random, 100).tolist()) == {3, 4, 5}
-    assert Constant(7).draw(random, 2).tolist() == [7, 7]
+    assert Uniform(7, 7).draw(random, 2).tolist() == [7, 7]
 
 
 def test_prompts_begin_alike_exactly_as_far_as_their_prefix_goes() -> None:

@@ -1,51 +1,38 @@
-"""CPU time of the scheduler's decisions: 256 requests running, 2,000 waiting, and prompts that share prefixes."""
+"""Processor time of the router's own work: decisions of the scheduler, the prefix cache, and detokenizing.
 
+All take the time of this thread, which other processes affect less than wall time.
+"""
+
+import random
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
+from tokenizers import Tokenizer
 
-from text_generation_benchmark.output import table
+from text_generation_common.model_files import demo_directory
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
 from text_generation_router.scheduling.memory.slots import TokenSlots
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep, Step, StepTokens
+from text_generation_router.text.tokens.detokenization import TextStream, Vocabulary
 
-RUNNING, WAITING, MOST_TOKENS = 256, 2000, 512
+RUNNING, WAITING, MAX_TOKENS = 256, 2000, 512
 VOCABULARY = 32_000
 TOKEN, END_TOKEN = 7, 2
 PREFIXES, PREFIX_TOKENS = 20, 200
 MATCHED_TOKENS = 4096
 # A completion client sends its whole text again after each keystroke, which adds this many tokens.
 KEYSTROKES, KEYSTROKE_TOKENS = 4000, 3
+MATCHES = 1000
+DETOKENIZED, PROMPT_TOKENS = 2000, 500
+STOPS: Mapping[str, Sequence[str]] = {"no stop strings": (), "two stop strings": ("\nObservation:", "<|im_end|>")}
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Seconds of every measured call, by kind of call."""
-
-    decisions_s: npt.NDArray[np.float64]
-    answers_s: npt.NDArray[np.float64]
-    match_s: npt.NDArray[np.float64]
-    keystroke_match_s: npt.NDArray[np.float64]
-
-    def as_markdown(self) -> str:
-        rows = (
-            (f"to choose a step ({RUNNING} running, {WAITING:,} waiting)", self.decisions_s),
-            ("to take a step's answer", self.answers_s),
-            (f"to match a cached prefix of {MATCHED_TOKENS:,} tokens", self.match_s),
-            (f"to match a text that came in {KEYSTROKES:,} keystrokes", self.keystroke_match_s),
-        )
-        lines = [(name, *(f"{np.quantile(times, q) * 1e6:.0f}" for q in (0.5, 0.9, 0.99))) for name, times in rows]
-        return table(("microseconds", "median", "90 %", "99 %"), lines)
-
-
-def measure(steps: int) -> Speed:
-    """Takes CPU time of this thread, which other processes affect less than wall time."""
+def decide(steps: int = 2000) -> dict[str, Sequence[float]]:
     load = SteadyRequests()
     while load.scheduler.active.num_running < RUNNING:
         load.step()
@@ -53,7 +40,31 @@ def measure(steps: int) -> Speed:
     load.answers_s.clear()
     for _ in range(steps):
         load.step()
-    return Speed(np.array(load.decisions_s), np.array(load.answers_s), match_times(1000), keystroke_match_times(1000))
+    return {
+        f"to choose a step ({RUNNING} running, {WAITING:,} waiting)": load.decisions_s,
+        "to take a step's answer": load.answers_s,
+        f"to match a cached prefix of {MATCHED_TOKENS:,} tokens": _match_times(MATCHES),
+        f"to match a text that came in {KEYSTROKES:,} keystrokes": _keystroke_match_times(MATCHES),
+    }
+
+
+def detokenize(rounds: int = 50) -> dict[str, Sequence[float]]:
+    """Seconds per token. Each round has other random tokens, the same for each case."""
+    vocabulary = Vocabulary.of(Tokenizer.from_file(str(demo_directory() / "tokenizer.json")))
+    ordinary = [i for i in range(vocabulary.tokenizer.get_vocab_size()) if i not in vocabulary.special_ids]
+    draw = random.Random(0)
+    drawn = [draw.choices(ordinary, k=PROMPT_TOKENS + DETOKENIZED) for _ in range(rounds)]
+    return {name: [_detokenize(vocabulary, ids, stop) for ids in drawn] for name, stop in STOPS.items()}
+
+
+def _detokenize(vocabulary: Vocabulary, ids: Sequence[int], stop: Sequence[str]) -> float:
+    stream = TextStream(vocabulary, ids[:PROMPT_TOKENS], stop)
+    start = time.thread_time()
+    for token_id in ids[PROMPT_TOKENS:]:
+        stream.push(token_id)
+    stream.flush()
+    stream.text()
+    return (time.thread_time() - start) / DETOKENIZED
 
 
 class SteadyRequests:
@@ -61,7 +72,7 @@ class SteadyRequests:
 
     def __init__(self) -> None:
         self.random = np.random.default_rng(0)
-        capacity = RUNNING * MOST_TOKENS
+        capacity = RUNNING * MAX_TOKENS
         self.scheduler = Scheduler(
             Limits(capacity, RUNNING, max_batch_prefill_tokens=4096), end_tokens=frozenset({END_TOKEN})
         )
@@ -79,8 +90,8 @@ class SteadyRequests:
     def _arrive(self) -> None:
         prefix = self.prefixes[int(self.random.integers(PREFIXES))]
         prompt = prefix + self._tokens(int(self.random.integers(50, 300)))
-        running = self.scheduler.add(GenerationRequest(prompt, MOST_TOKENS))
-        self.left[running.id] = int(np.clip(self.random.lognormal(5, 0.6), 1, MOST_TOKENS))
+        running = self.scheduler.add(GenerationRequest(prompt, MAX_TOKENS))
+        self.left[running.id] = int(np.clip(self.random.lognormal(5, 0.6), 1, MAX_TOKENS))
 
     def step(self) -> None:
         """Decides until two steps are in flight, as the engine does, then answers the oldest."""
@@ -112,7 +123,7 @@ class SteadyRequests:
         return request_ids, [TOKEN if self.left[request_id] else END_TOKEN for request_id in request_ids]
 
 
-def match_times(repeats: int) -> npt.NDArray[np.float64]:
+def _match_times(repeats: int) -> list[float]:
     pool = TokenSlots(MATCHED_TOKENS)
     cache = PrefixCache(pool)
     ids = np.arange(MATCHED_TOKENS, dtype=np.int32)
@@ -122,10 +133,10 @@ def match_times(repeats: int) -> npt.NDArray[np.float64]:
         started = time.thread_time()
         assert cache.match("", ids) == MATCHED_TOKENS
         times.append(time.thread_time() - started)
-    return np.array(times)
+    return times
 
 
-def keystroke_match_times(last: int) -> npt.NDArray[np.float64]:
+def _keystroke_match_times(last: int) -> list[float]:
     """Seconds to match the text after each of the `last` keystrokes; the cache holds the text before that keystroke.
     Every keystroke adds a node to the tree, and beside it a node with one generated token."""
     pool = TokenSlots(2 * KEYSTROKES * KEYSTROKE_TOKENS)
@@ -140,4 +151,4 @@ def keystroke_match_times(last: int) -> npt.NDArray[np.float64]:
         node, _ = cache.lock("", text[:end])
         generated = np.append(text[known:end], np.int32(VOCABULARY))
         cache.unlock(cache.extend(node, generated, pool.allocate(len(generated))) or node)
-    return np.array(times[-last:])
+    return times[-last:]

@@ -1,6 +1,6 @@
 """Processor time of one Load and of one Cache message, on the engine's side and on the front's, gRPC included.
 
-Run as `python -m text_generation_benchmark.replicas.news_speed SOCKET HASHES PACE_S`, it is the engine's side: it sends
+Run as `python -m text_generation_benchmark.micro.news SOCKET HASHES PACE_S`, it is the engine's side: it sends
 a message every PACE_S seconds, Cache messages with HASHES hashes or, with 0, Loads.
 """
 
@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ import grpc
 import numpy as np
 import uvloop
 
-from text_generation_benchmark.process import ChildServer, ServerCommand
-from text_generation_benchmark.router.reading import ProcessTime
-from text_generation_benchmark.router.speed import wait_for
+from text_generation_benchmark.live.reading import ProcessTime
+from text_generation_benchmark.process import ChildServer, ServerCommand, wait_for
 from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc
 from text_generation_router.engine.protocol import Load
@@ -30,7 +29,7 @@ from text_generation_router.fleet.cache_index import CacheIndex
 from text_generation_router.fleet.choice import EngineChoice
 from text_generation_router.wire.arrays import UINT64, packed
 
-TENANTS = 20  # tenants whose service a Load tells
+TENANTS = 20  # tenants whose service a Load reports
 WARM, PACE_S = 100, 0.001
 
 
@@ -43,19 +42,22 @@ class NewsCost:
     bytes: int
 
 
+def news(hashes: int = 40, messages: int = 2000) -> dict[str, Sequence[float]]:
+    """Means, of one measurement each."""
+    costs = {"a Load": measure_news(0, messages), f"a Cache message of {hashes} hashes": measure_news(hashes, messages)}
+    sides = {"at a front": "front_s", "at an engine": "engine_s"}
+    return {f"{what}, {side}": [getattr(cost, name)] for what, cost in costs.items() for side, name in sides.items()}
+
+
 def measure_news(hashes: int, messages: int) -> NewsCost:
     """The mean of `messages` messages. `hashes`: those of a Cache message; 0: a Load."""
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as name:
         socket = Path(name) / "news"
         arguments = [sys.executable, "-m", __spec__.name, str(socket), str(hashes), str(PACE_S)]
         child = ChildServer(ServerCommand("the sender", arguments, 0, "", 60), Path(name) / "log")
-        child.start()
-        try:
-            wait_for(socket)
+        with child.started():
+            wait_for(socket, 60)
             return uvloop.run(_read(f"unix://{socket}", child.pid, messages))
-        finally:
-            child.running.kill()
-            child.running.wait()
 
 
 async def _read(address: str, sender: int, messages: int) -> NewsCost:
@@ -76,9 +78,7 @@ async def _read(address: str, sender: int, messages: int) -> NewsCost:
             if number == WARM + messages:
                 break
     front, engine = ProcessTime.of(os.getpid()) - own, ProcessTime.of(sender) - sent
-    return NewsCost(
-        (front.user_s + front.system_s) / messages, (engine.user_s + engine.system_s) / messages, size // messages
-    )
+    return NewsCost(front.total_s / messages, engine.total_s / messages, size // messages)
 
 
 class NewsSender(engine_pb2_grpc.EngineServiceServicer):

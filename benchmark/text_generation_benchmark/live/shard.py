@@ -1,6 +1,6 @@
 """A shard without a model: it answers every step after a fixed time, with random tokens of a model's vocabulary.
 
-Run as `python -m text_generation_benchmark.router.shard MODEL_FOLDER UDS_PATH STEP_S`; listens on unix://UDS_PATH-0.
+Run as `python -m text_generation_benchmark.live.shard MODEL_FOLDER UDS_PATH STEP_S`; listens on unix://UDS_PATH-0.
 STEP_S may be the file of a `SimulatedModel`: a step then takes what that model's steps cost, there are as many slots,
 and every token is the same word.
 """
@@ -68,12 +68,11 @@ class TimedRunner:
         self._at = at + len(ids)
         here = slice(at, at + len(ids))
         logprobs = self._logprobs[here]
-        output = StepOutput(new_batch_id, ids, ids, self._tokens[here], logprobs, [], NOTHING, NOTHING, {}, 1, 1)
+        output = StepOutput(
+            new_batch_id, ids, ids, self._tokens[here], logprobs, top_counts=[], top_ids=NOTHING, top_logprobs=NOTHING,
+            failures={}, forward_ns=1, sampling_ns=1,
+        )  # fmt: skip
         return completed(output)
-
-
-def fixed_cost(step_s: float) -> StepCost:
-    return StepCost(step_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def make_runner(model: Path, tokenizer: Tokenizer, step: str) -> TimedRunner:
@@ -82,9 +81,7 @@ def make_runner(model: Path, tokenizer: Tokenizer, step: str) -> TimedRunner:
         pretended = SimulatedModel.read(Path(step))
         return TimedRunner(pretended.cost, pretended.slots, [tokenizer.encode(Prompts(model).answer).ids[-1]])
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    return TimedRunner(
-        fixed_cost(float(step)), SLOTS, [i for i in range(tokenizer.get_vocab_size()) if i not in special]
-    )
+    return TimedRunner(StepCost(float(step)), SLOTS, [i for i in range(tokenizer.get_vocab_size()) if i not in special])
 
 
 async def serve(model: Path, uds_path: str, step: str) -> None:

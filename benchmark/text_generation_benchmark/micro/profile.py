@@ -5,15 +5,19 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from text_generation_benchmark.ceilings import Meter
 from text_generation_benchmark.output import table
 from text_generation_benchmark.roofline import Ceilings, StepPart, least_s, step_parts
-from text_generation_common.flags.kinds import Dtype
+from text_generation_common.flags.kinds import CpuTarget, Dtype
 from text_generation_common.flags.model import ComputeFlags
+from text_generation_common.model_files import demo_directory
 from text_generation_common.models.config import read_config
 from text_generation_common.sampling import Sampling
 from text_generation_server.config import ShardConfig
@@ -99,92 +103,85 @@ class TimedLibrary(Library):
         self.seconds[PARTS.get(call.kernel, call.kernel)] += seconds
 
 
-class Profiled:
-    """A shard in this process with `rows` rows of up to `longest` tokens each. RuntimeError if no kernels were
-    compiled."""
-
-    def __init__(self, model: Path, rows: int, longest: int, dtype: str, target: str | None) -> None:
-        choice = choose_target() if target is None else require_target(target)
-        if choice.target is None:
-            raise RuntimeError(f"no kernels to profile: {choice.reason}")
-        self._library = library = TimedLibrary(choice.target)
-
-        def select(device: torch.device) -> Backend:
-            kernels = CpuKernels(library, torch.get_num_threads())
-            return Backend(kernels.name, kernels, library.wake)
-
-        config = ShardConfig(
-            model_path=model, uds_path="", rank=0, world_size=1, epoch=1, max_total_tokens=longest,
-            compute=ComputeFlags(dtype=Dtype(dtype)),
-        )  # fmt: skip
-        shard = load_shard(config, Worker(1), select)
-        self._config, self._dtype, self._kernels = read_config(model), shard.dtype, shard.kernels
-        self.runner: ModelRunner = shard.runner
-        self.runner.warmup(max(PREFILL_TOKENS, longest), longest, rows, rows * longest)
-
-    def measure(self, step: Callable[[int], object], steps: int) -> tuple[float, dict[str, float]]:
-        """Mean seconds of the middle half of some steps, and of their parts. `step` computes the step of a number."""
-        measured: list[tuple[float, dict[str, float]]] = []
-        for number in range(WARM_STEPS + steps):
-            self._library.seconds.clear()
-            started = time.perf_counter()
-            step(number)
-            measured.append((time.perf_counter() - started, dict(self._library.seconds)))
-        measured = sorted(measured[WARM_STEPS:], key=lambda step: step[0])
-        middle = measured[len(measured) // 4 : len(measured) - len(measured) // 4]
-        seconds = statistics.mean(step_s for step_s, _ in middle)
-        parts = {part: statistics.mean(of[part] for _, of in middle) for part in middle[0][1]}
-        parts[REST] = parts.get(REST, 0) + seconds - sum(parts.values())
-        return seconds, parts
-
-    def profile(self, what: str, measured: tuple[float, dict[str, float]], sizes: tuple[int, int, int]) -> StepProfile:
-        """`sizes`: rows, tokens of each row, and tokens of its context."""
-        rows, tokens, context = sizes
-        work = step_parts(self._config, rows, tokens, context, number_bytes=self._dtype.itemsize)
-        return StepProfile(f"{what}, kernels {self._kernels}", *measured, work, self._config.moe is not None)
-
-
 def profile_step(
-    model: Path, rows: int, context: int, steps: int, dtype: str, target: str | None = None
+    model: str = "",
+    rows: int = 64,
+    context: int = 1000,
+    prompt: int = 0,
+    depth: int = 0,
+    steps: int = 20,
+    dtype: str = "bfloat16",
+    cpu_target: str = "",
 ) -> StepProfile:
-    """Decode steps with `rows` rows of about `context` tokens each. target: the kernels; None: the best. RuntimeError
-    if no kernels were compiled."""
-    longest = context + steps + WARM_STEPS + 2
-    shard = Profiled(model, rows, longest, dtype, target)
+    """One shard in this process, on the folder `model`; by default the demo model. Decode steps with `rows` rows of
+    about `context` tokens each or, if `prompt` is not 0, steps that compute `prompt` tokens of a row behind `depth`
+    tokens, whose keys and values are there already. `cpu_target`: the kernels; by default the best. RuntimeError if no
+    kernels were compiled."""
+    choice = require_target(CpuTarget(cpu_target)) if cpu_target else choose_target()
+    if choice.target is None:
+        raise RuntimeError(f"no kernels to profile: {choice.reason}")
+    library, folder = TimedLibrary(choice.target), Path(model) if model else demo_directory()
+    if prompt:
+        what, rows, tokens, context = f"{prompt} tokens of a prompt behind {depth}", 1, prompt, depth + prompt
+    else:
+        what, tokens, depth = f"{rows} rows of {context} tokens", 1, context
+    longest = context + (1 if prompt else steps + WARM_STEPS + 2)
+    config = ShardConfig(
+        model_path=folder, uds_path="", rank=0, world_size=1, epoch=1, max_total_tokens=longest,
+        compute=ComputeFlags(dtype=Dtype(dtype)),
+    )  # fmt: skip
+    kernels = CpuKernels(library, torch.get_num_threads())
+    shard = load_shard(config, Worker(1), lambda device: Backend(kernels.name, kernels, library.wake))
+    runner: ModelRunner = shard.runner
+    runner.warmup(max(PREFILL_TOKENS, longest), longest, rows, rows * longest)
     first = [row * longest for row in range(rows)]
-    for row, slot in enumerate(first):
-        _compute(shard.runner, row, slot, 0, context)
+    for row, slot in enumerate(first if depth else ()):
+        _compute(runner, row, slot, 0, depth)
 
     def step(number: int) -> None:
-        slots = torch.tensor([slot + context + number for slot in first], dtype=torch.int32)
-        shard.runner.step([StepBatch(0, list(range(rows)))], slots, 0, []).wait()
+        if prompt:
+            runner.clear(None)
+            _compute(runner, 0, 0, depth, context)
+        else:
+            slots = torch.tensor([slot + context + number for slot in first], dtype=torch.int32)
+            runner.step([StepBatch(0, list(range(rows)))], slots, 0, []).wait()
 
-    return shard.profile(f"{rows} rows of {context} tokens", shard.measure(step, steps), (rows, 1, context))
+    seconds, parts = _measure(library, step, steps)
+    facts = read_config(folder)
+    work = step_parts(facts, rows, tokens, context, number_bytes=shard.dtype.itemsize)
+    return StepProfile(f"{what}, kernels {shard.kernels}", seconds, parts, work, facts.moe is not None)
 
 
-def profile_prompt(
-    model: Path, prompt: int, depth: int, steps: int, dtype: str, target: str | None = None
-) -> StepProfile:
-    """Steps that compute `prompt` tokens of a row behind `depth` tokens, whose keys and values are there already.
-    RuntimeError if no kernels were compiled."""
-    shard = Profiled(model, 1, depth + prompt + 1, dtype, target)
-    if depth:
-        _compute(shard.runner, 0, 0, 0, depth)
-
-    def step(number: int) -> None:
-        shard.runner.clear(None)
-        _compute(shard.runner, 0, 0, depth, depth + prompt)
-
-    what = f"{prompt} tokens of a prompt behind {depth}"
-    return shard.profile(what, shard.measure(step, steps), (1, prompt, depth + prompt))
+def _measure(library: TimedLibrary, step: Callable[[int], object], steps: int) -> tuple[float, dict[str, float]]:
+    """Mean seconds of the middle half of some steps, and of their parts. `step` computes the step of a number."""
+    measured: list[tuple[float, dict[str, float]]] = []
+    for number in range(WARM_STEPS + steps):
+        library.seconds.clear()
+        started = time.perf_counter()
+        step(number)
+        measured.append((time.perf_counter() - started, dict(library.seconds)))
+    measured = sorted(measured[WARM_STEPS:], key=lambda step: step[0])
+    middle = measured[len(measured) // 4 : len(measured) - len(measured) // 4]
+    seconds = statistics.mean(step_s for step_s, _ in middle)
+    parts = {part: statistics.mean(of[part] for _, of in middle) for part in middle[0][1]}
+    parts[REST] = parts.get(REST, 0) + seconds - sum(parts.values())
+    return seconds, parts
 
 
 def _compute(runner: ModelRunner, row: int, slot: int, start: int, end: int) -> None:
     """Computes the tokens from `start` to `end` of a new request, whose slots begin with `slot`."""
     ids = torch.randint(10, 1000, (end,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     slots = torch.arange(slot, slot + end, dtype=torch.int32)
-    chunk = PromptChunk(row, start, end, True, ids, slots, end, Sampling())
+    chunk = PromptChunk(row, start, end, True, ids, slots=slots, prompt_length=end, sampling=Sampling())
     runner.step([StepBatch(0, [])] if row else [], NO_SLOTS, 0, [chunk]).wait()
+
+
+@wraps(profile_step)
+def profile(**settings: Any) -> str:
+    meter = Meter(getattr(torch, Dtype(settings.get("dtype", "bfloat16")).value))
+    before = meter.measure()
+    profiled = profile_step(**settings)
+    return as_markdown(profiled, before.higher(meter.measure()))
 
 
 def as_markdown(profile: StepProfile, ceilings: Ceilings) -> str:
@@ -195,9 +192,8 @@ def as_markdown(profile: StepProfile, ceilings: Ceilings) -> str:
         work = [each for each in profile.work if each.name in WORK.get(part, ())]
         if profile.mixes_experts and part == PRODUCTS:
             work = []
-        lines.append(
-            (part, f"{seconds * 1e3:.2f}", f"{seconds / profile.step_s:.1%}", *_speeds(work, seconds, ceilings))
-        )
+        share = f"{seconds / profile.step_s:.1%}"
+        lines.append((part, f"{seconds * 1e3:.2f}", share, *_speeds(work, seconds, ceilings)))
     whole = _speeds(profile.work, profile.step_s, ceilings)
     lines.append(("the step", f"{profile.step_s * 1e3:.2f}", "100.0%", *whole))
     return f"{about}\n\n{table(('part', 'ms', 'share', 'reads GB/s', 'GFLOPS', 'of limit'), lines)}"

@@ -13,7 +13,7 @@ import orjson
 from text_generation_benchmark.load import Dialect
 
 WARM_EVENTS = 50  # events of each stream before a measurement begins
-MOST_TOKENS = 30_000  # tokens of a stream: more than a measurement reads
+MAX_TOKENS = 30_000  # tokens of a stream: more than a measurement reads
 BEGIN_S = 60.0  # seconds within which all streams must have begun
 RECORDED_BYTES = 2**15  # bytes of a stream that are kept
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -25,6 +25,10 @@ class ProcessTime:
 
     user_s: float
     system_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.user_s + self.system_s
 
     def __sub__(self, other: "ProcessTime") -> "ProcessTime":
         return ProcessTime(self.user_s - other.user_s, self.system_s - other.system_s)
@@ -48,12 +52,8 @@ class WriterTime:
         return self.time.user_s / self.tokens * 1e6
 
     @property
-    def system_us(self) -> float:
-        return self.time.system_s / self.tokens * 1e6
-
-    @property
     def total_us(self) -> float:
-        return self.user_us + self.system_us
+        return self.time.total_s / self.tokens * 1e6
 
 
 class Reader(asyncio.Protocol):
@@ -82,18 +82,12 @@ class Reader(asyncio.Protocol):
         self.ended = True
 
 
-async def measure_writer(pid: int, port: int, request: bytes, streams: int, seconds: float) -> tuple[WriterTime, bytes]:
-    """Reads `streams` streams. Returns what the writing process used in `seconds` seconds, once all streams have begun,
-    and the first bytes of a stream."""
-    [used], received = await measure_writers([pid], [port], request, streams, seconds)
-    return used, received
-
-
 async def measure_writers(
     pids: Sequence[int], ports: Sequence[int], request: bytes, streams: int, seconds: float
 ) -> tuple[list[WriterTime], bytes]:
-    """As `measure_writer`, for several processes that write the streams together; the ports get equal parts of the
-    streams. `tokens` of each result are those of all streams."""
+    """Reads `streams` streams, which several processes write together; the ports get equal parts of the streams.
+    Returns what each process used in `seconds` seconds, once all streams have begun, with the tokens of all streams;
+    and the first bytes of a stream."""
     async with reading_streams(ports, request, streams) as readers:
         before = [ProcessTime.of(pid) for pid in pids]
         events, started = sum(reader.events for reader in readers), time.perf_counter()
@@ -141,7 +135,7 @@ async def _connected(port: int, make: Callable[[], Reader]) -> Reader:
 
 
 def request_bytes(dialect: Dialect) -> bytes:
-    body = orjson.dumps(dialect.body("The quick brown fox", MOST_TOKENS))
+    body = orjson.dumps(dialect.body("The quick brown fox", MAX_TOKENS))
     head = f"POST {dialect.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 

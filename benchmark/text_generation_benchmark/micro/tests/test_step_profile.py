@@ -2,8 +2,7 @@
 
 import pytest
 
-from text_generation_benchmark.roofline import Ceilings, StepPart
-from text_generation_benchmark.step_profile import (
+from text_generation_benchmark.micro.profile import (
     ATTENTION,
     PARTS,
     PRODUCTS,
@@ -11,10 +10,9 @@ from text_generation_benchmark.step_profile import (
     SAMPLING,
     StepProfile,
     as_markdown,
-    profile_prompt,
     profile_step,
 )
-from text_generation_common.model_files import demo_directory
+from text_generation_benchmark.roofline import Ceilings, StepPart
 
 KEYS = 5 * 2 * 4 * 32 * 2  # bytes of a token: layers, keys and values, heads, numbers of a head, bytes of a number
 
@@ -24,7 +22,7 @@ def part(profile: StepProfile, name: str) -> StepPart:
 
 
 def test_the_parts_of_a_step_make_up_the_step() -> None:
-    profile = profile_step(demo_directory(), rows=3, context=20, steps=3, dtype="bfloat16")
+    profile = profile_step(rows=3, context=20, steps=3, dtype="bfloat16")
     assert set(profile.parts) <= {*PARTS.values(), REST}
     assert {ATTENTION, SAMPLING, REST} <= set(profile.parts)
     assert all(seconds > 0 for seconds in profile.parts.values())
@@ -33,7 +31,7 @@ def test_the_parts_of_a_step_make_up_the_step() -> None:
 
 
 def test_a_prompt_behind_other_tokens_is_computed_again_in_each_step() -> None:
-    profile = profile_prompt(demo_directory(), prompt=16, depth=8, steps=3, dtype="bfloat16")
+    profile = profile_step(prompt=16, depth=8, steps=3, dtype="bfloat16")
     assert set(profile.parts) <= {*PARTS.values(), REST}
     assert sum(profile.parts.values()) == pytest.approx(profile.step_s)
     assert part(profile, "attention").bytes == 24 * KEYS

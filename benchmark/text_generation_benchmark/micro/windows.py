@@ -6,16 +6,13 @@ context, keys and values before the window are NaN and lie in slots of their own
 same slots. So all contexts read the same memory, unless a kernel reads what lies before the window.
 """
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from random import Random
 
 import torch
 from torch import Tensor
 
-from text_generation_benchmark.output import table
 from text_generation_benchmark.shapes import SHAPES, LlamaShape
 from text_generation_server.device.arena import empty
 from text_generation_server.kernels.cpu.backend import CpuKernels
@@ -30,34 +27,6 @@ ROUNDS = 100
 CPU = torch.device("cpu")
 NO_ROWS = torch.empty(0, dtype=torch.int32)
 Attend = Callable[[], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class WindowTimes:
-    """Seconds at each context, in the order of the rounds."""
-
-    what: str
-    seconds: dict[int, list[float]]
-
-    def ratio(self, context: int) -> float:
-        """Time at `context` ÷ time at the shortest context: the median of the rounds' ratios."""
-        pairs = zip(self.seconds[context], self.seconds[min(self.seconds)], strict=True)
-        return statistics.median(time / shortest for time, shortest in pairs)
-
-
-@dataclass(frozen=True, slots=True)
-class WindowReport:
-    about: str
-    times: Sequence[WindowTimes]
-
-    def as_markdown(self) -> str:
-        contexts = list(self.times[0].seconds)
-        head = ["milliseconds (times that at the shortest context)", *(f"{context:,} tokens" for context in contexts)]
-        lines = []
-        for times in self.times:
-            cells = [f"{statistics.median(times.seconds[c]) * 1e3:.2f} ({times.ratio(c):.3f}×)" for c in contexts]
-            lines.append([times.what, *cells])
-        return f"{self.about}\n\n{table(head, lines)}"
 
 
 class WindowedLayer:
@@ -106,12 +75,12 @@ class WindowedLayer:
         return lambda: kernels.attend(q_THD, self.kv, slots, NO_ROWS, NO_ROWS, run, self.options)
 
 
-def in_turns(what: str, attends: dict[int, Attend], rounds: int) -> WindowTimes:
+def in_turns(attends: dict[int, Attend], rounds: int) -> dict[str, list[float]]:
     """Each round measures all contexts, in an order drawn by a seed. RuntimeError if a result is not finite, as it is
     when a key or value before the window has been read."""
     for context, attend in attends.items():
         if not bool(attend().isfinite().all()):
-            raise RuntimeError(f"{what} at {context} tokens: a result is not finite")
+            raise RuntimeError(f"attention at {context} tokens: a result is not finite")
     seconds: dict[int, list[float]] = {context: [] for context in attends}
     order, random = list(attends), Random(0)
     for _ in range(rounds):
@@ -120,25 +89,27 @@ def in_turns(what: str, attends: dict[int, Attend], rounds: int) -> WindowTimes:
             started = time.perf_counter()
             attends[context]()
             seconds[context].append(time.perf_counter() - started)
-    return WindowTimes(what, seconds)
+    return {f"{context:,} tokens": times for context, times in seconds.items()}
 
 
-def measure(
-    rows: int = 16, window: int = WINDOW, chunk: int = CHUNK, contexts: Sequence[int] = CONTEXTS, rounds: int = ROUNDS
-) -> WindowReport:
-    """Measures a decode step and a chunk at each context. RuntimeError if no kernels were compiled."""
+def decode(
+    rows: int = 16, window: int = WINDOW, contexts: tuple[int, ...] = CONTEXTS, rounds: int = ROUNDS
+) -> dict[str, list[float]]:
+    """A decode step at each context. RuntimeError if no kernels were compiled."""
+    kernels, layer = compiled_kernels(), WindowedLayer(SHAPES["m1b"], rows, window, CHUNK, max(contexts))
+    return in_turns({context: layer.decode(kernels, context) for context in contexts}, rounds)
+
+
+def chunk(
+    tokens: int = CHUNK, window: int = WINDOW, contexts: tuple[int, ...] = CONTEXTS, rounds: int = ROUNDS
+) -> dict[str, list[float]]:
+    """A chunk of a prompt at each context. RuntimeError if no kernels were compiled."""
+    kernels, layer = compiled_kernels(), WindowedLayer(SHAPES["m1b"], 1, window, tokens, max(contexts))
+    return in_turns({context: layer.chunk(kernels, context) for context in contexts}, rounds)
+
+
+def compiled_kernels() -> CpuKernels:
     choice = choose_target()
     if choice.target is None:
         raise RuntimeError(f"no kernels to measure: {choice.reason}")
-    kernels = CpuKernels(Library(choice.target), torch.get_num_threads())
-    shape = SHAPES["m1b"]
-    layer = WindowedLayer(shape, rows, window, chunk, max(contexts))
-    times = [
-        in_turns(f"a decode step, {rows} rows", {c: layer.decode(kernels, c) for c in contexts}, rounds),
-        in_turns(f"a chunk of {chunk} tokens", {c: layer.chunk(kernels, c) for c in contexts}, rounds),
-    ]
-    about = (
-        f"One layer, {shape.heads} query heads and {shape.kv_heads} key heads of {shape.head_size} in bfloat16, window"
-        f" {window:,}; kernels {kernels.name}, {kernels.threads} threads. Medians of {rounds} rounds."
-    )
-    return WindowReport(about, times)
+    return CpuKernels(Library(choice.target), torch.get_num_threads())

@@ -1,1 +1,0 @@
-"""What it costs that fronts and their engine are processes of their own."""

@@ -1,0 +1,1 @@
+"""Servers without a model, for measurements: pretended shards, and a reader of many streams."""

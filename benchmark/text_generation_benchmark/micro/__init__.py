@@ -1,0 +1,1 @@
+"""Micro-benchmarks: what one part of the server takes, measured alone."""

@@ -1,0 +1,124 @@
+"""The peers that are measured beside this server: vLLM's build for CPUs and llama.cpp's server, each from a virtual
+environment of its own, and transformers' `generate`. llama.cpp serves one stream at a time."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import MappingProxyType
+
+from text_generation_benchmark.load import Completions
+from text_generation_benchmark.peers.transformers_generate import running_transformers
+from text_generation_benchmark.process import ServerCommand, free_port, running
+from text_generation_benchmark.prompts import Prompts
+from text_generation_benchmark.report import Peer
+from text_generation_benchmark.workload import Run, check_counts, loads_on
+
+CONTEXT = 4096
+KV_GIB = "1"  # GiB of vLLM's KV cache: enough for every load here, but small, because all servers share the memory
+START_S = 900  # vLLM compiles the model when it starts
+# By default vLLM keeps one core for its scheduler, which is half of a machine with two cores.
+EVERY_CORE = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"}
+WRITER = Path(__file__).with_name("gguf_file.py")
+TRAINED = "demo"
+SLOW_ON_CPUS = ("m1b",)  # not measured with transformers, which would take minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Folders of the peers' virtual environments. If a folder does not exist, its peer is not installed."""
+
+    vllm: Path
+    llama_cpp: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A peer, how to start it (None if it is not installed), and the models it cannot serve. The server answers inside
+    the context; RuntimeError if it does not start."""
+
+    peer: Peer
+    start: Callable[[Path], AbstractContextManager[Run]] | None
+    lacks: tuple[str, ...] = ()
+    most_streams: int = sys.maxsize
+
+
+def vllm(folder: Path) -> list[Contender]:
+    """vLLM with two settings: its default, which keeps one core for its scheduler, and all cores. Neither is faster
+    under every load.
+    """
+    if not (folder / "bin" / "vllm").exists():
+        return [_missing("vLLM-CPU", folder)]
+    said = _version(folder, "vllm-cpu")
+    by_default = Peer("vLLM-CPU", said, "vLLM-CPU keeps one core for its scheduler unless told to use all cores")
+    every_core = Peer("vLLM-CPU, all cores", said)
+    return [
+        Contender(by_default, lambda model: _running_vllm(folder, model)),
+        Contender(every_core, lambda model: _running_vllm(folder, model, EVERY_CORE)),
+    ]
+
+
+def llama_cpp(folder: Path) -> Contender:
+    if not any(folder.glob("lib/python*/site-packages/llama_cpp/server")):
+        return _missing("llama.cpp", folder)
+    limits = "llama.cpp serves one stream at a time, and cannot ignore the end of text that the demo model generates"
+    peer = Peer("llama.cpp", f"(llama-cpp-python {_version(folder, 'llama-cpp-python')})", limits)
+    return Contender(peer, lambda model: _running_llama_cpp(folder, model), (TRAINED,), most_streams=1)
+
+
+def transformers() -> Contender:
+    return Contender(Peer("transformers", version("transformers")), running_transformers, SLOW_ON_CPUS)
+
+
+def _missing(name: str, folder: Path) -> Contender:
+    return Contender(Peer(name, "", f"{name} is not installed in {folder}, `make bench-peers` installs it"), None)
+
+
+def _version(environment: Path, package: str) -> str:
+    code = f"import importlib.metadata as m; print(m.version('{package}'))"
+    command = [str(environment / "bin" / "python"), "-c", code]
+    printed: str = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return printed.strip()
+
+
+@contextlib.contextmanager
+def _running_vllm(environment: Path, model: Path, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Run]:
+    port = free_port()
+    config = json.loads((model / "config.json").read_text())
+    context = min(CONTEXT, config.get("max_position_embeddings", CONTEXT))  # a BLOOM has no greatest position
+    arguments = [str((environment / "bin" / "vllm").absolute()), "serve", str(model), "--served-model-name", "peer"]
+    arguments += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", str(context)]
+    arguments += ["--no-enable-prefix-caching"]
+    settings = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": KV_GIB}
+    command = ServerCommand("vLLM", arguments, port, "/health", START_S, environment=settings | dict(more))
+    options = {"ignore_eos": True, "stream_options": {"include_usage": True}}
+    with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder, running(command, Path(folder) / "log"):
+        yield _checked(port, Completions("peer", options), model)
+
+
+@contextlib.contextmanager
+def _running_llama_cpp(environment: Path, model: Path) -> Iterator[Run]:
+    """Writes the model as a GGUF file first. RuntimeError if it cannot be written."""
+    python, port, cores = str(environment / "bin" / "python"), free_port(), str(os.cpu_count())
+    with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
+        file = f"{folder}/model.gguf"
+        written = subprocess.run([python, WRITER, model, file], stderr=subprocess.PIPE, text=True)
+        if written.returncode:
+            raise RuntimeError(f"no GGUF file of {model}: {written.stderr}")
+        arguments = [python, "-m", "llama_cpp.server", "--model", file, "--model_alias", "peer"]
+        arguments += ["--host", "127.0.0.1", "--port", str(port), "--n_ctx", str(CONTEXT), "--n_threads", cores]
+        arguments += ["--n_threads_batch", cores, "--logits_all", "false", "--verbose", "false"]
+        with running(ServerCommand("llama.cpp", arguments, port, "/v1/models", start_s=120), Path(folder) / "log"):
+            yield _checked(port, Completions("peer", {}), model)
+
+
+def _checked(port: int, dialect: Completions, model: Path) -> Run:
+    check_counts(port, dialect, Prompts(model))
+    return loads_on(port, dialect, Prompts(model))
