@@ -14,9 +14,10 @@ from calls import DEMO_MODEL, tokenizer
 from server_process import ServerProcess
 
 from text_generation_common.flags.model import FormatFlags
+from text_generation_router.api.common.body_kinds import job_of
 from text_generation_router.api.common.fields import ListLimits
 from text_generation_router.api.common.speech import Speech
-from text_generation_router.api.reading_child import job_of, make_handlers, setup_of
+from text_generation_router.api.reading_child import make_handlers, setup_of
 from text_generation_router.text.templates.files import load_chat_template
 
 SESSIONS = json.loads((Path(__file__).parent / "agents/sessions.json").read_text())

@@ -16,8 +16,8 @@ from text_generation_common.flags.kinds import GenerationConfig
 from text_generation_common.models.served import implementation_of
 from text_generation_common.version import own_version
 from text_generation_router.api import reading_child
-from text_generation_router.api.asking import compile_schemas
-from text_generation_router.api.body import Bodies
+from text_generation_router.api.common.body import Bodies
+from text_generation_router.api.common.body_kinds import compile_schemas
 from text_generation_router.api.common.fields import ListLimits
 from text_generation_router.api.common.ignored import IgnoredParameters
 from text_generation_router.api.common.inference import Inference

@@ -5,7 +5,7 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_router.api.asking import INVOCATION, VERTEX
+from text_generation_router.api.cloud_bodies import INVOCATION, VERTEX
 from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.openai.chat import ChatRoutes

@@ -6,15 +6,16 @@ python -m text_generation_router.api.field_docs docs/fields.md
 import sys
 from pathlib import Path
 
-from text_generation_router.api import known_fields
 from text_generation_router.api.anthropic import fields as anthropic_fields
 from text_generation_router.api.common.contract import Contract, Refused, Renamed
+from text_generation_router.api.openai import fields as openai_fields
 from text_generation_router.api.responses import fields as responses_fields
+from text_generation_router.api.tgi import fields as tgi_fields
 
 COLUMNS: dict[str, Contract] = {
-    "native": known_fields.PARAMETERS,
-    "completions": known_fields.COMPLETION,
-    "chat": known_fields.CHAT,
+    "native": tgi_fields.PARAMETERS,
+    "completions": openai_fields.COMPLETION,
+    "chat": openai_fields.CHAT,
     "responses": responses_fields.RESPONSES,
     "messages": anthropic_fields.MESSAGES,
 }

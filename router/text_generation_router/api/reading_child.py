@@ -1,43 +1,26 @@
 """Reads a large body in a child process, renders a chat's prompt there, and sends back values that are quick to parse.
 
-Both sides of the exchange are in this file. A job is one line of JSON with the limits, then the body. An answer is a
-JSON object that has either the values under `asked` and the unknown fields, or an error's class and text.
+The router's side of the exchange is in `common/body_kinds.py`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import orjson
 
-from text_generation_router import errors
 from text_generation_router.api.anthropic.chat import NAMES as MESSAGES_NAMES
 from text_generation_router.api.anthropic.chat import chat_of as chat_of_messages
 from text_generation_router.api.anthropic.chat import counted_chat_of
-from text_generation_router.api.asking import (
-    CHAT,
-    COMPAT_GENERATE,
-    COMPLETION,
-    COUNT_TOKENS,
-    DETOKENIZE,
-    GENERATE,
-    INVOCATION,
-    INVOKED,
-    MESSAGES,
-    RESPONSES,
-    TOKENIZE,
-    VERTEX,
-    Question,
-    Read,
-    answered,
-    compile_schemas,
-    instances_of,
-    parse,
-)
+from text_generation_router.api.anthropic.fields import COUNT_TOKENS_BODY, MESSAGES_BODY
+from text_generation_router.api.cloud_bodies import INVOCATION, INVOKED, VERTEX, answered, instances_of
+from text_generation_router.api.common.body_kinds import BodyKind, Read, compile_schemas, parse
 from text_generation_router.api.common.fields import Body, ListLimits
+from text_generation_router.api.openai.fields import CHAT_BODY, COMPLETION_BODY
 from text_generation_router.api.openai.schemas import ChatOptions, ChatRequest
 from text_generation_router.api.responses.chat import NAMES as RESPONSES_NAMES
 from text_generation_router.api.responses.chat import chat_of as chat_of_response
+from text_generation_router.api.responses.fields import RESPONSES_BODY
+from text_generation_router.api.tgi.fields import COMPAT_GENERATE_BODY, DETOKENIZE_BODY, GENERATE_BODY, TOKENIZE_BODY
 from text_generation_router.errors import InferenceError, TemplateError
 from text_generation_router.offload.child import Handler
 from text_generation_router.text.grammars.tool_grammar import CallWays
@@ -45,10 +28,6 @@ from text_generation_router.text.templates.chat_template import ChatTemplate
 from text_generation_router.text.validation import renaming
 
 ENTRY = f"{__name__}:make_handlers"
-ERRORS: Mapping[str, type[InferenceError]] = {
-    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, InferenceError)
-}
-
 B = TypeVar("B", bound=Body)
 # What a child sends back: the values that were given, and the names of unknown fields and of what is left out.
 Dumped = dict[str, Any]
@@ -63,18 +42,6 @@ def setup_of(template: ChatTemplate | None, ways: CallWays, chat_ways: CallWays)
     return orjson.dumps([None if template is None else template.setup, ways, chat_ways])
 
 
-def job_of(content: bytes | bytearray, limits: ListLimits) -> bytes:
-    return b"\n".join((orjson.dumps(asdict(limits)), content))
-
-
-def read_answer(question: Question[B], answer: bytes) -> Read[B]:
-    """The values of the body. Raises the error that the child found."""
-    value = orjson.loads(answer)
-    if "asked" in value:
-        return Read(question.restore(value["asked"]), tuple(value["unknown"]), tuple(value["left_out"]))
-    raise ERRORS[value["error"]].restored(value["text"], value["param"])
-
-
 # Functions that run in the child process.
 
 
@@ -85,7 +52,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
     own_ways, chat_ways = (CallWays(**values) for values in all_ways)
 
     def rendering(
-        question: Question[B],
+        kind: BodyKind[B],
         chat_of: Callable[[B], ChatOptions],
         turns: set[str],
         route_names: Mapping[str, str],
@@ -95,7 +62,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
         `names` of a `Prompt`."""
 
         def dump(value: dict[str, Any], limits: ListLimits) -> Dumped:
-            read = question.read_value(value, limits)
+            read = kind.read_value(value, limits)
             asked, names = read.asked, _names(read)
             if template is None:
                 raise TemplateError("template not found", None)
@@ -112,12 +79,14 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
 
         return dump
 
-    questions = (GENERATE, COMPAT_GENERATE, TOKENIZE, DETOKENIZE, COMPLETION)
-    dumps: dict[str, Dump] = {question.name: _dump_of(question) for question in questions}
-    dumps[CHAT.name] = rendering(CHAT, lambda asked: asked, {"messages", "documents"}, {}, chat_ways)
-    dumps[MESSAGES.name] = rendering(MESSAGES, chat_of_messages, {"system", "messages"}, MESSAGES_NAMES)
-    dumps[RESPONSES.name] = rendering(RESPONSES, chat_of_response, {"input"}, RESPONSES_NAMES)
-    dumps[COUNT_TOKENS.name] = rendering(COUNT_TOKENS, counted_chat_of, {"system", "messages"}, MESSAGES_NAMES)
+    kinds = (GENERATE_BODY, COMPAT_GENERATE_BODY, TOKENIZE_BODY, DETOKENIZE_BODY, COMPLETION_BODY)
+    dumps: dict[str, Dump] = {kind.name: _dump_of(kind) for kind in kinds}
+    dumps[CHAT_BODY.name] = rendering(CHAT_BODY, lambda asked: asked, {"messages", "documents"}, {}, chat_ways)
+    dumps[MESSAGES_BODY.name] = rendering(MESSAGES_BODY, chat_of_messages, {"system", "messages"}, MESSAGES_NAMES)
+    dumps[RESPONSES_BODY.name] = rendering(RESPONSES_BODY, chat_of_response, {"input"}, RESPONSES_NAMES)
+    dumps[COUNT_TOKENS_BODY.name] = rendering(
+        COUNT_TOKENS_BODY, counted_chat_of, {"system", "messages"}, MESSAGES_NAMES
+    )
 
     def invocation(value: dict[str, Any], limits: ListLimits) -> Dumped:
         kind = answered(value, INVOKED).name
@@ -125,18 +94,18 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
         return dumped | {"asked": {"kind": kind, "asked": dumped["asked"]}}
 
     def vertex(value: dict[str, Any], limits: ListLimits) -> Dumped:
-        kinds = [(question.name, dumps[question.name](one, limits)) for question, one in instances_of(value, limits)]
-        instances = [{"kind": kind, "asked": dumped["asked"]} for kind, dumped in kinds]
-        names = {kind: [name for _, one in kinds for name in one[kind]] for kind in ("unknown", "left_out")}
+        dumped = [(kind.name, dumps[kind.name](one, limits)) for kind, one in instances_of(value, limits)]
+        instances = [{"kind": kind, "asked": values["asked"]} for kind, values in dumped]
+        names = {field: [name for _, one in dumped for name in one[field]] for field in ("unknown", "left_out")}
         return {"asked": {"instances": instances}, **names}
 
     dumps |= {INVOCATION.name: invocation, VERTEX.name: vertex}
     return {name: _handler(dump) for name, dump in dumps.items()}
 
 
-def _dump_of(question: Question[Body]) -> Dump:
+def _dump_of(kind: BodyKind[Body]) -> Dump:
     def dump(value: dict[str, Any], limits: ListLimits) -> Dumped:
-        read = question.read_value(value, limits)
+        read = kind.read_value(value, limits)
         # Only fields that were given: a missing `parameters` field must stay missing, because `{}` has another meaning.
         return {"asked": read.asked.model_dump(exclude_unset=True), **_names(read)}
 

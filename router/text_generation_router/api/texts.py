@@ -7,9 +7,10 @@ from contextlib import nullcontext
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_router.api.asking import CHAT, DETOKENIZE, TOKENIZE
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.openai.chat_prompt import rendered
+from text_generation_router.api.openai.fields import CHAT_BODY
+from text_generation_router.api.tgi.fields import DETOKENIZE_BODY, TOKENIZE_BODY
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import json_response, text_json, to_json
@@ -29,7 +30,7 @@ class TextRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of `inputs`, special ones too, with the bytes each covers. `parameters` change nothing."""
-        asked = await self._services.bodies.read(request, TOKENIZE)
+        asked = await self._services.bodies.read(request, TOKENIZE_BODY)
         share = self._services.callers.caller_of(request).share
         return await self._tokenized(request, asked.inputs, share, add_special_tokens=True)
 
@@ -37,7 +38,7 @@ class TextRoutes:
         """The prompt that the chat template makes of the messages, and its tokens, with the bytes each covers."""
         services = self._services
         with services.inference.counted_refusals(1):
-            asked = await services.bodies.read(request, CHAT)
+            asked = await services.bodies.read(request, CHAT_BODY)
         services.metrics.count_requests()
         share = services.callers.caller_of(request).share
         with services.inference.counted_failures():
@@ -48,7 +49,7 @@ class TextRoutes:
     async def detokenize(self, request: Request) -> Response:
         """The text of the token ids, without special tokens unless `skip_special_tokens` is false."""
         services = self._services
-        asked = await services.bodies.read(request, DETOKENIZE)
+        asked = await services.bodies.read(request, DETOKENIZE_BODY)
         size = services.inference.validator.limits.vocab_size
         outside = next((i for i in asked.tokens if i >= size), None) if size else None
         if outside is not None:

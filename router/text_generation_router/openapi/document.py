@@ -5,11 +5,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from text_generation_router.api import known_fields
 from text_generation_router.api.anthropic import fields as anthropic_fields
 from text_generation_router.api.common.contract import Contract, Refused, Renamed, Rule
 from text_generation_router.api.common.fields import Body
+from text_generation_router.api.openai import fields as openai_fields
 from text_generation_router.api.responses import fields as responses_fields
+from text_generation_router.api.tgi import fields as tgi_fields
 from text_generation_router.openapi.anthropic_answers import AnthropicErrorJson
 from text_generation_router.openapi.descriptions import described
 from text_generation_router.openapi.native_answers import ErrorJson
@@ -19,11 +20,11 @@ from text_generation_router.openapi.v1_answers import V1ErrorJson
 
 REF = "#/components/schemas/{model}"
 CONTRACTS: dict[str, Contract] = {
-    "GenerateParameters": known_fields.PARAMETERS,
-    "CompletionRequest": known_fields.COMPLETION,
-    "ChatRequest": known_fields.CHAT,
-    "MessageBody": known_fields.MESSAGE,
-    "StreamOptions": known_fields.STREAM_OPTIONS,
+    "GenerateParameters": tgi_fields.PARAMETERS,
+    "CompletionRequest": openai_fields.COMPLETION,
+    "ChatRequest": openai_fields.CHAT,
+    "MessageBody": openai_fields.MESSAGE,
+    "StreamOptions": openai_fields.STREAM_OPTIONS,
     "ResponsesRequest": responses_fields.RESPONSES,
     "TextConfig": responses_fields.TEXT,
     "ReasoningConfig": responses_fields.REASONING,

@@ -18,7 +18,7 @@ from text_generation_router.api.anthropic.schemas import (
     Turn,
     TurnsBody,
 )
-from text_generation_router.api.asking import check
+from text_generation_router.api.common.body_kinds import check
 from text_generation_router.api.common.fields import Body
 from text_generation_router.api.common.messages import MessageBody
 from text_generation_router.api.openai.schemas import ChatOptions, ChatRequest, RenderedChat

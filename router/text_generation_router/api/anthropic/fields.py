@@ -1,19 +1,32 @@
-"""The tables of known fields of Anthropic's routes: as `known_fields.py`."""
+"""The fields of Anthropic's routes, and the kinds of their bodies."""
+
+from typing import Any
 
 from text_generation_router.api.anthropic.options import CustomTool, OutputConfig, ThinkingConfig, ToolChoiceBody
 from text_generation_router.api.anthropic.schemas import (
+    CountOptions,
     CountTokensRequest,
     MessagesOptions,
     MessagesRequest,
     RedactedThinkingBlock,
+    RenderedCount,
+    RenderedMessages,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
     Turn,
 )
-from text_generation_router.api.common.contract import Contract, Refused, Renamed, Rule, Tolerated
-from text_generation_router.api.known_fields import COMMON, OTHER_FORMS, Rules
+from text_generation_router.api.common.body_kinds import (
+    BodyKind,
+    body_kind,
+    object_of,
+    objects_of,
+    unknown_fields,
+    unknown_fields_of_kind,
+)
+from text_generation_router.api.common.contract import MAX_NAMES, Contract, Refused, Renamed, Rule, Tolerated
+from text_generation_router.api.common.known_fields import COMMON, OTHER_FORMS, Rules
 
 NOT_STORED = "is not supported: answers are not stored, send the whole conversation in `messages`"
 CACHED = Tolerated("every prompt is looked up in the prefix cache")
@@ -88,3 +101,45 @@ BLOCKS = {
     ),
     "tool_result": Contract.of(ToolResultBlock, {"cache_control": CACHED}, _TOOLSET),
 }
+
+
+def _unknown_in_prompt(value: dict[str, Any], contract: Contract) -> tuple[str, ...]:
+    """Looks through a prompt of Anthropic's API."""
+    unknown = [*unknown_fields(value, contract)]
+    for where, tool in objects_of(value.get("tools"), "tools"):
+        if tool.get("type") in (None, "custom", "function"):  # a tool of another kind is refused by the schema
+            unknown += unknown_fields(tool, TOOL, where)
+    for name, of_part in (
+        ("tool_choice", TOOL_CHOICE),
+        ("thinking", THINKING),
+        ("output_config", OUTPUT_CONFIG),
+    ):
+        unknown += unknown_fields(object_of(value.get(name)), of_part, f"{name}.")
+    return tuple([*unknown, *_turns(value)][:MAX_NAMES])
+
+
+def _turns(value: dict[str, Any]) -> tuple[str, ...]:
+    """The unknown fields of messages and of their blocks."""
+    unknown = [*_blocks(value.get("system"), "system")]
+    for where, turn in objects_of(value.get("messages"), "messages"):
+        unknown += unknown_fields(turn, TURN, where)
+        for place, block in objects_of(turn.get("content"), f"{where}content"):
+            unknown += _block(block, place)
+            unknown += _blocks(block.get("content"), f"{place}content")  # the blocks of a result
+    return tuple(unknown[:MAX_NAMES])
+
+
+def _blocks(blocks: Any, where: str) -> list[str]:
+    return [path for place, block in objects_of(blocks, where) for path in _block(block, place)]
+
+
+def _block(block: dict[str, Any], where: str) -> tuple[str, ...]:
+    return unknown_fields_of_kind(block, block.get("type"), BLOCKS, where)
+
+
+MESSAGES_BODY: BodyKind[MessagesOptions] = body_kind(
+    MessagesRequest, "messages", _unknown_in_prompt, MESSAGES, RenderedMessages
+)
+COUNT_TOKENS_BODY: BodyKind[CountOptions] = body_kind(
+    CountTokensRequest, "count_tokens", _unknown_in_prompt, COUNT_TOKENS, RenderedCount
+)

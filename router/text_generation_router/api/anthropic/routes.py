@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from text_generation_common.logs import request_id
 from text_generation_router.api.anthropic.chat import NAMES, chat_of, counted_chat_of
+from text_generation_router.api.anthropic.fields import COUNT_TOKENS_BODY, MESSAGES_BODY
 from text_generation_router.api.anthropic.schemas import MessagesOptions
 from text_generation_router.api.anthropic.writer import (
     PING,
@@ -17,7 +18,6 @@ from text_generation_router.api.anthropic.writer import (
     message_json,
     usage_json,
 )
-from text_generation_router.api.asking import COUNT_TOKENS, MESSAGES
 from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation, Result
 from text_generation_router.api.common.read_pieces import pieces_of_event, pieces_of_result
@@ -37,7 +37,7 @@ from text_generation_router.text.validation import Prompt, renaming
 class MessagesRoutes:
     """The routes of messages; for /v1/messages also the steps that differ between routes (see `AnswerDialect`)."""
 
-    question = MESSAGES
+    body_kind = MESSAGES_BODY
     refused_requests = 1
 
     def __init__(self, services: Services) -> None:
@@ -52,7 +52,7 @@ class MessagesRoutes:
         """The number of tokens of the prompt that the chat template makes of a conversation."""
         services = self._services
         with services.inference.counted_refusals(1):
-            asked = await services.bodies.read(request, COUNT_TOKENS)
+            asked = await services.bodies.read(request, COUNT_TOKENS_BODY)
             services.ignored.note_model(request, asked.model, (services.served_name, services.config.tokenizer_name))
         services.metrics.count_requests()
         with services.inference.counted_failures():

@@ -5,8 +5,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from text_generation_router.api.anthropic.options import PromptOptions
-from text_generation_router.api.common.fields import I32, MESSAGE_LIMIT, U32, Body, Strings, kind_of, stop_limit
-from text_generation_router.api.openai.schemas import AnsweredRequest, ModelName, Rendered
+from text_generation_router.api.common.fields import (
+    I32,
+    MESSAGE_LIMIT,
+    U32,
+    AnsweredRequest,
+    Body,
+    ModelName,
+    Strings,
+    kind_of,
+    stop_limit,
+)
+from text_generation_router.api.openai.schemas import Rendered
 from text_generation_router.api.tgi.schemas import CacheSalt, Priority, SamplingFields, Timeout
 from text_generation_router.errors import ValidationError
 

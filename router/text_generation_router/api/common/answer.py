@@ -12,11 +12,11 @@ from typing import Any, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_router.api.asking import B, Question
+from text_generation_router.api.common.body_kinds import B, BodyKind
+from text_generation_router.api.common.fields import AnsweredRequest
 from text_generation_router.api.common.generation import Generation, Result, close_all
 from text_generation_router.api.common.headers import stream_headers, timing_headers
 from text_generation_router.api.common.services import Services
-from text_generation_router.api.openai.schemas import AnsweredRequest
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import end_at_half_close, unless_disconnected
@@ -30,7 +30,7 @@ A = TypeVar("A", bound=AnsweredRequest)
 class AnswerDialect(Protocol[A]):
     """The parts of an answer in which the generating routes differ."""
 
-    question: Question[A]
+    body_kind: BodyKind[A]
     refused_requests: int  # number of requests to count when a field of the body is refused
 
     def num_requests(self, asked: A) -> int:
@@ -57,7 +57,7 @@ class Answers:
         leave the queue in which they wait: to be rendered, to be tokenized, or to be computed.
         """
         started_s = time.perf_counter()
-        asked = await self.read(request, dialect.question, dialect.refused_requests)
+        asked = await self.read(request, dialect.body_kind, dialect.refused_requests)
         return await self.answer_read(request, dialect, asked, started_s)
 
     async def answer_read(self, request: Request, dialect: AnswerDialect[A], asked: A, started_s: float) -> Response:
@@ -71,11 +71,11 @@ class Answers:
         way = self._streamed if asked.stream else self._complete
         return await unless_disconnected(request.receive, way(dialect, asked, caller, started_s))
 
-    async def read(self, request: Request, question: Question[B], refused_requests: int) -> B:
+    async def read(self, request: Request, kind: BodyKind[B], refused_requests: int) -> B:
         """Reads the body. Raises BodyError or ValidationError, as `Bodies.read` does."""
         end_at_half_close(request.scope)
         with self._inference.counted_refusals(refused_requests):
-            return await self._services.bodies.read(request, question)
+            return await self._services.bodies.read(request, kind)
 
     def complete(self, answer: Any, results: Sequence[Result]) -> Response:
         """`answer` as JSON. The headers contain the times of `results`."""

@@ -172,3 +172,19 @@ Strings = Annotated[list[str], Field(fail_fast=True)]
 Texts = Annotated[Strings, BeforeValidator(one_or_many, json_schema_input_type=str | list[str])]
 STOP_LIMIT = stop_limit("stop")
 MESSAGE_LIMIT = item_limit("messages", "messages")
+ModelName = Annotated[
+    str | None,
+    Field(
+        max_length=512,
+        description="Does not choose a model. A name that the server does not have is served all the same and named"
+        " in `X-Ignored-Parameters`; with `--strict-parameters` it is refused.",
+    ),
+]
+
+
+class AnsweredRequest(Body):
+    """What every request has that is answered at once or as a stream."""
+
+    model: ModelName = None
+    stream: bool | None = None
+    """Whether the answer is a stream."""

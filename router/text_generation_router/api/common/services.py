@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from text_generation_router.api.admin import ReplicaControl
-from text_generation_router.api.body import Bodies
+from text_generation_router.api.common.body import Bodies
 from text_generation_router.api.common.ignored import IgnoredParameters
 from text_generation_router.api.common.inference import Inference
 from text_generation_router.api.common.speech import Speech

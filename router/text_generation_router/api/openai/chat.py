@@ -6,7 +6,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_router.api.asking import CHAT
 from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation, Result, close_all
 from text_generation_router.api.common.services import Services
@@ -25,6 +24,7 @@ from text_generation_router.api.openai.answers import (
 )
 from text_generation_router.api.openai.chat_pieces import NewId, delta_json, ending_of, message_json, new_id_for
 from text_generation_router.api.openai.chat_prompt import chat_prompt
+from text_generation_router.api.openai.fields import CHAT_BODY
 from text_generation_router.api.openai.prompt_answers import prompt_logprobs_json
 from text_generation_router.api.openai.schemas import ChatOptions
 from text_generation_router.http.caller import Caller
@@ -40,7 +40,7 @@ NAMES = v1_request.NAMES | {"inputs": "messages", "top_n_tokens": "top_logprobs"
 class ChatRoutes:
     """The route of chats, which also provides the steps that differ between routes (see `AnswerDialect`)."""
 
-    question = CHAT
+    body_kind = CHAT_BODY
     refused_requests = 2  # requests to count for a refused body: the same number as for one text
 
     def __init__(self, services: Services) -> None:

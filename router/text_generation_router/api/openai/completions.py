@@ -7,7 +7,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_router.api.asking import COMPLETION
 from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation, Result, Row, close_all
 from text_generation_router.api.common.services import Services
@@ -25,6 +24,7 @@ from text_generation_router.api.openai.answers import (
     until_done,
     usage_json,
 )
+from text_generation_router.api.openai.fields import COMPLETION_BODY
 from text_generation_router.api.openai.prompt_answers import (
     offsets_in,
     prompt_logprobs_json,
@@ -46,7 +46,7 @@ NAMES = v1_request.NAMES | {"inputs": "prompt", "top_n_tokens": "logprobs"}
 class CompletionRoutes:
     """The route of completions, which also provides the steps that differ between routes (see `AnswerDialect`)."""
 
-    question = COMPLETION
+    body_kind = COMPLETION_BODY
     refused_requests = 2  # requests to count for a refused body: the same number as for one prompt
 
     def __init__(self, services: Services) -> None:

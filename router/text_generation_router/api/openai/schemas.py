@@ -10,6 +10,7 @@ from text_generation_router.api.common.fields import (
     MESSAGE_LIMIT,
     STOP_LIMIT,
     U32,
+    AnsweredRequest,
     Body,
     Prompts,
     Seed,
@@ -47,24 +48,6 @@ TAKEN: dict[str, tuple[Callable[[float], bool], str]] = {
 # Most log-probabilities of a token that an OpenAI client may ask for, whatever --max-top-n-tokens says.
 MAX_LOGPROBS = 20
 MAX_DOCUMENTS = 1024  # most documents of a chat
-
-
-ModelName = Annotated[
-    str | None,
-    Field(
-        max_length=512,
-        description="Does not choose a model. A name that the server does not have is served all the same and named"
-        " in `X-Ignored-Parameters`; with `--strict-parameters` it is refused.",
-    ),
-]
-
-
-class AnsweredRequest(Body):
-    """What every request has that is answered at once or as a stream."""
-
-    model: ModelName = None
-    stream: bool | None = None
-    """Whether the answer is a stream."""
 
 
 class OpenAIRequest(FormFields, AnsweredRequest):

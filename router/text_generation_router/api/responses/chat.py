@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from text_generation_router.api.asking import check
+from text_generation_router.api.common.body_kinds import check
 from text_generation_router.api.common.messages import MessageBody
 from text_generation_router.api.openai.schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.api.responses.schemas import (

@@ -1,7 +1,18 @@
-"""The tables of known fields of /v1/responses: as `known_fields.py`."""
+"""The fields of /v1/responses, and the kind of its body."""
 
-from text_generation_router.api.common.contract import Contract, Refused, Renamed, Tolerated
-from text_generation_router.api.known_fields import COMMON, OTHER_FORMS, Rules
+from typing import Any
+
+from text_generation_router.api.common.body_kinds import (
+    BodyKind,
+    body_kind,
+    object_of,
+    objects_of,
+    unknown_fields,
+    unknown_fields_of_kind,
+)
+from text_generation_router.api.common.contract import MAX_NAME_CHARS, MAX_NAMES, Contract, Refused, Renamed, Tolerated
+from text_generation_router.api.common.known_fields import COMMON, OTHER_FORMS, Rules
+from text_generation_router.api.openai.fields import unknown_stream_options
 from text_generation_router.api.responses.options import ReasoningConfig, TextConfig
 from text_generation_router.api.responses.schemas import (
     NOT_STORED,
@@ -10,10 +21,12 @@ from text_generation_router.api.responses.schemas import (
     FunctionResultItem,
     InputMessage,
     ReasoningItem,
+    RenderedResponses,
+    ResponsesOptions,
     ResponsesRequest,
     WebSearchItem,
 )
-from text_generation_router.api.responses.tools import FunctionTool, NamespaceTool, TextTool
+from text_generation_router.api.responses.tools import FunctionTool, NamespaceTool, TextTool, is_left_out
 
 RESPONSES_RULES: Rules = (
     COMMON
@@ -86,3 +99,34 @@ ITEMS = {
         ReasoningItem, _OF_ITEMS, {"encrypted_content": Tolerated("only the server that has made it can read it")}
     ),
 }
+
+
+def _unknown_in_response(value: dict[str, Any], contract: Contract) -> tuple[str, ...]:
+    unknown = [*unknown_fields(value, contract), *unknown_stream_options(value)]
+    unknown += unknown_fields(object_of(value.get("text")), TEXT, "text.")
+    unknown += unknown_fields(object_of(value.get("reasoning")), REASONING, "reasoning.")
+    unknown += _responses_tools(value.get("tools"), "tools")
+    for where, item in objects_of(value.get("input"), "input"):
+        kind = item.get("type", "message")
+        unknown += [where + kind] if kind == "web_search_call" else ()
+        unknown += unknown_fields_of_kind(item, kind, ITEMS, where)
+    return tuple(unknown[:MAX_NAMES])
+
+
+def _responses_tools(tools: Any, place: str) -> list[str]:
+    """The unknown fields of tools, and the tools that are left out."""
+    unknown: list[str] = []
+    for where, tool in objects_of(tools, place):
+        if is_left_out(tool):
+            unknown.append(where + tool["type"][:MAX_NAME_CHARS])
+        elif isinstance(kind := tool.get("type"), str):
+            unknown += unknown_fields(tool, TOOLS[kind], where)
+            unknown += _responses_tools(tool.get("tools"), f"{where}tools")
+            if kind == "custom" and "definition" in object_of(tool.get("format")):
+                unknown.append(f"{where}format")
+    return unknown
+
+
+RESPONSES_BODY: BodyKind[ResponsesOptions] = body_kind(
+    ResponsesRequest, "responses", _unknown_in_response, RESPONSES, RenderedResponses
+)

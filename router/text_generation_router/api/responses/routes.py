@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from text_generation_common.logs import request_id
-from text_generation_router.api.asking import RESPONSES
 from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation, Result, Row, Timing
 from text_generation_router.api.common.read_pieces import pieces_of_event, pieces_of_result
@@ -17,6 +16,7 @@ from text_generation_router.api.common.styles import OPENAI_STYLE
 from text_generation_router.api.openai.answers import ChatLogprobs, row_of, rows_of
 from text_generation_router.api.openai.chat_prompt import chat_prompt
 from text_generation_router.api.responses.chat import NAMES, chat_of
+from text_generation_router.api.responses.fields import RESPONSES_BODY
 from text_generation_router.api.responses.schemas import LOGPROBS, ResponsesOptions
 from text_generation_router.api.responses.text_rows import TextRows, rows_by_message
 from text_generation_router.api.responses.tools import call_names
@@ -35,7 +35,7 @@ CUT_OFF = {"status": "incomplete", "incomplete_details": {"reason": "max_output_
 class ResponsesRoutes:
     """The route of responses, which also provides the steps that differ between routes (see `AnswerDialect`)."""
 
-    question = RESPONSES
+    body_kind = RESPONSES_BODY
     refused_requests = 1
 
     def __init__(self, services: Services) -> None:

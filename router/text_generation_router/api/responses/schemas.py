@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from text_generation_router.api.common.fields import I32, U32, Body, item_limit, kind_of
+from text_generation_router.api.common.fields import I32, U32, AnsweredRequest, Body, item_limit, kind_of
 from text_generation_router.api.common.messages import flattened
-from text_generation_router.api.openai.schemas import AnsweredRequest, Rendered, StreamOptions
+from text_generation_router.api.openai.schemas import Rendered, StreamOptions
 from text_generation_router.api.responses.options import AnswerOptions
 from text_generation_router.api.tgi.schemas import CacheSalt, Priority, SamplingFields, Timeout
 from text_generation_router.errors import ValidationError

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from text_generation_common.flags.declaration import with_flags
 from text_generation_router.api import reading_child
 from text_generation_router.api.admin import ReplicaControl
-from text_generation_router.api.body import Bodies
+from text_generation_router.api.common.body import Bodies
 from text_generation_router.api.common.fields import ListLimits
 from text_generation_router.api.common.ignored import IgnoredParameters
 from text_generation_router.api.common.inference import Inference
@@ -125,6 +125,7 @@ class Asked:
     num_kept: int | None = None  # number of tokens that the front kept when it ended the request
     over: asyncio.Event = field(default_factory=asyncio.Event)
     playing: asyncio.Task[None] | None = None
+    hangs: bool = False  # whether it makes no more tokens until it is ended
 
     @property
     def cancelled(self) -> bool:
@@ -201,6 +202,7 @@ class FakeEngine:
             for _ in range(script.turns):
                 await asyncio.sleep(0)
             if number == script.hang_after:
+                asked.hangs = True
                 await asked.over.wait()
             if asked.end is not None:
                 return
@@ -356,9 +358,19 @@ class OpenResponse:
             chunks = rest[end + 2 :]
 
 
+async def _leave(gone: asyncio.Event, after: int | None, when: Callable[[], bool] | None) -> None:
+    if when is not None:
+        while not when():
+            await asyncio.sleep(0.01)
+        gone.set()
+    elif after == 0:
+        await asyncio.sleep(0.3)
+        gone.set()
+
+
 class Server:
     """The application and its parts. `leave_after`: number of body messages after which the client disconnects; if 0,
-    it disconnects 0.3 s after the call.
+    it disconnects 0.3 s after the call. `leave_when`: it disconnects when this is true.
     """
 
     writes_directly = True  # whether events may be written past ASGI, as in `Connection`
@@ -378,7 +390,7 @@ class Server:
         self.config = make_config(**config)
         most = self.config.requests.max_concurrent_requests
         self.permits = Permits(lambda: most, lambda: self.engine.load().retry_after_s)
-        self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=16)
+        self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=32)
         self.tokenizer.max_chars_per_token = None
         grammars = GrammarChecker(InProcess(checking_child.handlers_of(byte_tokenizer())), max_waiting=16)
         validator = Validator(
@@ -443,11 +455,11 @@ class Server:
         leave_after: int | None = None,
         pieces: Sequence[bytes] = (),
         client: str = "192.0.2.1",
+        leave_when: Callable[[], bool] | None = None,
     ) -> Answer:
         headers = HEADERS if headers is None else headers
         answer, gone = Answer(), asyncio.Event()
-        if leave_after == 0:
-            asyncio.get_running_loop().call_later(0.3, gone.set)
+        leaving = asyncio.create_task(_leave(gone, leave_after, leave_when))
         parts = list(pieces) or [body]
 
         async def receive() -> dict[str, Any]:
@@ -483,7 +495,10 @@ class Server:
             "server": ("127.0.0.1", 80),
             "extensions": {EXTENSION: OpenResponse(take)} if self.writes_directly else {},
         }
-        await asyncio.wait_for(self.app(scope, receive, send), 20)
+        try:
+            await asyncio.wait_for(self.app(scope, receive, send), 20)
+        finally:
+            leaving.cancel()
         return answer
 
     def failures(self, err: str) -> float:

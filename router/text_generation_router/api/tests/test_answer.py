@@ -7,9 +7,9 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_router.api.asking import COMPLETION
 from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation, Result
+from text_generation_router.api.openai.fields import COMPLETION_BODY
 from text_generation_router.api.openai.schemas import CompletionRequest
 from text_generation_router.errors import TemplateError
 from text_generation_router.http.direct import DirectWriter
@@ -18,7 +18,7 @@ from text_generation_router.text.validation import Prompt
 
 
 class Loud:
-    question = COMPLETION
+    body_kind = COMPLETION_BODY
     refused_requests = 7
 
     def __init__(self) -> None:

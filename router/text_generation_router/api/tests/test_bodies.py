@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from text_generation_router.api.body import LARGE_BYTES, OWNERS_BODIES
+from text_generation_router.api.common.body import LARGE_BYTES, OWNERS_BODIES
 
 ROUTES = (
     "/generate", "/generate_stream", "/", "/tokenize", "/v1/completions", "/v1/chat/completions", "/v1/messages",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from text_generation_router.api.body import LARGE_BYTES
+from text_generation_router.api.common.body import LARGE_BYTES
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.scheduling.request import EndReason
 

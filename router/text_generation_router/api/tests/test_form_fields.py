@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from text_generation_router.api.body import LARGE_BYTES
+from text_generation_router.api.common.body import LARGE_BYTES
 from text_generation_router.api.common.form_fields import READERS
 from text_generation_router.api.tests.conftest import ROUTES, Route
 from text_generation_router.text.grammars.asked import MAX_BYTES, GrammarKind

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_router.api import known_fields
 from text_generation_router.api.anthropic import fields as anthropic_fields
 from text_generation_router.api.anthropic.schemas import BLOCKS, OTHER_BLOCKS
 from text_generation_router.api.common.contract import Contract, Refused, Renamed, Tolerated
 from text_generation_router.api.field_docs import page
+from text_generation_router.api.openai import fields as openai_fields
 from text_generation_router.api.responses import fields as responses_fields
 from text_generation_router.api.responses.schemas import ITEMS, OTHER_ITEMS
+from text_generation_router.api.tgi import fields as tgi_fields
 
 CONTRACTS: dict[str, Contract] = {
-    "chat": known_fields.CHAT,
-    "completion": known_fields.COMPLETION,
-    "parameters": known_fields.PARAMETERS,
-    "stream_options": known_fields.STREAM_OPTIONS,
+    "chat": openai_fields.CHAT,
+    "completion": openai_fields.COMPLETION,
+    "parameters": tgi_fields.PARAMETERS,
+    "stream_options": openai_fields.STREAM_OPTIONS,
     "responses": responses_fields.RESPONSES,
     "responses tool": responses_fields.TOOLS["function"],
     "tool": anthropic_fields.TOOL,
@@ -29,7 +30,7 @@ CONTRACTS: dict[str, Contract] = {
     "tool_choice": anthropic_fields.TOOL_CHOICE,
     "responses text": responses_fields.TEXT,
     "responses reasoning": responses_fields.REASONING,
-    "responses stream_options": known_fields.STREAM_OPTIONS,
+    "responses stream_options": openai_fields.STREAM_OPTIONS,
     **{f"responses item {kind}": contract for kind, contract in responses_fields.ITEMS.items()},
     "messages": anthropic_fields.MESSAGES,
     "count_tokens": anthropic_fields.COUNT_TOKENS,

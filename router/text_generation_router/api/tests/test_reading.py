@@ -11,13 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from text_generation_router.api.anthropic.schemas import MessagesRequest
-from text_generation_router.api.asking import CHAT, COMPAT_GENERATE, COMPLETION, GENERATE, RESPONSES, TOKENIZE, check
-from text_generation_router.api.body import LARGE_BYTES
+from text_generation_router.api.common.body import LARGE_BYTES
+from text_generation_router.api.common.body_kinds import check, job_of, read_answer
 from text_generation_router.api.common.fields import ListLimits
+from text_generation_router.api.openai.fields import CHAT_BODY, COMPLETION_BODY
 from text_generation_router.api.openai.schemas import ChatRequest, CompletionRequest
-from text_generation_router.api.reading_child import ENTRY, job_of, make_handlers, read_answer, setup_of
+from text_generation_router.api.reading_child import ENTRY, make_handlers, setup_of
+from text_generation_router.api.responses.fields import RESPONSES_BODY
 from text_generation_router.api.responses.routes import head_json
 from text_generation_router.api.responses.schemas import ResponsesRequest
+from text_generation_router.api.tgi.fields import COMPAT_GENERATE_BODY, GENERATE_BODY, TOKENIZE_BODY
 from text_generation_router.api.tgi.schemas import GenerateRequest
 from text_generation_router.errors import InferenceError
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
@@ -26,7 +29,7 @@ from text_generation_router.text.grammars.tool_grammar import CallWays
 from text_generation_router.text.templates.chat_template import ChatTemplate, Conversation, Message
 
 LIMITS = ListLimits(messages=40, prompts=3, stops=4)
-QUESTIONS = (GENERATE, COMPAT_GENERATE, TOKENIZE, COMPLETION, CHAT)
+QUESTIONS = (GENERATE_BODY, COMPAT_GENERATE_BODY, TOKENIZE_BODY, COMPLETION_BODY, CHAT_BODY)
 TEMPLATE = ChatTemplate(
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ eos_token }}", {"eos_token": "$"}
 )
@@ -161,10 +164,10 @@ def test_a_body_whose_child_was_killed_is_read_by_the_next(make_server):
 
 def test_a_childs_answer_has_no_unused_nested_values_of_the_body():
     body = orjson.dumps({"inputs": "a", "parameters": {"metadata": [[[]]] * 1000}, "extra": [1] * 1000})
-    assert len(HANDLERS[GENERATE.name](job_of(body, LIMITS))) < 100
+    assert len(HANDLERS[GENERATE_BODY.name](job_of(body, LIMITS))) < 100
     chat = orjson.dumps({"messages": [{"role": "user", "content": "a"}] * 40, "metadata": [1] * 1000})
     answer = {"asked": {"prompt": "<user>a" * 40 + "$"}, "unknown": [], "left_out": []}
-    assert orjson.loads(HANDLERS[CHAT.name](job_of(chat, LIMITS))) == answer
+    assert orjson.loads(HANDLERS[CHAT_BODY.name](job_of(chat, LIMITS))) == answer
 
 
 def test_a_child_process_reads_and_renders():
@@ -175,7 +178,7 @@ def test_a_child_process_reads_and_renders():
         pool.start()
         try:
             job = job_of(orjson.dumps({"messages": messages, "seed": 2**64 - 1, "temperature": 0.1}), LIMITS)
-            asked = read_answer(CHAT, await pool.run(CHAT.name, job, 30)).asked
+            asked = read_answer(CHAT_BODY, await pool.run(CHAT_BODY.name, job, 30)).asked
         finally:
             await pool.close()
         assert asked.prompt == TEMPLATE.render(Conversation(tuple(Message(**message) for message in messages)))
@@ -248,7 +251,7 @@ def test_a_child_reads_the_same_values_and_errors_as_the_router(body, question):
     content = orjson.dumps(body)
     try:
         read = question.read(content, LIMITS)
-        text = TEMPLATE.render(read.asked.conversation(CallWays())) if question is CHAT else None
+        text = TEMPLATE.render(read.asked.conversation(CallWays())) if question is CHAT_BODY else None
     except InferenceError as error:
         with pytest.raises(type(error)) as caught:
             read_answer(question, HANDLERS[question.name](job_of(content, LIMITS)))
@@ -256,7 +259,7 @@ def test_a_child_reads_the_same_values_and_errors_as_the_router(body, question):
         return
     answered = read_answer(question, HANDLERS[question.name](job_of(content, LIMITS)))
     assert answered.unknown == read.unknown
-    if question is CHAT:
+    if question is CHAT_BODY:
         assert answered.asked.prompt == text
         assert answered.asked.model_dump(exclude={"prompt"}) == read.asked.model_dump(exclude={"messages"})
     else:
@@ -266,7 +269,7 @@ def test_a_child_reads_the_same_values_and_errors_as_the_router(body, question):
 @pytest.mark.parametrize("fields", [{}, {"instructions": None}, {"instructions": "Be short."}])
 def test_instructions_that_a_child_has_read_are_told_in_the_answer(fields):
     content = orjson.dumps({"input": "Hi"} | fields)
-    asked = read_answer(RESPONSES, HANDLERS[RESPONSES.name](job_of(content, LIMITS))).asked
+    asked = read_answer(RESPONSES_BODY, HANDLERS[RESPONSES_BODY.name](job_of(content, LIMITS))).asked
     assert head_json(asked, "m")["instructions"] == fields.get("instructions")
     assert ("Be short." in asked.prompt) == bool(fields.get("instructions"))
 

@@ -12,10 +12,10 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_router.api.asking import COMPAT_GENERATE, GENERATE
 from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation, Result, close_all
 from text_generation_router.api.common.services import Services
+from text_generation_router.api.tgi.fields import COMPAT_GENERATE_BODY, GENERATE_BODY
 from text_generation_router.api.tgi.schemas import CompatGenerateRequest, GenerateParameters, GenerateRequest
 from text_generation_router.errors import (
     IncompleteGenerationError,
@@ -46,21 +46,21 @@ class GenerateRoutes:
 
     async def generate(self, request: Request) -> Response:
         """Generate tokens; answers when the text is complete."""
-        asked = await self._answers.read(request, GENERATE, REQUESTS)
+        asked = await self._answers.read(request, GENERATE_BODY, REQUESTS)
         answer, best = await self._generate(request, asked, asked.parameters.return_full_text or False)
         return self._answers.complete(answer, [best])
 
     async def generate_stream(self, request: Request) -> Response:
         """Generate tokens; answers with one server-sent event for each. Errors are events as well."""
         try:
-            asked = await self._answers.read(request, GENERATE, REQUESTS)
+            asked = await self._answers.read(request, GENERATE_BODY, REQUESTS)
         except ValidationError as error:
             return self._answers.stream(_failed(error), characters=0)
         return self._stream(request, asked, asked.parameters.return_full_text or False)
 
     async def compat_generate(self, request: Request) -> Response:
         """/generate in a list of one, or /generate_stream if `stream` is true."""
-        return await self.compat(request, await self._answers.read(request, COMPAT_GENERATE, REQUESTS))
+        return await self.compat(request, await self._answers.read(request, COMPAT_GENERATE_BODY, REQUESTS))
 
     async def compat(self, request: Request, asked: CompatGenerateRequest) -> Response:
         full_text = asked.parameters.return_full_text

@@ -7,11 +7,10 @@ from typing import Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from text_generation_router.api.asking import Question, Read
+from text_generation_router.api.common.body_kinds import BodyKind, Read, job_of, read_answer
 from text_generation_router.api.common.fields import Body, ListLimits
 from text_generation_router.api.common.ignored import IgnoredParameters
 from text_generation_router.api.common.tidying import Tidying
-from text_generation_router.api.reading_child import job_of, read_answer
 from text_generation_router.errors import (
     OverloadedError,
     PayloadTooLargeError,
@@ -62,28 +61,28 @@ class Bodies:
         self._places = Places(OWNERS_BODIES, WAIT_S)
         self.tidying = tidying or Tidying()
 
-    async def read(self, request: Request, question: Question[B]) -> B:
-        """Reads and checks the body. Raises BodyError if the body does not have the form of `question`, ValidationError
+    async def read(self, request: Request, kind: BodyKind[B]) -> B:
+        """Reads and checks the body. Raises BodyError if the body does not have the form of `kind`, ValidationError
         if a field is refused.
         """
-        read = await self._read(request, question)
-        self._ignored.note(request, read.unknown, question.known)
+        read = await self._read(request, kind)
+        self._ignored.note(request, read.unknown, kind.known)
         self._ignored.note_left_out(request, read.left_out)
         return read.asked
 
-    async def _read(self, request: Request, question: Question[B]) -> Read[B]:
+    async def _read(self, request: Request, kind: BodyKind[B]) -> Read[B]:
         self._check_headers(request)
         incoming = Incoming(request, self._payload_limit)
         if await incoming.is_complete_within(LARGE_BYTES):
-            return question.read(bytes(incoming.content), self._limits())
+            return kind.read(bytes(incoming.content), self._limits())
         owner = self._callers.owner_of(request)
         with self.tidying.after():
             async with self._places.one_of(owner):
                 await incoming.is_complete_within(self._payload_limit)
                 job = job_of(incoming.content, self._limits())
                 del incoming
-                answer = await unless_disconnected(request.receive, self._run(question.name, job, owner))
-                return read_answer(question, answer)
+                answer = await unless_disconnected(request.receive, self._run(kind.name, job, owner))
+                return read_answer(kind, answer)
 
     def _check_headers(self, request: Request) -> None:
         if not _is_json(request.headers.get("content-type", "")):

@@ -1,17 +1,8 @@
-"""The tables of known fields: what the fields of TGI, OpenAI, vLLM, SGLang and llama.cpp mean on routes whose schema
-lacks them. `contract.py` explains the classes; a field of the schema needs no row here.
+"""The known fields that routes have in common: what fields of TGI, OpenAI, vLLM, SGLang and llama.cpp mean on routes
+whose schema lacks them. `contract.py` explains the classes. Each dialect's `fields.py` has its own rules beside these.
 """
 
-from text_generation_router.api.common.contract import Contract, Refused, Renamed, Rule, Tolerated
-from text_generation_router.api.common.messages import MessageBody
-from text_generation_router.api.common.tools import FunctionBody, ToolBody
-from text_generation_router.api.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
-from text_generation_router.api.tgi.schemas import (
-    CompatGenerateRequest,
-    DetokenizeRequest,
-    GenerateParameters,
-    GenerateRequest,
-)
+from text_generation_router.api.common.contract import Refused, Rule, Tolerated
 
 Rules = dict[str, Rule]
 
@@ -132,52 +123,6 @@ NO_EFFECT: Rules = {  # fields that change no answer
 
 COMMON: Rules = FORM | WEIGHTS | TOOLS | PROMPT | TOKENS | ANSWER | NO_EFFECT
 
-CUT_STOP = Refused("must be true: a text of this route keeps the stop string that ended it", (True,))
-NATIVE: Rules = COMMON | {
-    "response_format": Renamed("grammar", ({"type": "text"},)),
-    "structured_outputs": Renamed("grammar"),
-    "guided_json": Renamed("grammar"),
-    "guided_regex": Renamed("grammar"),
-    "guided_choice": Renamed("grammar"),
-    "guided_grammar": Renamed("grammar"),
-    "json_schema": Renamed("grammar"),
-    "regex": Renamed("grammar"),
-    "ebnf": Renamed("grammar"),
-    "add_special_tokens": Refused(neutral=(True,)),
-    "include_stop_str_in_output": CUT_STOP,
-    "max_tokens": Renamed("max_new_tokens"),
-    "max_completion_tokens": Renamed("max_new_tokens"),
-    "min_tokens": Renamed("min_new_tokens", (0,)),
-    "stop_sequences": Renamed("stop", ([],)),
-    "logprobs": Renamed("top_n_tokens", (False, 0)),
-    "top_logprobs": Renamed("top_n_tokens", (0,)),
-    "ignore_eos": Renamed("ignore_eos_token", (False,)),
-}
-TOKENIZE_RULES: Rules = {"add_special_tokens": Refused(neutral=(True,))}
-
-OPENAI: Rules = COMMON | {
-    "best_of": Refused(neutral=(1,)),
-    "watermark": Refused(neutral=(False,)),
-    "truncate": Renamed("truncate_prompt_tokens"),
-    "return_full_text": Refused("is not a field of this route, send `echo`", (False,)),
-    "decoder_input_details": Refused("is not a field of this route, send `prompt_logprobs`", (False,)),
-    "details": Tolerated("the details are always part of the answer"),
-    "do_sample": Refused("is not a field of this route, send `temperature` 0 for the most likely tokens", (True,)),
-    "max_new_tokens": Renamed("max_tokens"),
-    "min_new_tokens": Renamed("min_tokens", (0,)),
-    "stop_sequences": Renamed("stop", ([],)),
-    "ignore_eos_token": Renamed("ignore_eos", (False,)),
-    "inputs": Refused("is a field of /generate"),
-    "parameters": Refused("is a field of /generate: on this route its fields stand in the body itself", ({},)),
-}
-COMPLETION_RULES: Rules = OPENAI | {
-    "add_special_tokens": Refused(neutral=(True,)),
-    "max_completion_tokens": Renamed("max_tokens"),
-    "top_logprobs": Renamed("logprobs", (0,)),
-    "top_n_tokens": Renamed("logprobs", (0,)),
-    "messages": Refused("is a field of /v1/chat/completions"),
-    "suffix": Refused(),
-}
 OF_CHATS = "is not a field of this route, send the request to /v1/chat/completions"
 # Chats, and the routes that are other forms of them; a chat has most of these fields.
 OTHER_FORMS: Rules = {
@@ -192,59 +137,3 @@ OTHER_FORMS: Rules = {
     "stream_reasoning_steps": Tolerated("reasoning is sent while it is made"),
     "max_tool_calls": Tolerated("limits tools that a server runs, and the client runs its own"),
 }
-CHAT_RULES: Rules = (
-    OPENAI
-    | OTHER_FORMS
-    | {
-        "add_special_tokens": Refused(neutral=(False,)),
-        "top_n_tokens": Renamed("top_logprobs", (0,)),
-        "suffix": Refused(),
-        "modalities": Refused(neutral=(["text"],)),
-        "audio": Refused(),
-        "prediction": Refused(),
-        "reasoning": Refused("is not a field of this route, send `reasoning_effort`"),
-        "thinking_token_budget": Renamed("max_thinking_tokens"),
-        "thinking_budget_tokens": Renamed("max_thinking_tokens", (-1,)),
-        "verbosity": Refused(neutral=("medium",)),
-        "web_search_options": Refused(),
-        "prompt": Refused("is a field of /v1/completions"),
-    }
-)
-
-# Beside `parameters`, where most fields of `parameters` are unknown, the form of the text is not passed over.
-BESIDE: Rules = NATIVE | {"grammar": Refused("is a field of `parameters`")}
-GENERATE = Contract.of(GenerateRequest, BESIDE)
-COMPAT_GENERATE = Contract.of(CompatGenerateRequest, BESIDE)
-PARAMETERS = Contract.of(GenerateParameters, NATIVE)
-DETOKENIZE = Contract.of(DetokenizeRequest, {})
-TOKENIZE = Contract.of(GenerateRequest, TOKENIZE_RULES)
-COMPLETION = Contract.of(CompletionRequest, COMPLETION_RULES)
-CHAT = Contract.of(ChatRequest, CHAT_RULES)
-# A message's other fields go to the chat template, as in transformers.
-MESSAGE = Contract.of(
-    MessageBody,
-    {
-        "audio": Refused(),
-        "function_call": Refused(neutral=({},)),
-    },
-)
-TOOL = Contract.of(
-    ToolBody,
-    {
-        "cache_control": Tolerated("every prompt is looked up in the prefix cache"),
-        "defer_loading": Refused("is not supported: the model is told of every tool", (False,)),
-    },
-)
-FUNCTION = Contract.of(
-    FunctionBody,
-    {
-        "arguments": Tolerated("is TGI's name of `parameters`"),
-        "response": Tolerated("the model is told of a result by the result itself"),
-    },
-)
-STREAM_OPTIONS = Contract.of(
-    StreamOptions,
-    {
-        "include_obfuscation": Tolerated("events are not padded"),
-    },
-)
