@@ -3,6 +3,7 @@ imported, which transformers does while a test runs. pytest reads this file befo
 """
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,3 +22,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> "Checkpoints":
     from family_tools import Checkpoints  # imports torch's compiled kernels, which most tests do not need
 
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Llama, which no test changes."""
+    from shard_tools import make_checkpoint
+
+    make_checkpoint(path := tmp_path_factory.mktemp("model"))
+    return path

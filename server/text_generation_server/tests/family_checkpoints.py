@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from family_routers import make_decisive
+from family_ranges import make_decisive
 
 SHAPE: dict[str, Any] = dict(
     vocab_size=320, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from family_checkpoints import SHAPE, VARIANTS, first_variant, make_family
-from shard_tools import Client, make_runner, scattered_slots
+from shard_tools import fresh_client, make_runner
 
 from text_generation_common.models.config import read_config
 from text_generation_common.models.families import FAMILIES
@@ -89,8 +89,7 @@ class Text:
 
 def write_texts(runner: ModelRunner, prompts: list[torch.Tensor], new: int) -> list[Text]:
     """The greedy texts of `prompts`, which are computed side by side."""
-    runner.clear(None)
-    client = Client(runner, scattered_slots(runner))
+    client = fresh_client(runner)
     numbers = list(range(len(prompts)))
     outputs = [client.step([], [client.first_chunk(i, prompts[i], parameters=EVERYTHING) for i in numbers])]
     outputs += [client.step(numbers) for _ in range(new - 1)]

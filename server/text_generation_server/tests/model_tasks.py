@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from collective_tasks import error_of
 from grammar_tools import byte_compiler, regex_grammar
-from shard_tools import BATCH, Client, generate, make_runner, random_ids, scattered_slots
+from shard_tools import BATCH, Client, fresh_client, generate, make_runner, random_ids, scattered_slots
 
 from text_generation_common import faults
 from text_generation_common.sampling import Sampling
@@ -46,8 +46,7 @@ def greedy_texts(group: Group, path: Path, vocabulary: int) -> list[tuple[list[i
     """On rank 0, for each prompt: the tokens, and for each of them the log-probabilities of all ids."""
     runner, texts = warm(group, path), []
     for length in LENGTHS:
-        runner.clear(None)
-        client = Client(runner, scattered_slots(runner))
+        client = fresh_client(runner)
         ids = random_ids(length)
         outputs = [client.step([], [client.first_chunk(7, ids, parameters=Sampling(top_n_tokens=vocabulary))])]
         outputs += [client.step([7]) for _ in range(NEW - 1)]

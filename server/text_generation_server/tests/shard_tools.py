@@ -127,10 +127,15 @@ def scattered_slots(runner: ModelRunner, seed: int = 0) -> torch.Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).int()
 
 
+def fresh_client(runner: ModelRunner) -> Client:
+    """A client of a runner from which all rows are gone."""
+    runner.clear(None)
+    return Client(runner, scattered_slots(runner))
+
+
 def generate(runner: ModelRunner, ids: torch.Tensor, new: int, parameters: Sampling | None = None) -> Client:
     """Runs one request alone."""
-    runner.clear(None)
-    client = Client(runner, scattered_slots(runner))
+    client = fresh_client(runner)
     client.step([], [client.first_chunk(7, ids, parameters=parameters)])
     for _ in range(new - 1):
         client.step([7])

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import collective_tasks as tasks
 import pytest
 import torch
-from shard_ranks import Ranks, start_ranks
+from collective_tasks import Ranks, start_ranks
 
 from text_generation_common.errors import MemoryLimitError
 from text_generation_server.distributed import Alone, Group, join_group

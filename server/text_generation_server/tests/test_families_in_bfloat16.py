@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from family_checkpoints import VARIANTS
-from family_routers import least_gap
+from family_ranges import least_gap
 from family_tools import EVERYTHING, Checkpoints, teacher_forced
 from shard_tools import CPU, Client, make_runner, random_ids, scattered_slots
 

@@ -15,6 +15,7 @@ import torch
 from shard_tools import (
     SAMPLED,
     Client,
+    fresh_client,
     generate,
     make_checkpoint,
     make_runner,
@@ -152,8 +153,7 @@ def test_a_resumed_request_goes_on_as_it_would_have(runner: ModelRunner, paramet
 
 def test_filtered_rows_are_free_for_others_and_the_rest_goes_on(runner: ModelRunner) -> None:
     alone = generate(runner, random_ids(20, 1), 6)
-    runner.clear(None)
-    client = Client(runner, scattered_slots(runner))
+    client = fresh_client(runner)
     client.step([], [client.first_chunk(i, random_ids(20, i)) for i in range(16)])
     with pytest.raises(StepError, match="all rows are taken"):
         client.step([], [client.first_chunk(99, random_ids(3))])
@@ -167,8 +167,7 @@ def test_filtered_rows_are_free_for_others_and_the_rest_goes_on(runner: ModelRun
 @pytest.mark.parametrize("broken", ["unknown batch", "unknown request", "slots", "nothing"])
 def test_steps_that_do_not_fit_change_nothing(runner: ModelRunner, broken: str) -> None:
     whole = generate(runner, random_ids(20), 6)
-    runner.clear(None)
-    client = Client(runner, scattered_slots(runner))
+    client = fresh_client(runner)
     client.step([], [client.first_chunk(7, random_ids(20))])
     batches = {"unknown batch": [StepBatch(5, [7])], "unknown request": [StepBatch(1, [7, 8])], "nothing": []}
     slots = torch.zeros(0 if broken in ("slots", "nothing") else 1, dtype=torch.int32)

@@ -1,6 +1,8 @@
 """Log lines and errors about the model's files at the start of a shard."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,17 +10,27 @@ from typing import Any, Never, cast
 
 import pytest
 import torch
-from shard_tools import make_checkpoint
+from safetensors.torch import load_file
+from shard_tools import CPU, fresh_client, make_checkpoint, make_platform, make_runner, random_ids
 from tokenizers import Tokenizer, models
 
-from text_generation_common.errors import ModelError
+from text_generation_common.cpu_features import NEEDS
+from text_generation_common.errors import ModelError, WeightsError
 from text_generation_common.flags.kinds import Dtype, LoadFormat
 from text_generation_common.flags.model import ComputeFlags
+from text_generation_common.models.config import read_config
+from text_generation_common.models.tensors import shapes
 from text_generation_server.config import ShardConfig
 from text_generation_server.kernels import Backend, reference, select_backend
+from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.load import MAX_MENTIONED, Shard, load_shard
+from text_generation_server.models import get_model
+from text_generation_server.models.loading import DummyFiles
+from text_generation_server.runner import ModelRunner
+from text_generation_server.weights.files import HubAccess
+from text_generation_server.weights.prepare import prepare_without_weights
 from text_generation_server.worker import Worker
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
@@ -137,3 +149,108 @@ def test_a_shard_says_in_which_blocks_attention_computes_queries(tmp_path: Path,
         assert shard.block_queries in (16, 32) and shard.queries_per_token == group > 1
     else:
         assert (shard.block_queries, shard.queries_per_token) == (1, 1)
+
+
+SERVES = """
+import sys
+import torch
+import text_generation_server.server
+from text_generation_server.cli import _folder, _hub_access
+from text_generation_server.kernels.cpu.programs import Recorder
+with Recorder() as recorder:
+    torch.empty(1)
+assert recorder.sizes == [4], recorder.sizes
+_folder(".", None, _hub_access({}))
+print(*(name for name in ("transformers", "torch._dynamo", "sympy", "huggingface_hub") if name in sys.modules))
+"""
+
+
+def test_serving_a_directory_imports_neither_transformers_nor_torchs_compiler_nor_the_hubs_client() -> None:
+    """Each takes a quarter of a second or more to import, and serving needs none: we read config.json and
+    tokenizer.json ourselves, and steps are recorded without torch's compiler."""
+    answer = subprocess.run([sys.executable, "-c", SERVES], timeout=120, capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == []
+
+
+# Random weights have the names, shapes and types of a checkpoint's weights.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "wide heads": {"head_dim": 32},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_names_and_shapes_are_those_of_a_checkpoint(tmp_path: Path, variant: str) -> None:
+    make_checkpoint(tmp_path, **VARIANTS[variant])
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert shapes(read_config(tmp_path)) == {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def write_config(path: Path) -> None:
+    config = {
+        "model_type": "llama", "vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def test_a_tensor_and_its_slices_are_the_same_every_time_and_no_two_alike(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    first, again = (DummyFiles(read_config(tmp_path), CPU, torch.bfloat16) for _ in range(2))
+    up, gate = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("up", "gate"))
+    assert torch.equal(first.get(up), again.get(up)) and first.get(up).dtype == torch.bfloat16
+    assert not torch.equal(first.get(up), first.get(gate))
+    assert first.get_slice(up, 1, 8, 24).shape == (48, 16)
+    assert torch.equal(first.get_slice(up, 0, 4, 8), again.get_slice(up, 0, 4, 8))
+    assert first.get("model.norm.weight").eq(1).all()
+
+
+def test_a_model_is_made_from_config_json_only(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    config = read_config(tmp_path)
+    files = DummyFiles(config, CPU, torch.float32)
+    get_model(files, config, make_platform(), torch.float32, 64, lambda: None)
+
+
+def test_preparing_without_weights_asks_for_config_and_tokenizer_only(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    with pytest.raises(WeightsError, match=r"has no tokenizer\.json"):
+        prepare_without_weights(str(tmp_path), HubAccess())
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert prepare_without_weights(str(tmp_path), HubAccess()) == tmp_path
+    with pytest.raises(WeightsError, match=r"owner/name is not a directory"):
+        prepare_without_weights("owner/name", HubAccess())
+
+
+# On every target that this processor can run: where bits may depend on the number of rows, as csrc/README.md says.
+# Numbers of rows of a decode step, in groups within which a row has the same bits.
+ANY_NUMBER = [[1, 2, 4, 5, 12, 13, 33]]
+WITH_MATRIX_UNIT = [[1, 2, 4], [5, 12, 13, 33]]
+
+
+def first_row(runner: ModelRunner, rows: int) -> tuple[list[int], list[float]]:
+    """Tokens and log-probabilities of a request that decodes among `rows` requests, its own included."""
+    client = fresh_client(runner)
+    client.step([], [client.first_chunk(i, random_ids(70 - i, i)) for i in range(rows)])
+    for _ in range(3):
+        client.step(list(range(rows)))
+    return client.tokens[0], client.logprobs[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("target", NEEDS)
+def test_a_row_has_the_same_bits_among_as_many_rows_as_the_page_says(
+    tmp_path: Path, target: str, dtype: torch.dtype
+) -> None:
+    kernels = load_kernels(target)
+    if kernels is None:
+        pytest.skip(f"needs a C compiler when the package is installed, and of the processor: {NEEDS[target]}")
+    make_checkpoint(tmp_path)
+    runner = make_runner(tmp_path, dtype, kernels=kernels)
+    runner.warmup(2048, None, 40, None)
+    two_kinds = target == "amx" and dtype == torch.bfloat16
+    for numbers in WITH_MATRIX_UNIT if two_kinds else ANY_NUMBER:
+        found = [first_row(runner, rows) for rows in numbers]
+        assert found == found[:1] * len(numbers)

@@ -10,7 +10,17 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from shard_tools import BATCH, Client, generate, make_checkpoint, make_runner, random_ids, scattered_slots, warm_runner
+from shard_tools import (
+    BATCH,
+    Client,
+    fresh_client,
+    generate,
+    make_checkpoint,
+    make_runner,
+    random_ids,
+    scattered_slots,
+    warm_runner,
+)
 
 from text_generation_common import faults
 from text_generation_common.errors import NO_TOKEN, NOT_FINITE, MemoryLimitError
@@ -25,13 +35,6 @@ from text_generation_server.step.warmup import EVERY_OPTION, LongestPause
 
 POISON = 301  # a token that no request here generates; its embedding is NaN
 NEW = 6
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    make_checkpoint(path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +58,7 @@ def without_poison(length: int, seed: int) -> torch.Tensor:
 
 
 def crowd(runner: ModelRunner, prompts: dict[int, torch.Tensor], choices: dict[int, Sampling]) -> list[StepOutput]:
-    runner.clear(None)
-    client = Client(runner, scattered_slots(runner))
+    client = fresh_client(runner)
     chunks = [client.first_chunk(i, ids, parameters=choices[i]) for i, ids in prompts.items()]
     outputs = [client.step([], chunks)]
     return outputs + [client.step(list(prompts)) for _ in range(NEW - 1)]
@@ -94,8 +96,7 @@ def test_a_request_without_a_token_that_could_come_next_fails_for_this_reason_al
 
 def test_slots_that_held_not_a_number_do_no_harm_to_their_next_owner(poisoned: ModelRunner) -> None:
     healthy = generate(poisoned, without_poison(70, 1), NEW)
-    poisoned.clear(None)
-    client = Client(poisoned, scattered_slots(poisoned))
+    client = fresh_client(poisoned)
     slots = client.slots
     ids = without_poison(90, 2)
     ids[0] = POISON
@@ -111,8 +112,7 @@ def test_slots_that_held_not_a_number_do_no_harm_to_their_next_owner(poisoned: M
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_one_bad_logit_of_a_row_is_enough_and_large_ones_are_fine(runner: ModelRunner, value: float) -> None:
-    client = Client(runner, scattered_slots(runner))
-    runner.clear(None)
+    client = fresh_client(runner)
     client.step([], [client.first_chunk(i, random_ids(4, i)) for i in range(3)])
     logits = torch.randn(3, 320)
     logits[1] *= 1e38 / logits[1].abs().max()  # The sum of these logits may overflow, but each logit is finite.
@@ -138,8 +138,7 @@ def broken_chunks(client: Client) -> dict[str, tuple[Any, str]]:
 @pytest.mark.parametrize("broken", ["id", "negative id", "slot", "range", "empty", "no row"])
 def test_a_chunk_that_does_not_fit_is_refused_before_anything_changes(runner: ModelRunner, broken: str) -> None:
     whole = generate(runner, random_ids(20), NEW)
-    runner.clear(None)
-    client = Client(runner, scattered_slots(runner))
+    client = fresh_client(runner)
     client.step([], [client.first_chunk(7, random_ids(20))])
     chunk, reason = broken_chunks(client)[broken]
     with pytest.raises(StepError, match=reason):
@@ -330,8 +329,7 @@ def test_a_step_can_be_made_to_fail_by_a_token_in_the_chunk_it_computes(runner: 
     try:
         generate(runner, ids[:6], 2)
         for _ in range(2):
-            runner.clear(None)
-            client = Client(runner, scattered_slots(runner))
+            client = fresh_client(runner)
             client.step([], [client.first_chunk(7, ids, end=6)])
             with pytest.raises(faults.InjectedFault):
                 client.step([], [PromptChunk(7, 6, 8, last=True)])
@@ -350,8 +348,7 @@ def test_given_tokens_take_the_place_of_sampled_ones_and_are_computed_as_those(
     try:
         assert generate(runner, prompt, 4).tokens[7][:3] == given != own[:3]
         # A request that is resumed has part of its output in its history.
-        runner.clear(None)
-        client = Client(runner, scattered_slots(runner))
+        client = fresh_client(runner)
         history = torch.cat([prompt, torch.tensor(given[:2])]).int()
         client.step([], [client.first_chunk(7, history, prompt_length=len(prompt))])
         client.step([7])

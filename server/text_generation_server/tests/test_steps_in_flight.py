@@ -11,8 +11,8 @@ from shard_tools import (
     BATCH,
     SAMPLED,
     Client,
+    fresh_client,
     generate,
-    make_checkpoint,
     make_runner,
     random_ids,
     scattered_slots,
@@ -31,13 +31,6 @@ GIB = 2**30
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    make_checkpoint(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def runner(model: Path) -> ModelRunner:
     return warm_runner(model)
 
@@ -48,8 +41,7 @@ def launch(client: Client, ids: list[int]) -> Pending[StepOutput]:
 
 def test_answers_are_those_of_their_steps_however_late_they_are_read(runner: ModelRunner) -> None:
     alone = generate(runner, random_ids(20), 8, SAMPLED)
-    runner.clear(None)
-    client = Client(runner, scattered_slots(runner))
+    client = fresh_client(runner)
     client.step([], [client.first_chunk(i, random_ids(20), parameters=SAMPLED) for i in (7, 8)])
     pending = [launch(client, ids) for ids in ([7, 8], [8, 7], [7, 8], [7], [7], [7], [7])]
     runner.filter(BATCH, [7])
@@ -62,8 +54,7 @@ def test_answers_are_those_of_their_steps_however_late_they_are_read(runner: Mod
 
 
 def test_an_unchanged_batch_is_looked_up_once_and_a_changed_one_again(runner: ModelRunner) -> None:
-    runner.clear(None)
-    client, planner = Client(runner, scattered_slots(runner)), runner.row_state.planner
+    client, planner = fresh_client(runner), runner.row_state.planner
     client.step([], [client.first_chunk(i, random_ids(9, i)) for i in (1, 2)])
 
     def looked_up() -> object:
@@ -81,8 +72,7 @@ def test_an_unchanged_batch_is_looked_up_once_and_a_changed_one_again(runner: Mo
 
 
 def test_a_merged_batch_is_gone_even_if_the_last_step_asked_for_it(runner: ModelRunner) -> None:
-    runner.clear(None)
-    client = Client(runner, scattered_slots(runner))
+    client = fresh_client(runner)
     runner.step([], client.take(0), 1, [client.first_chunk(1, random_ids(9))]).wait()
     runner.step([], client.take(0), 2, [client.first_chunk(2, random_ids(9))]).wait()
     both = [StepBatch(1, [1]), StepBatch(2, [2])]
@@ -93,8 +83,7 @@ def test_a_merged_batch_is_gone_even_if_the_last_step_asked_for_it(runner: Model
 
 
 def test_a_step_that_names_a_request_twice_is_refused(runner: ModelRunner) -> None:
-    runner.clear(None)
-    client = Client(runner, scattered_slots(runner))
+    client = fresh_client(runner)
     client.step([], [client.first_chunk(1, random_ids(9))])
     with pytest.raises(StepError, match="names a request twice"):
         client.step([1, 1])

@@ -8,8 +8,8 @@ from typing import Any
 import model_tasks as tasks
 import pytest
 import torch
+from collective_tasks import Ranks, start_ranks
 from family_tools import TOLERANCE, Checkpoints, quick_and_long
-from shard_ranks import Ranks, start_ranks
 from shard_tools import ALONE, SAMPLED, make_checkpoint, make_platform
 
 from text_generation_common.errors import ModelError
@@ -43,13 +43,6 @@ SIZES = pytest.mark.parametrize("size", [2, 4])
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     with start_ranks(tmp_path_factory.mktemp("ranks")) as ranks:
         yield ranks
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    make_checkpoint(path)
-    return path
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -105,9 +98,9 @@ def test_other_requests_chunks_and_resuming_change_no_bit_of_a_split_model(
 
 
 @SIZES
-def test_gloo_and_shared_memory_compute_the_same_bits(ranks: Ranks, plain: Path, size: int) -> None:
+def test_gloo_and_shared_memory_compute_the_same_bits(ranks: Ranks, model: Path, size: int) -> None:
     through_memory, through_gloo = (
-        ranks.run(size, tasks.greedy_texts, plain, 320, share_memory=share_memory)[0] for share_memory in (True, False)
+        ranks.run(size, tasks.greedy_texts, model, 320, share_memory=share_memory)[0] for share_memory in (True, False)
     )
     for (tokens, logprobs), (gloo_tokens, gloo_logprobs) in zip(through_memory, through_gloo, strict=True):
         assert tokens == gloo_tokens and torch.equal(logprobs, gloo_logprobs)
@@ -115,12 +108,12 @@ def test_gloo_and_shared_memory_compute_the_same_bits(ranks: Ranks, plain: Path,
 
 @SIZES
 def test_ranks_that_sample_parts_of_the_vocabulary_write_the_texts_of_one_rank(
-    ranks: Ranks, plain: Path, size: int
+    ranks: Ranks, model: Path, size: int
 ) -> None:
     """Greedy and drawn texts, with steps in between for which all logits go to rank 0, since a row asks for a cut."""
-    merges, alone = tasks.texts_by_parts(ALONE, plain)
+    merges, alone = tasks.texts_by_parts(ALONE, model)
     assert merges == 0
-    results = ranks.run(size, tasks.texts_by_parts, plain)
+    results = ranks.run(size, tasks.texts_by_parts, model)
     merges, texts = results[0]
     assert merges == tasks.NEW - tasks.WITH_CUT and [merged for merged, _ in results[1:]] == [0] * (size - 1)
     for (tokens, logprobs), (tokens_alone, logprobs_alone) in zip(texts, alone, strict=True):
@@ -129,32 +122,32 @@ def test_ranks_that_sample_parts_of_the_vocabulary_write_the_texts_of_one_rank(
 
 
 @SIZES
-def test_prompt_logprobs_of_a_split_model_are_those_of_the_whole_model(ranks: Ranks, plain: Path, size: int) -> None:
-    logprobs, top_ids, top_logprobs = tasks.prompt_scores(ALONE, plain)
+def test_prompt_logprobs_of_a_split_model_are_those_of_the_whole_model(ranks: Ranks, model: Path, size: int) -> None:
+    logprobs, top_ids, top_logprobs = tasks.prompt_scores(ALONE, model)
     assert len(logprobs) == 69 and len(top_ids) == 2 * 69
-    of_rank_0, *others = ranks.run(size, tasks.prompt_scores, plain)
+    of_rank_0, *others = ranks.run(size, tasks.prompt_scores, model)
     assert all(not len(values) for of_rank in others for values in of_rank)
     assert torch.equal(of_rank_0[1], top_ids)
     torch.testing.assert_close(of_rank_0[0], logprobs, atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(of_rank_0[2], top_logprobs, atol=1e-4, rtol=1e-5)
 
 
-def test_only_rank_0_names_requests_and_a_cache_holds_the_ranks_heads(ranks: Ranks, plain: Path) -> None:
+def test_only_rank_0_names_requests_and_a_cache_holds_the_ranks_heads(ranks: Ranks, model: Path) -> None:
     slot_bytes = 3 * 2 * 2 * 16 * 4  # bytes: layers × keys and values × heads × head size × bytes of float32
-    assert tasks.outputs(ALONE, plain)[2] == slot_bytes
-    first, second = ranks.run(2, tasks.outputs, plain)
+    assert tasks.outputs(ALONE, model)[2] == slot_bytes
+    first, second = ranks.run(2, tasks.outputs, model)
     assert first[0] == [7] and len(first[1]) == 1 and second[:2] == ([], [])
     assert first[2] == second[2] == slot_bytes / 2
 
 
 @SIZES
-def test_each_rank_reads_only_its_part_of_the_files(plain: Path, size: int) -> None:
-    config = read_config(plain)
-    files_bytes = sum(SafetensorsFiles(plain).get(name).nbytes for name in SafetensorsFiles(plain).names)
+def test_each_rank_reads_only_its_part_of_the_files(model: Path, size: int) -> None:
+    config = read_config(model)
+    files_bytes = sum(SafetensorsFiles(model).get(name).nbytes for name in SafetensorsFiles(model).names)
     norms_bytes = (2 * config.num_layers + 1) * config.hidden_size * 4
     kv_bytes = config.num_layers * 2 * config.num_kv_heads * config.head_size * config.hidden_size * 4
     copies = max(1, size // config.num_kv_heads)
-    read = [bytes_read(plain, rank, size) for rank in range(size)]
+    read = [bytes_read(model, rank, size) for rank in range(size)]
     assert sum(read) == files_bytes + (size - 1) * norms_bytes + (copies - 1) * kv_bytes
     for bytes_of_rank in read:
         assert bytes_of_rank == pytest.approx(sum(read) / size, rel=0.02)
@@ -171,8 +164,8 @@ def bytes_read(path: Path, rank: int, size: int) -> int:
     return files.bytes_read
 
 
-def test_heads_that_cannot_be_divided_are_refused_with_numbers_that_can(plain: Path) -> None:
-    config = read_config(plain)
+def test_heads_that_cannot_be_divided_are_refused_with_numbers_that_can(model: Path) -> None:
+    config = read_config(model)
     with pytest.raises(ModelError, match=r"--num-shard 3 cannot divide the 4 attention heads.*choose one of 1, 2, 4"):
         split_model(config, 0, 3, 107)
     with pytest.raises(ModelError, match=r"the 12 attention heads and 6 key.*choose one of 1, 2, 3, 6, 12"):
@@ -181,8 +174,8 @@ def test_heads_that_cannot_be_divided_are_refused_with_numbers_that_can(plain: P
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 4), (8, 2), (8, 1)])
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
-def test_every_head_column_and_id_has_a_rank(plain: Path, heads: int, kv_heads: int, size: int) -> None:
-    config = replace(read_config(plain), num_heads=heads, num_kv_heads=kv_heads, vocab_size=35, intermediate_size=163)
+def test_every_head_column_and_id_has_a_rank(model: Path, heads: int, kv_heads: int, size: int) -> None:
+    config = replace(read_config(model), num_heads=heads, num_kv_heads=kv_heads, vocab_size=35, intermediate_size=163)
     part = reference.vocabulary_part(35, size)
     splits = [split_model(config, rank, size, part) for rank in range(size)]
     assert [head for s in splits for head in s.query_heads] == list(range(heads))
@@ -193,33 +186,33 @@ def test_every_head_column_and_id_has_a_rank(plain: Path, heads: int, kv_heads: 
         assert {head * kv_heads // heads for head in split.query_heads} == set(split.kv_heads)
 
 
-def test_a_step_that_one_rank_cannot_prepare_fails_on_all_and_the_group_goes_on(ranks: Ranks, plain: Path) -> None:
-    first, second = ranks.run(2, tasks.fail_to_prepare, plain)
+def test_a_step_that_one_rank_cannot_prepare_fails_on_all_and_the_group_goes_on(ranks: Ranks, model: Path) -> None:
+    first, second = ranks.run(2, tasks.fail_to_prepare, model)
     assert first[0] == "StepError: rank 1 of 2 could not prepare the step: its log says why"
     assert second[0].startswith("StepError: batch 1 with 2 requests is not what this shard holds")
     assert first[1] == first[2] and len(first[1][0]) == tasks.NEW
 
 
 @pytest.mark.parametrize("point", ["shard.step", "shard.prefill", "shard.decode"])
-def test_a_rank_that_fails_in_the_middle_of_a_step_breaks_the_group(ranks: Ranks, plain: Path, point: str) -> None:
-    first, second = ranks.run(2, tasks.fail_at, plain, f"{point}[rank=1]:raise", wait_s=1.0)
+def test_a_rank_that_fails_in_the_middle_of_a_step_breaks_the_group(ranks: Ranks, model: Path, point: str) -> None:
+    first, second = ranks.run(2, tasks.fail_at, model, f"{point}[rank=1]:raise", wait_s=1.0)
     assert second == f"GroupBroken: rank 1 of 2 failed inside a step: InjectedFault: injected at {point}"
     assert first.startswith("GroupBroken: rank 1 did not come")
-    assert tasks.fail_at(ALONE, plain, f"{point}:raise") == f"InjectedFault: injected at {point}"
+    assert tasks.fail_at(ALONE, model, f"{point}:raise") == f"InjectedFault: injected at {point}"
 
 
-def test_a_warm_up_that_fails_on_one_rank_fails_on_all(ranks: Ranks, plain: Path) -> None:
-    first, second = ranks.run(2, tasks.fail_at, plain, "shard.warmup[rank=1]:raise")
+def test_a_warm_up_that_fails_on_one_rank_fails_on_all(ranks: Ranks, model: Path) -> None:
+    first, second = ranks.run(2, tasks.fail_at, model, "shard.warmup[rank=1]:raise")
     assert first == "StepError: rank 1 of 2 could not measure its memory: its log says why"
     assert second == "InjectedFault: injected at shard.warmup"
-    for error in ranks.run(2, tasks.ask_for_too_much, plain):
+    for error in ranks.run(2, tasks.ask_for_too_much, model):
         assert error.startswith("MemoryLimitError: --max-batch-total-tokens")
 
 
-def test_a_split_model_follows_grammars_and_writes_the_texts_of_one_rank(ranks: Ranks, plain: Path) -> None:
+def test_a_split_model_follows_grammars_and_writes_the_texts_of_one_rank(ranks: Ranks, model: Path) -> None:
     """All ranks must decide alike whether they sample parts of the vocabulary, though rank 0 alone follows grammars."""
-    merges, alone = tasks.constrained_texts(ALONE, plain)
+    merges, alone = tasks.constrained_texts(ALONE, model)
     assert merges == 0 and sorted(alone) == [2, 3]
-    (merges, texts), others = ranks.run(2, tasks.constrained_texts, plain)
+    (merges, texts), others = ranks.run(2, tasks.constrained_texts, model)
     assert merges == 1 + tasks.FREE_STEPS and others == (0, {})
     assert texts == alone

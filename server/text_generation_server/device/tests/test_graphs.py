@@ -14,7 +14,7 @@ from typing import cast
 
 import pytest
 import torch
-from shard_tools import ALONE, SAMPLED, Client, make_checkpoint, make_runner, random_ids, scattered_slots
+from shard_tools import ALONE, SAMPLED, Client, fresh_client, make_runner, random_ids, scattered_slots
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
@@ -218,13 +218,6 @@ def test_the_inputs_of_decode_steps_stay_at_the_same_addresses() -> None:
     assert len(addresses) == 1
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    make_checkpoint(path)
-    return path
-
-
 def play(runner: ModelRunner) -> tuple[dict[int, list[int]], dict[int, list[float]]]:
     """Requests join and leave, so that rows, lengths, slots and the number of rows change from step to step."""
     runner.clear(None)
@@ -297,8 +290,7 @@ def test_a_step_that_a_graph_would_pad_too_much_or_with_too_many_chunks_runs_wit
         ([9] * (MAX_CHUNKS + 1), 0),
         ([201], 0),
     ):
-        runner.clear(None)
-        client, before = Client(runner, scattered_slots(runner)), recorder.replayed
+        client, before = fresh_client(runner), recorder.replayed
         client.step([], [client.first_chunk(i, random_ids(n, i)) for i, n in enumerate(prompts)])
         assert recorder.replayed - before == replays
 

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
@@ -12,6 +14,7 @@ from text_generation_server.kernels.interface import AttentionOptions, KvLayer, 
 triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 tl = triton.language
 
+from text_generation_server.kernels import triton as kernels  # noqa: E402
 from text_generation_server.kernels.triton import attend_decode, attend_prefill  # noqa: E402
 from text_generation_server.kernels.triton.attend_decode import (  # noqa: E402
     attend_decode_tiled,
@@ -35,6 +38,8 @@ from text_generation_server.kernels.triton.tuning import (  # noqa: E402
     find_tile_for,
     read_rows,
 )
+from text_generation_server.layers.linear import make_linear  # noqa: E402
+from text_generation_server.layers.weights import dense  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
@@ -288,3 +293,40 @@ def test_the_first_row_that_matches_counts() -> None:
     assert not row.matches("attend_prefill", 4, 128, "bfloat16")
     wide = find_tile("attend_decode", 4, 256, torch.bfloat16, torch.device("cpu"))
     assert wide.columns < find_tile("attend_decode", 4, 128, torch.bfloat16, torch.device("cpu")).columns
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The operations on tensors of a GPU that torch only pretends to have."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "aten" and not func.is_view:
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_logits_are_float32_without_a_second_pass(dtype: torch.dtype, has_bias: bool) -> None:
+    with FakeTensorMode(), Operations() as operations:
+        weight, x = (torch.empty(n, 64, dtype=dtype, device="cuda") for n in (320, 3))
+        bias = torch.empty(320, dtype=dtype, device="cuda") if has_bias else None
+        linear = make_linear(kernels, dense(weight), bias, dtype=torch.float32)  # type: ignore[arg-type]
+        operations.names.clear()
+        logits = linear(x)
+    assert (logits.dtype, logits.shape, logits.stride()) == (torch.float32, (3, 320), (320, 1))
+    assert operations.names == ["aten::mm.dtype", *["aten::add_.Tensor"] * has_bias]
+
+
+def test_all_other_products_are_torch_s() -> None:
+    with FakeTensorMode():
+        half, whole = (torch.empty(32, 64, dtype=t, device="cuda") for t in (torch.bfloat16, torch.float32))
+        assert kernels.linear(half, None, None, False, torch.bfloat16) is None
+        scales = torch.empty(32, device="cuda")
+        assert kernels.linear(half, None, scales, False, torch.float32) is None
+        assert kernels.linear(half, None, None, True, torch.float32) is None
+        assert kernels.linear(whole, None, None, False, torch.float32) is None
+    assert kernels.linear(torch.empty(32, 64, dtype=torch.bfloat16), None, None, False, torch.float32) is None
