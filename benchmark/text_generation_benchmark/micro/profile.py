@@ -23,7 +23,7 @@ from text_generation_common.sampling import Sampling
 from text_generation_server.config import ShardConfig
 from text_generation_server.kernels import Backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
-from text_generation_server.kernels.cpu.library import Call, Library, Word, choose_target, require_target
+from text_generation_server.kernels.cpu.library import Argument, Call, Library, choose_target, require_target
 from text_generation_server.load import load_shard
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.rows import PromptChunk, StepBatch
@@ -81,10 +81,10 @@ class TimedLibrary(Library):
         self.seconds: dict[str, float] = defaultdict(float)
         self._programs: dict[bytes, list[Call]] = {}
 
-    def call(self, threads: int, kernel: str, /, **arguments: Word) -> None:
+    def call(self, threads: int, kernel: str, /, **arguments: Argument) -> None:
         started = time.perf_counter()
         super().call(threads, kernel, **arguments)
-        self._add(Call(kernel, arguments), time.perf_counter() - started)
+        self._add(kernel, time.perf_counter() - started)
 
     def pack(self, calls: Sequence[Call]) -> bytes:
         packed = super().pack(calls)
@@ -97,10 +97,10 @@ class TimedLibrary(Library):
         times[0] = time.monotonic()
         super().run(packed, threads, times[1:].ctypes.data)
         for call, seconds in zip(calls, np.diff(times).tolist(), strict=True):
-            self._add(call, seconds)
+            self._add(call.kernel, seconds)
 
-    def _add(self, call: Call, seconds: float) -> None:
-        self.seconds[PARTS.get(call.kernel, call.kernel)] += seconds
+    def _add(self, kernel: str, seconds: float) -> None:
+        self.seconds[PARTS.get(kernel, kernel)] += seconds
 
 
 def profile_step(

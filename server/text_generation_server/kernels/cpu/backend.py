@@ -12,7 +12,7 @@ from text_generation_common.models.architecture import Activation
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.build import CONSTANTS
-from text_generation_server.kernels.cpu.library import TYPES, Library, Word
+from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
 from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch, can_pack
 from text_generation_server.kernels.interface import (
     WORD_BITS,
@@ -42,7 +42,7 @@ SPLIT_KEYS = CONSTANTS["SPLIT_KEYS"]
 WORTH_THREADS = 32768
 CHUNK_KEYS = CONSTANTS["CHUNK_KEYS"]
 CUT_BUCKETS = CONSTANTS["CUT_BUCKETS"]
-NO_MASKS: dict[str, Word] = dict.fromkeys(("masks", "mask_stride", "masked_rows", "masked"), 0)
+NO_MASKS: dict[str, Argument] = dict.fromkeys(("masks", "mask_stride", "masked_rows", "masked"), 0)
 
 Run = tuple[int, int, int]
 
@@ -77,29 +77,26 @@ class CpuKernels:
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:
         out = torch.empty((len(ids_T), weight_VH.shape[1]), dtype=weight_VH.dtype)
         row_bytes = weight_VH.shape[1] * weight_VH.element_size()
-        self._call(
-            out.nbytes, "embed", ids=ids_T.data_ptr(), tokens=len(ids_T), weight=weight_VH.data_ptr(),
-            row_bytes=row_bytes, out=out.data_ptr(),
-        )  # fmt: skip
+        self._call(out.nbytes, "embed", ids=ids_T, tokens=len(ids_T), weight=weight_VH, row_bytes=row_bytes, out=out)
         return out
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         if x_TH.shape[1] % LANES:
             return reference.rms_norm(x_TH, weight_H, eps)
         out = torch.empty_like(x_TH)
-        self._norm(x_TH, 0, weight_H, eps, out)
+        self._norm(x_TH, None, weight_H, eps, out)
         return out
 
     def add_rms_norm(self, x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         if x_TH.shape[1] % LANES:
             return reference.add_rms_norm(x_TH, residual_TH, weight_H, eps)
-        self._norm(x_TH, residual_TH.data_ptr(), weight_H, eps, x_TH)
+        self._norm(x_TH, residual_TH, weight_H, eps, x_TH)
         return x_TH, residual_TH
 
-    def _norm(self, x: Tensor, residual: int, weight: Tensor, eps: float, out: Tensor) -> None:
+    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
         self._call(
-            x.numel(), "rms_norm", x=x.data_ptr(), residual=residual, tokens=x.shape[0], width=x.shape[1],
-            type=TYPES[x.dtype], weight=weight.data_ptr(), weight_type=TYPES[weight.dtype], eps=eps, out=out.data_ptr(),
+            x.numel(), "rms_norm", x=x, residual=residual, tokens=x.shape[0], width=x.shape[1], type=TYPES[x.dtype],
+            weight=weight, weight_type=TYPES[weight.dtype], eps=eps, out=out,
         )  # fmt: skip
 
     def rms_norm_part(self, x_TN: Tensor, part: range, weight: Tensor, eps: float) -> None:
@@ -108,8 +105,8 @@ class CpuKernels:
             return
         x = x_TN[:, part.start : part.stop]
         self._call(
-            x.numel(), "rms_norm_part", x=x.data_ptr(), tokens=x.shape[0], stride=x.stride(0), width=len(part),
-            type=TYPES[x.dtype], weight=weight.data_ptr(), weight_type=TYPES[weight.dtype], eps=eps,
+            x.numel(), "rms_norm_part", x=x, tokens=x.shape[0], stride=x.stride(0), width=len(part),
+            type=TYPES[x.dtype], weight=weight, weight_type=TYPES[weight.dtype], eps=eps,
         )  # fmt: skip
 
     def rope_and_store_kv(
@@ -126,16 +123,11 @@ class CpuKernels:
         if not _fits(size):
             return reference.rope_and_store_kv(qkv, heads, rotary, positions_T, kv, slots_T, norms)
         cos, sin = rotary
-        query_norm, key_norm, norm_type = 0, 0, 0
-        if norms is not None:
-            query_norm, key_norm = norms.query_D.data_ptr(), norms.key_D.data_ptr()
-            norm_type = TYPES[norms.query_D.dtype]
         self._call(
-            qkv.numel(), "rope_and_store", qkv=qkv.data_ptr(), tokens=tokens, heads=heads[0], kv_heads=heads[1],
-            head_size=size, type=TYPES[qkv.dtype], cos=cos.data_ptr(), sin=sin.data_ptr(),
-            positions=positions_T.data_ptr(), kv=kv.heads.data_ptr(), kv_scales=_scales(kv),
-            kv_type=TYPES[kv.heads.dtype], slots=slots_T.data_ptr(), query_norm=query_norm, key_norm=key_norm,
-            norm_type=norm_type, eps=0.0 if norms is None else norms.eps,
+            qkv.numel(), "rope_and_store", qkv=qkv, tokens=tokens, heads=heads[0], kv_heads=heads[1], head_size=size,
+            type=TYPES[qkv.dtype], cos=cos, sin=sin, positions=positions_T, kv=kv.heads, kv_scales=kv.scales,
+            kv_type=TYPES[kv.heads.dtype], slots=slots_T, query_norm=norms and norms.query_D,
+            key_norm=norms and norms.key_D, norm_type=norms and TYPES[norms.query_D.dtype], eps=norms and norms.eps,
         )  # fmt: skip
         return qkv.view(tokens, -1, size)[:, : heads[0]]
 
@@ -194,10 +186,9 @@ class CpuKernels:
     ) -> None:
         _, heads, size = q_THD.shape
         self.library.call(
-            self.threads, "attend", q=q_THD.data_ptr(), q_stride=q_THD.stride(0), q_type=TYPES[q_THD.dtype],
-            out=out.data_ptr(), tokens=len(rows), heads=heads, kv=kv.heads.data_ptr(), kv_scales=_scales(kv),
-            kv_heads=kv.kv_heads, head_size=size, kv_type=TYPES[kv.heads.dtype], table=table.data_ptr(),
-            table_stride=table.stride(0), rows=rows.data_ptr(), lengths=lengths.data_ptr(),
+            self.threads, "attend", q=q_THD, q_stride=q_THD.stride(0), q_type=TYPES[q_THD.dtype], out=out,
+            tokens=len(rows), heads=heads, kv=kv.heads, kv_scales=kv.scales, kv_heads=kv.kv_heads, head_size=size,
+            kv_type=TYPES[kv.heads.dtype], table=table, table_stride=table.stride(0), rows=rows, lengths=lengths,
             **_words(options),
         )  # fmt: skip
 
@@ -216,10 +207,10 @@ class CpuKernels:
         # The longest items of the work come first, so that those taken last are short.
         longest_first = torch.tensor(sorted(placed, key=lambda run: -run[2]), dtype=torch.int32)
         self.library.call(
-            self.threads, "attend_runs", q=q_THD.data_ptr(), q_stride=q_THD.stride(0), q_type=TYPES[q_THD.dtype],
-            out=out.data_ptr(), heads=heads, kv=kv.heads.data_ptr(), kv_scales=_scales(kv), kv_heads=kv.kv_heads,
-            head_size=size, kv_type=TYPES[kv.heads.dtype], table=table.data_ptr(), table_stride=table.stride(0),
-            runs=longest_first.data_ptr(), count=len(runs), states=self._scratch.data_ptr(), **_words(options),
+            self.threads, "attend_runs", q=q_THD, q_stride=q_THD.stride(0), q_type=TYPES[q_THD.dtype], out=out,
+            heads=heads, kv=kv.heads, kv_scales=kv.scales, kv_heads=kv.kv_heads, head_size=size,
+            kv_type=TYPES[kv.heads.dtype], table=table, table_stride=table.stride(0), runs=longest_first,
+            count=len(runs), states=self._scratch.data_ptr(), **_words(options),
         )  # fmt: skip
 
     def _split_queries(self, start: int, end: int, group: int, kv_heads: int, options: AttentionOptions) -> int:
@@ -243,10 +234,9 @@ class CpuKernels:
         first = 0
         for row, start, end in runs:
             self.library.call(
-                self.threads, "attend_chunk", q=q_THD[first:].data_ptr(), q_stride=q_THD.stride(0),
-                out=out[first:].data_ptr(), heads=heads, kv=kv.heads.data_ptr(), kv_scales=_scales(kv),
-                kv_heads=kv.kv_heads, head_size=size, kv_type=TYPES[kv.heads.dtype], slots=table[row].data_ptr(),
-                start=start, end=end, **_words(options), scratch=scratch.data_ptr(),
+                self.threads, "attend_chunk", q=q_THD[first:], q_stride=q_THD.stride(0), out=out[first:], heads=heads,
+                kv=kv.heads, kv_scales=kv.scales, kv_heads=kv.kv_heads, head_size=size, kv_type=TYPES[kv.heads.dtype],
+                slots=table[row], start=start, end=end, **_words(options), scratch=scratch,
             )  # fmt: skip
             first += end - start
 
@@ -254,7 +244,7 @@ class CpuKernels:
         if x_TH.shape[1] % LANES:
             return reference.layer_norm(x_TH, weight_H, bias_H, eps)
         out = torch.empty_like(x_TH)
-        self._layer_norm(x_TH, 0, weight_H, bias_H, eps, out)
+        self._layer_norm(x_TH, None, weight_H, bias_H, eps, out)
         return out
 
     def add_layer_norm(
@@ -262,24 +252,21 @@ class CpuKernels:
     ) -> tuple[Tensor, Tensor]:
         if x_TH.shape[1] % LANES:
             return reference.add_layer_norm(x_TH, residual_TH, weight_H, bias_H, eps)
-        self._layer_norm(x_TH, residual_TH.data_ptr(), weight_H, bias_H, eps, x_TH)
+        self._layer_norm(x_TH, residual_TH, weight_H, bias_H, eps, x_TH)
         return x_TH, residual_TH
 
     def _layer_norm(
-        self, x: Tensor, residual: int, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor
     ) -> None:
         self._call(
-            x.numel(), "layer_norm", x=x.data_ptr(), residual=residual, tokens=x.shape[0], width=x.shape[1],
-            type=TYPES[x.dtype], weight=weight.data_ptr(), bias=0 if bias is None else bias.data_ptr(), eps=eps,
-            out=out.data_ptr(),
+            x.numel(), "layer_norm", x=x, residual=residual, tokens=x.shape[0], width=x.shape[1], type=TYPES[x.dtype],
+            weight=weight, bias=bias, eps=eps, out=out,
         )  # fmt: skip
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         if x.shape[1] % LANES:
             return x + y
-        self._call(
-            x.numel(), "add", x=x.data_ptr(), y=y.data_ptr(), tokens=x.shape[0], width=x.shape[1], type=TYPES[x.dtype]
-        )
+        self._call(x.numel(), "add", x=x, y=y, tokens=x.shape[0], width=x.shape[1], type=TYPES[x.dtype])
         return x
 
     def activate(self, x: Tensor, activation: Activation, gated: bool) -> Tensor:
@@ -288,8 +275,8 @@ class CpuKernels:
             return reference.activate(x, activation, gated)
         out = torch.empty((tokens, width), dtype=x.dtype)
         self._call(
-            out.numel(), "activate", x=x.data_ptr(), tokens=tokens, width=width, type=TYPES[x.dtype],
-            activation=CONSTANTS[activation.name.upper()], gated=int(gated), out=out.data_ptr(),
+            out.numel(), "activate", x=x, tokens=tokens, width=width, type=TYPES[x.dtype],
+            activation=CONSTANTS[activation.name.upper()], gated=int(gated), out=out,
         )  # fmt: skip
         return out
 
@@ -298,9 +285,9 @@ class CpuKernels:
         ids, pairs = (torch.empty(tokens * chosen, dtype=torch.int32) for _ in range(2))
         offsets, scores = torch.empty(experts + 1, dtype=torch.int32), torch.empty(tokens * chosen)
         self._call(
-            logits_TE.numel(), "route", logits=logits_TE.data_ptr(), stride=logits_TE.stride(0), tokens=tokens,
-            experts=experts, chosen=chosen, type=TYPES[logits_TE.dtype], over_chosen=int(over_chosen),
-            ids=ids.data_ptr(), scores=scores.data_ptr(), pairs=pairs.data_ptr(), offsets=offsets.data_ptr(),
+            logits_TE.numel(), "route", logits=logits_TE, stride=logits_TE.stride(0), tokens=tokens, experts=experts,
+            chosen=chosen, type=TYPES[logits_TE.dtype], over_chosen=int(over_chosen), ids=ids, scores=scores,
+            pairs=pairs, offsets=offsets,
         )  # fmt: skip
         return Routes(scores, pairs, offsets)
 
@@ -310,23 +297,23 @@ class CpuKernels:
             return reference.experts(x_TH, routes, weights)
         opened, parts = torch.empty((pairs, inner), dtype=x_TH.dtype), torch.empty((pairs, width), dtype=x_TH.dtype)
         out = torch.empty_like(x_TH)
-        common = {
-            "pairs": routes.pairs_P.data_ptr(), "offsets": routes.offsets.data_ptr(), "experts": experts,
+        common: dict[str, Argument] = {
+            "pairs": routes.pairs_P, "offsets": routes.offsets, "experts": experts,
             "width": width, "inner": inner, "type": TYPES[x_TH.dtype],
         }  # fmt: skip
         work, clamped = pairs * width * inner, weights.clamped
+        limit, slope = (None, None) if clamped is None else (clamped.limit, clamped.slope)
         self._call(
-            work, "experts_up", x=x_TH.data_ptr(), chosen=pairs // tokens, gate_up=weights.gate_up.data_ptr(),
-            bias=_address(weights.gate_up_bias), limit=0.0 if clamped is None else clamped.limit,
-            slope=0.0 if clamped is None else clamped.slope, out=opened.data_ptr(), **common,
+            work, "experts_up", x=x_TH, chosen=pairs // tokens, gate_up=weights.gate_up, bias=weights.gate_up_bias,
+            limit=limit, slope=slope, out=opened, **common,
         )  # fmt: skip
         self._call(
-            work, "experts_down", x=opened.data_ptr(), scores=routes.scores_P.data_ptr(),
-            down=weights.down.data_ptr(), bias=_address(weights.down_bias), out=parts.data_ptr(), **common,
+            work, "experts_down", x=opened, scores=routes.scores_P, down=weights.down, bias=weights.down_bias,
+            out=parts, **common,
         )  # fmt: skip
         self._call(
-            parts.numel(), "experts_sum", parts=parts.data_ptr(), tokens=tokens, chosen=pairs // tokens, width=width,
-            type=TYPES[x_TH.dtype], out=out.data_ptr(),
+            parts.numel(), "experts_sum", parts=parts, tokens=tokens, chosen=pairs // tokens, width=width,
+            type=TYPES[x_TH.dtype], out=out,
         )  # fmt: skip
         return out
 
@@ -335,8 +322,8 @@ class CpuKernels:
         if width % LANES:
             return reference.add_scored(x_TH, y_TH, inputs_TH, weight_H)
         self._call(
-            x_TH.numel(), "add_scored", x=x_TH.data_ptr(), y=y_TH.data_ptr(), inputs=inputs_TH.data_ptr(),
-            weight=weight_H.data_ptr(), tokens=tokens, width=width, type=TYPES[x_TH.dtype],
+            x_TH.numel(), "add_scored", x=x_TH, y=y_TH, inputs=inputs_TH, weight=weight_H, tokens=tokens, width=width,
+            type=TYPES[x_TH.dtype],
         )  # fmt: skip
         return x_TH
 
@@ -345,10 +332,7 @@ class CpuKernels:
         if width % LANES:
             return reference.silu_mul(gate_up)
         out = torch.empty((tokens, width), dtype=gate_up.dtype)
-        self._call(
-            out.numel(), "silu_mul", gate_up=gate_up.data_ptr(), tokens=tokens, width=width, type=TYPES[out.dtype],
-            out=out.data_ptr(),
-        )  # fmt: skip
+        self._call(out.numel(), "silu_mul", gate_up=gate_up, tokens=tokens, width=width, type=TYPES[out.dtype], out=out)
         return out
 
     def sorts(self) -> bool:
@@ -359,8 +343,8 @@ class CpuKernels:
         finite, changes = torch.empty(rows, dtype=torch.bool), _changes_in_torch(choices)
         if changes:
             self._call(
-                logits_RV.numel(), "check_finite", logits=logits_RV.data_ptr(), count=rows, vocabulary=vocabulary,
-                stride=logits_RV.stride(0), finite=finite.data_ptr(),
+                logits_RV.numel(), "check_finite", logits=logits_RV, count=rows, vocabulary=vocabulary,
+                stride=logits_RV.stride(0), finite=finite,
             )  # fmt: skip
             reference.change(logits_RV, choices)
         ids, logprobs = torch.empty(rows, dtype=torch.int32), torch.empty(rows)
@@ -368,14 +352,11 @@ class CpuKernels:
         if (choices.any_cuts or choices.masks is not None) and len(self._cut_scratch) < words:
             self._cut_scratch = torch.empty(words, dtype=torch.int64)
         self._call(
-            logits_RV.numel(), "draw", logits=logits_RV.data_ptr(), count=rows, vocabulary=vocabulary,
-            stride=logits_RV.stride(0), draws=choices.draws_R.data_ptr(), seeds=choices.seeds_R.data_ptr(),
-            lengths=choices.lengths.data_ptr(), rows=choices.rows_R.data_ptr(),
-            temperatures=choices.temperature_R.data_ptr(), top_k=choices.top_k_R.data_ptr(),
-            top_p=choices.top_p_R.data_ptr(), log_min_p=choices.log_min_p_R.data_ptr(),
-            typical_p=choices.typical_p_R.data_ptr(), **_mask_words(choices.masks, vocabulary),
-            is_checked=int(changes), finite=finite.data_ptr(), ids=ids.data_ptr(), logprobs=logprobs.data_ptr(),
-            scratch=self._cut_scratch.data_ptr(),
+            logits_RV.numel(), "draw", logits=logits_RV, count=rows, vocabulary=vocabulary, stride=logits_RV.stride(0),
+            draws=choices.draws_R, seeds=choices.seeds_R, lengths=choices.lengths, rows=choices.rows_R,
+            temperatures=choices.temperature_R, top_k=choices.top_k_R, top_p=choices.top_p_R,
+            log_min_p=choices.log_min_p_R, typical_p=choices.typical_p_R, **_mask_words(choices.masks, vocabulary),
+            is_checked=int(changes), finite=finite, ids=ids, logprobs=logprobs, scratch=self._cut_scratch,
         )  # fmt: skip
         return Chosen(ids, logprobs, finite)
 
@@ -390,19 +371,18 @@ class CpuKernels:
         out = torch.empty((3, len(rows_R)), dtype=torch.int32)
         ids, positions, row_lengths = out
         self._call(
-            len(rows_R), "place", rows=rows_R.data_ptr(), slots=slots_R.data_ptr(), count=len(rows_R),
-            history=history.data_ptr(), table=table.data_ptr(), stride=table.stride(0), lengths=lengths.data_ptr(),
-            ids=ids.data_ptr(), positions=positions.data_ptr(), row_lengths=row_lengths.data_ptr(),
+            len(rows_R), "place", rows=rows_R, slots=slots_R, count=len(rows_R), history=history, table=table,
+            stride=table.stride(0), lengths=lengths, ids=ids, positions=positions, row_lengths=row_lengths,
         )  # fmt: skip
         return ids, positions, row_lengths
 
     def advance(self, history: Tensor, lengths: Tensor, rows_R: Tensor, ids_R: Tensor) -> None:
         self._call(
-            len(ids_R), "advance", history=history.data_ptr(), stride=history.stride(0), lengths=lengths.data_ptr(),
-            rows=rows_R.data_ptr(), ids=ids_R.data_ptr(), count=len(ids_R),
+            len(ids_R), "advance", history=history, stride=history.stride(0), lengths=lengths, rows=rows_R, ids=ids_R,
+            count=len(ids_R),
         )  # fmt: skip
 
-    def _call(self, numbers: int, kernel: str, /, **arguments: Word) -> None:
+    def _call(self, numbers: int, kernel: str, /, **arguments: Argument) -> None:
         """Calls a kernel that computes `numbers` numbers: on all threads, or on one if the numbers are few."""
         self.library.call(self.threads if numbers > WORTH_THREADS else 1, kernel, **arguments)
 
@@ -421,14 +401,11 @@ def _tokens(runs: list[Run]) -> tuple[Tensor, Tensor]:
     return torch.cat(rows), torch.cat(lengths)
 
 
-def _words(options: AttentionOptions) -> dict[str, Word]:
+def _words(options: AttentionOptions) -> dict[str, Argument]:
     return {
-        "scale": options.scale,
-        "softcap": options.softcap or 0.0,
-        "slopes": 0 if options.slopes_H is None else options.slopes_H.data_ptr(),
-        "sinks": 0 if options.sinks_H is None else options.sinks_H.data_ptr(),
-        "window": options.window or 0,
-    }
+        "scale": options.scale, "softcap": options.softcap, "slopes": options.slopes_H, "sinks": options.sinks_H,
+        "window": options.window,
+    }  # fmt: skip
 
 
 def _changes_in_torch(choices: Choices) -> bool:
@@ -437,26 +414,13 @@ def _changes_in_torch(choices: Choices) -> bool:
     return choices.any_penalties or any(one is not None for one in listed)
 
 
-def _mask_words(masks: Masks | None, vocabulary: int) -> dict[str, Word]:
+def _mask_words(masks: Masks | None, vocabulary: int) -> dict[str, Argument]:
     if masks is None:
         return NO_MASKS
     words = masks.bits_MW
     assert words.stride(1) == 1 and words.shape[1] * WORD_BITS >= vocabulary and len(words) == len(masks.rows_M)
-    return {
-        "masks": words.data_ptr(),
-        "mask_stride": words.stride(0),
-        "masked_rows": masks.rows_M.data_ptr(),
-        "masked": len(words),
-    }
+    return {"masks": words, "mask_stride": words.stride(0), "masked_rows": masks.rows_M, "masked": len(words)}
 
 
 def _fits(head_size: int) -> bool:
     return head_size % LANES == 0 and head_size <= MAX_HEAD_SIZE
-
-
-def _address(values: Tensor | None) -> int:
-    return 0 if values is None else values.data_ptr()
-
-
-def _scales(kv: KvLayer) -> int:
-    return 0 if kv.scales is None else kv.scales.data_ptr()

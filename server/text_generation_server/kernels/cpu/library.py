@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from text_generation_common.cpu_features import lacking, processor_flags
 from text_generation_server.errors import OptionError
@@ -34,6 +35,7 @@ TYPES = {
 }
 
 Word = int | float
+Argument = Word | Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,15 @@ class Library:
     def has(self, kernel: str) -> bool:
         return kernel in self._packers
 
-    def call(self, threads: int, kernel: str, /, **arguments: Word) -> None:
-        """The arguments are those of the kernel's struct in arguments.h; tensors are passed as addresses."""
-        self._run(self._packers[kernel].pack(arguments), 1, threads, None)
+    def call(self, threads: int, kernel: str, /, **arguments: Argument) -> None:
+        """The arguments are those of the kernel's struct in arguments.h. C gets the address of a tensor, and 0 for
+        None."""
+        words = {
+            name: value.data_ptr() if isinstance(value, Tensor) else value or 0 for name, value in arguments.items()
+        }
+        self._run(self._packers[kernel].pack(words), 1, threads, None)
         if self.observer is not None:
-            self.observer.on_call(Call(kernel, arguments))
+            self.observer.on_call(Call(kernel, words))
 
     def pack(self, calls: Sequence[Call]) -> bytes:
         return b"".join(self._packers[call.kernel].pack(call.arguments) for call in calls)

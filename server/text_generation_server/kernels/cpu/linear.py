@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_server.device.arena import SharedPages, empty
-from text_generation_server.kernels.cpu.library import TYPES, Library, Word
+from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
 
 PANEL = 16
 CPU = torch.device("cpu")
@@ -54,33 +54,23 @@ class PackedLinear:
         self._dtype = dtype
         order = _interleaved(outputs) if gated else None
         self._weight = _panels(weight if order is None else weight[order], pages)
-        self._scales = _aligned(scales_N, order)
-        self._bias = _aligned(bias, order)
         self._is_int8 = weight.dtype == torch.int8
         self._scratch = scratch
         rows = self._weight.shape[0] * PANEL
         self._rows = rows
         self._width = rows // 2 if gated else rows
-        self._fixed: dict[str, Word] = {
-            "inputs": self._inputs,
-            "weights": self._weight.data_ptr(),
-            "outputs": rows,
-            "is_int8": int(self._is_int8),
-            "scales": _pointer(self._scales),
-            "bias": _pointer(self._bias),
-            "gated": int(gated),
+        self._fixed: dict[str, Argument] = {
+            "inputs": self._inputs, "weights": self._weight, "outputs": rows, "is_int8": int(self._is_int8),
+            "scales": _aligned(scales_N, order), "bias": _aligned(bias, order), "gated": int(gated),
             "y_type": TYPES[dtype],
-        }
+        }  # fmt: skip
 
     def __call__(self, x: Tensor) -> Tensor:
         count = x.shape[0]
         x = x.contiguous()
         self._scratch.reserve(self._library.gemm_scratch(count, self._inputs, self._rows, self._is_int8, self._threads))
         y = torch.empty((count, self._width), dtype=self._dtype)
-        self._library.call(
-            self._threads, "gemm", x=x.data_ptr(), rows=count, y=y.data_ptr(), scratch=self._scratch.data_ptr(),
-            **self._fixed,
-        )  # fmt: skip
+        self._library.call(self._threads, "gemm", x=x, rows=count, y=y, scratch=self._scratch.data_ptr(), **self._fixed)
         return y if self._width == self._outputs else y[:, : self._outputs].contiguous()
 
     @property
@@ -108,8 +98,8 @@ class Float32Linear:
         x = x.contiguous()
         y = torch.empty((x.shape[0], self._outputs), dtype=torch.float32)
         self._library.call(
-            self._threads, "gemm_f32", x=x.data_ptr(), rows=x.shape[0], inputs=self._inputs,
-            weights=self._weight.data_ptr(), outputs=self._outputs, bias=_pointer(self._bias), y=y.data_ptr(),
+            self._threads, "gemm_f32", x=x, rows=x.shape[0], inputs=self._inputs, weights=self._weight,
+            outputs=self._outputs, bias=self._bias, y=y,
         )  # fmt: skip
         return y
 
@@ -124,8 +114,8 @@ def _rows(library: Library, threads: int, panels: Tensor, ids_T: Tensor, inputs:
     words = inputs * panels.element_size() // 4
     out = torch.empty((len(ids_T), inputs), dtype=panels.dtype)
     library.call(
-        threads if len(ids_T) > 1 else 1, "embed_panels", ids=ids_T.data_ptr(), tokens=len(ids_T),
-        panels=panels.data_ptr(), outputs=panels[0].nbytes // (4 * words), words=words, out=out.data_ptr(),
+        threads if len(ids_T) > 1 else 1, "embed_panels", ids=ids_T, tokens=len(ids_T), panels=panels,
+        outputs=panels[0].nbytes // (4 * words), words=words, out=out,
     )  # fmt: skip
     return out
 
@@ -168,7 +158,3 @@ def _aligned(values_N: Tensor | None, order: Tensor | None) -> Tensor | None:
         return None
     values = values_N.float() if order is None else values_N.float()[order]
     return F.pad(values, (0, -len(values) % BLOCK)).contiguous()
-
-
-def _pointer(values: Tensor | None) -> int:
-    return 0 if values is None else values.data_ptr()
