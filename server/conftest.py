@@ -3,6 +3,7 @@ imported, which transformers does while a test runs. pytest reads this file befo
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
+    from collective_tasks import Ranks
     from family_tools import Checkpoints
 
 if not torch.cuda.is_available():
@@ -31,3 +33,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     make_checkpoint(path := tmp_path_factory.mktemp("model"))
     return path
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Ranks]":
+    """Processes that take the roles of a group's ranks."""
+    from collective_tasks import start_ranks
+
+    with start_ranks(tmp_path_factory.mktemp("ranks")) as ranks:
+        yield ranks

@@ -77,9 +77,12 @@ class Router:
                 self.runner.clear(BATCH)
         return output
 
+    def join(self, asked: dict[int, Sampling], prompt: int = 9) -> StepOutput:
+        return self.step([self.client.first_chunk(i, random_ids(prompt, i), parameters=s) for i, s in asked.items()])
+
     def run(self, asked: dict[int, Sampling], prompt: int = 9) -> "Router":
         """Runs prompts together to the ends of their grammars, or for MOST tokens."""
-        self.step([self.client.first_chunk(i, random_ids(prompt, i), parameters=s) for i, s in asked.items()])
+        self.join(asked, prompt)
         for _ in range(MOST - 1):
             if not any(asked[i].grammar for i in self.running):
                 break

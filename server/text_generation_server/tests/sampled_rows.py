@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from text_generation_server.kernels.interface import WORD_BITS, Allowed, Bans, Bias, Choices, Chosen, Masks
+from text_generation_server.kernels.interface import WORD_BITS, Allowed, Bans, Bias, Choices, Chosen, Kernels, Masks
 
 MINUS_INFINITY = float("-inf")
 VOCABULARY = 40
@@ -159,3 +159,22 @@ def random_logits(rows: int, vocabulary: int = VOCABULARY, seed: int = 0) -> Ten
     logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
     logits[:, 11:14] = logits[:, 10:11]
     return logits
+
+
+class Recording:
+    """Kernels that record the arguments of `sample`."""
+
+    def __init__(self, kernels: Kernels, sorts: bool = False) -> None:
+        self.given: list[Choices] = []
+        self._kernels = kernels
+        self._sorts = sorts
+
+    def sorts(self) -> bool:
+        return self._sorts
+
+    def splits_draws(self, part: int) -> bool:
+        return True
+
+    def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
+        self.given.append(choices)
+        return self._kernels.sample(logits_RV, choices)

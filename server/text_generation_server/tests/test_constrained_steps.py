@@ -191,15 +191,7 @@ def test_neighbours_do_not_change_by_a_bit_when_a_grammar_fails_in_the_middle(mo
     asked = {i: replace(DRAWN, seed=i) for i in range(5)}
     alone = Router(runner).run(asked | {9: with_grammar(DRAWN, "regex")})
     beside = Router(runner)
-    chunks = [beside.client.first_chunk(i, random_ids(9, i), parameters=s) for i, s in asked.items()]
-    beside.step(
-        [
-            *chunks,
-            beside.client.first_chunk(
-                9, random_ids(9, 9), parameters=with_grammar(DRAWN, regex_grammar(f"(({words}) )+"))
-            ),
-        ]
-    )
+    beside.join(asked | {9: with_grammar(DRAWN, regex_grammar(f"(({words}) )+"))})
     for _ in range(len(alone.tokens(0)) - 1):
         beside.step()
     assert list(beside.failures) == [9] and beside.failures[9] == f"{LOST}: lexer error: too many states: 40 >= 40"
@@ -231,12 +223,7 @@ def test_parameters_that_leave_no_token_fail_by_name_alone(runner: ModelRunner) 
 )
 def test_a_grammar_that_cannot_be_compiled_fails_by_name_alone(runner: ModelRunner, grammar: str, reason: str) -> None:
     run = Router(runner)
-    run.step(
-        [
-            run.client.first_chunk(i, random_ids(9, i), parameters=replace(GREEDY, grammar=g))
-            for i, g in ((1, grammar), (2, ""))
-        ]
-    )
+    run.join({1: replace(GREEDY, grammar=grammar), 2: GREEDY})
     assert list(run.failures) == [1] and run.failures[1].startswith(reason) and "\n" not in run.failures[1]
     assert run.running == [2]
 
@@ -245,12 +232,7 @@ def test_a_shard_without_a_tokenizer_refuses_grammars_and_serves_the_rest(model:
     runner = make_runner(model)
     runner.warmup(64, None, 4, None)
     run = Router(runner)
-    run.step(
-        [
-            run.client.first_chunk(i, random_ids(9, i), parameters=replace(GREEDY, grammar=g))
-            for i, g in ((1, SUM), (2, ""))
-        ]
-    )
+    run.join({1: replace(GREEDY, grammar=SUM), 2: GREEDY})
     assert run.failures == {1: NO_TOKENIZER}
 
 
@@ -272,7 +254,7 @@ def test_a_grammar_that_is_not_compiled_in_time_fails_by_name(
 
 def test_requests_that_leave_take_their_matchers_along(runner: ModelRunner) -> None:
     run = Router(runner)
-    run.step([run.client.first_chunk(i, random_ids(9, i), parameters=with_grammar(GREEDY, "lark")) for i in range(3)])
+    run.join({i: with_grammar(GREEDY, "lark") for i in range(3)})
     assert runner._constraints.num_rows == 3
     runner.filter(BATCH, [0, 2])
     assert runner._constraints.num_rows == 2
@@ -289,7 +271,7 @@ def test_a_step_that_raises_before_its_tokens_are_known_leaves_nothing(
     own = with_grammar(DRAWN, "regex")
     whole = Router(runner).run({1: own})
     run = Router(runner)
-    run.step([run.client.first_chunk(1, random_ids(9, 1), parameters=own)])
+    run.join({1: own})
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the kernel failed"):
         patch.setattr(runner._sampler._kernels, "sample", fail)
         run.step()

@@ -1,11 +1,9 @@
 """The collectives between the processes of a group, through shared memory and through gloo."""
 
-from collections.abc import Iterator
-
 import collective_tasks as tasks
 import pytest
 import torch
-from collective_tasks import Ranks, start_ranks
+from collective_tasks import Ranks
 
 from text_generation_common.errors import MemoryLimitError
 from text_generation_server.distributed import Alone, Group, join_group
@@ -17,12 +15,6 @@ LONG = SLAB_BYTES // 4 * 2 + 3  # number of float32 values: more than two pieces
 SIZES = pytest.mark.parametrize("size", [2, 4])
 TRANSPORTS = pytest.mark.parametrize("share_memory", [True, False], ids=["shared memory", "gloo"])
 TENSORS = pytest.mark.parametrize(("count", "dtype"), [(5, "float32"), (LONG, "float32"), (LONG, "bfloat16")])
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with start_ranks(tmp_path_factory.mktemp("ranks")) as ranks:
-        yield ranks
 
 
 @SIZES

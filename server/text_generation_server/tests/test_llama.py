@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from family_tools import teacher_forced
 from shard_tools import (
     SAMPLED,
     Client,
@@ -49,12 +50,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def teacher_forced(model: LlamaForCausalLM, prompt: torch.Tensor, output: list[int]) -> torch.Tensor:
-    """transformers' log-probabilities [new, V] for each step of our text."""
-    ids = torch.cat([prompt, torch.tensor(output)])
-    with torch.no_grad():
-        logits = model(ids.unsqueeze(0)).logits[0, len(prompt) - 1 : -1]
-    return logits.log_softmax(dim=-1)
+def is_near_transformers(model: LlamaForCausalLM, runner: ModelRunner, length: int, new: int) -> None:
+    """Our most likely tokens are transformers' too, and have its log-probabilities."""
+    client = generate(runner, random_ids(length), new)
+    expected = teacher_forced(model, random_ids(length), client.tokens[7])
+    ours = expected.gather(1, torch.tensor(client.tokens[7]).unsqueeze(1)).squeeze(1)
+    assert (expected.max(dim=1).values - ours).max() <= 1e-4
+    torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -62,11 +64,7 @@ def test_greedy_text_and_logprobs_equal_transformers(tmp_path: Path, variant: st
     model = make_checkpoint(tmp_path, **VARIANTS[variant])
     runner = warm_runner(tmp_path)
     for length in (1, 17, 64, 150):
-        client = generate(runner, random_ids(length), 12)
-        expected = teacher_forced(model, random_ids(length), client.tokens[7])
-        ours = expected.gather(1, torch.tensor(client.tokens[7]).unsqueeze(1)).squeeze(1)
-        assert (expected.max(dim=1).values - ours).max() <= 1e-4
-        torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)
+        is_near_transformers(model, runner, length, 12)
 
 
 @pytest.mark.parametrize("max_total_tokens", [100, 128])
@@ -75,11 +73,7 @@ def test_dynamic_rope_within_the_trained_length_equals_transformers(tmp_path: Pa
     model = make_checkpoint(tmp_path, rope_parameters=rope, max_position_embeddings=128)
     runner = warm_runner(tmp_path, max_total_tokens=max_total_tokens)
     for length in (1, 30, max_total_tokens - 8):
-        client = generate(runner, random_ids(length), 8)
-        expected = teacher_forced(model, random_ids(length), client.tokens[7])
-        ours = expected.gather(1, torch.tensor(client.tokens[7]).unsqueeze(1)).squeeze(1)
-        assert (expected.max(dim=1).values - ours).max() <= 1e-4
-        torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)
+        is_near_transformers(model, runner, length, 8)
 
 
 def test_dynamic_rope_is_resolved_once_for_the_longest_history(tmp_path: Path) -> None:

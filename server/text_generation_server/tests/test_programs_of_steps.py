@@ -85,30 +85,28 @@ def test_steps_by_program_give_the_same_results_as_kernel_by_kernel(
     assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
 
 
-@pytest.mark.parametrize("variant", ["mixtral", "qwen2_moe", "gpt_oss"])
-def test_the_choice_of_experts_is_part_of_a_program(tmp_path: Path, variant: str) -> None:
+def is_recorded(path: Path) -> None:
+    """The model's steps are recorded as programs, and say what steps of single calls say."""
     kernels = select_backend(CPU).kernels
     if not isinstance(kernels, CpuKernels) or not kernels.library.has("gemm"):
         pytest.skip(NEEDS_PRODUCTS)
-    make_family(tmp_path, variant)
     programs = DecodePrograms(kernels.library, kernels.threads)
-    fast = make_runner(tmp_path, torch.bfloat16, graphs=programs, kernels=kernels)
-    plain = make_runner(tmp_path, torch.bfloat16, graphs=no_graphs())
+    fast = make_runner(path, torch.bfloat16, graphs=programs, kernels=kernels)
+    plain = make_runner(path, torch.bfloat16, graphs=no_graphs())
     assert said(_round(fast, 128)) == said(_round(plain, 128))
     assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
+
+
+@pytest.mark.parametrize("variant", ["mixtral", "qwen2_moe", "gpt_oss"])
+def test_the_choice_of_experts_is_part_of_a_program(tmp_path: Path, variant: str) -> None:
+    make_family(tmp_path, variant)
+    is_recorded(tmp_path)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_an_mlp_whose_size_fills_no_panel_is_part_of_a_program(tmp_path: Path, activation: str) -> None:
-    kernels = select_backend(CPU).kernels
-    if not isinstance(kernels, CpuKernels) or not kernels.library.has("gemm"):
-        pytest.skip(NEEDS_PRODUCTS)
     make_checkpoint(tmp_path, hidden_act=activation, intermediate_size=40, mlp_bias=True)
-    programs = DecodePrograms(kernels.library, kernels.threads)
-    fast = make_runner(tmp_path, torch.bfloat16, graphs=programs, kernels=kernels)
-    plain = make_runner(tmp_path, torch.bfloat16, graphs=no_graphs())
-    assert said(_round(fast, 128)) == said(_round(plain, 128))
-    assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
+    is_recorded(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

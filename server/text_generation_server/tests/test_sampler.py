@@ -5,13 +5,14 @@ from typing import Any, cast
 
 import pytest
 import torch
+from sampled_rows import Recording
 from torch import Tensor
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.device.transfers import HostMoment
 from text_generation_server.errors import StepError
 from text_generation_server.kernels import reference, select_backend
-from text_generation_server.kernels.interface import Choices, Chosen, Kernels
+from text_generation_server.kernels.interface import Kernels
 from text_generation_server.sampling.sampler import Sampled, SampledOnHost, Sampler, green_list, read_out
 from text_generation_server.step.parameters import check_token_lists, cuts, penalizes, temperature
 from text_generation_server.step.rows import PromptChunk, Rows
@@ -334,22 +335,6 @@ def test_a_watermark_follows_the_newest_token_of_its_own_row() -> None:
     # With TGI's key, the list is the one for which TGI's detectors look.
     seeded = torch.Generator().manual_seed(15485863 * 8)
     assert torch.equal(green_list(8, VOCABULARY, 0.2), torch.randperm(VOCABULARY, generator=seeded)[:10])
-
-
-class Recording:
-    """Fake kernels that record their arguments."""
-
-    def __init__(self, kernels: Kernels, sorts: bool = False) -> None:
-        self.given: list[Choices] = []
-        self._kernels = kernels
-        self._sorts = sorts
-
-    def sorts(self) -> bool:
-        return self._sorts
-
-    def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
-        self.given.append(choices)
-        return self._kernels.sample(logits_RV, choices)
 
 
 def test_a_batch_s_parameters_are_laid_out_once_until_a_row_or_its_parameters_change() -> None:

@@ -5,12 +5,12 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from sampled_rows import Recording
 
 from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import reference, select_backend
-from text_generation_server.kernels.interface import Choices, Chosen, Kernels, Masks
+from text_generation_server.kernels.interface import Kernels, Masks
 from text_generation_server.sampling.sampler import SampledOnHost, Sampler, read_out
 from text_generation_server.step.rows import PromptChunk, Rows
 from text_generation_server.step.warmup import all_allowed
@@ -20,25 +20,6 @@ CPU = torch.device("cpu")
 KERNELS = select_backend(CPU).kernels
 LOGITS = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(1)) * 2
 HISTORY = torch.tensor([3, 4, 5, 5], dtype=torch.int32)
-
-
-class Recording:
-    """Kernels that record the arguments of `sample`."""
-
-    def __init__(self, kernels: Kernels, sorts: bool = False) -> None:
-        self.given: list[Choices] = []
-        self._kernels = kernels
-        self._sorts = sorts
-
-    def sorts(self) -> bool:
-        return self._sorts
-
-    def splits_draws(self, part: int) -> bool:
-        return True
-
-    def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:
-        self.given.append(choices)
-        return self._kernels.sample(logits_RV, choices)
 
 
 def joined(choices: list[Sampling]) -> tuple[Rows, tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """A model that is split over the processes of a group computes the same as the whole model, also after errors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import model_tasks as tasks
 import pytest
 import torch
-from collective_tasks import Ranks, start_ranks
+from collective_tasks import Ranks
 from family_tools import TOLERANCE, Checkpoints, quick_and_long
 from shard_tools import ALONE, SAMPLED, make_checkpoint, make_platform
 
@@ -37,12 +37,6 @@ COMPANY: dict[str, dict[str, Any]] = {
 # and norms of all heads together. `-m models` splits all variants.
 QUICK = ("gpt2", "gpt_bigcode", "qwen3_moe", "bloom", "olmo2", "gpt_oss")
 SIZES = pytest.mark.parametrize("size", [2, 4])
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with start_ranks(tmp_path_factory.mktemp("ranks")) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
