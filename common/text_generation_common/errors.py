@@ -10,6 +10,11 @@ CommandError                      ShardError
 """
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of a library's error, or the name of its class if it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 class CommandError(Exception):
     """Base of errors that end a command. `reason` is one line: what is wrong and why. `hint` says what to do; without
     it, `reason` may end in what to do, after a colon. `report.py` prints both.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from text_generation_common.errors import MemoryLimitError
+from text_generation_common.errors import MemoryLimitError, first_line
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -79,8 +79,7 @@ def is_refused_memory(text: str) -> bool:
 
 def refused_while_loading(error: Exception, weights: int) -> str:
     """What an operator is told when a shard whose weights have this number of bytes was refused memory."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    told = f"the system refused memory while {weights >> 20} MiB of weights were loaded ({reason})"
+    told = f"the system refused memory while {weights >> 20} MiB of weights were loaded ({first_line(error)})"
     if (limit := address_limit()) is None:
         return (
             f"{told}, and {free_bytes() >> 20} MiB are free: choose a smaller model, or give it more memory or shards"

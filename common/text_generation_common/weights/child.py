@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from text_generation_common.errors import WeightsError
+from text_generation_common.errors import WeightsError, first_line
 from text_generation_common.secret_values import without_secrets
 
 MIB = 2**20
@@ -73,5 +73,4 @@ def main_of(work: Callable[..., None]) -> None:
     except MemoryError:
         sys.exit(f"Error: {OUT_OF_MEMORY}")
     except Exception as error:  # libraries raise errors of many classes; the parent prints this line
-        lines = str(error).splitlines()
-        sys.exit(f"Error: {lines[0] if lines else type(error).__name__}")
+        sys.exit(f"Error: {first_line(error)}")

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from text_generation_common.errors import WeightsError
+from text_generation_common.errors import WeightsError, first_line
 from text_generation_common.weights.names import SLOW_TOKENIZER_FILES
 
 FILE = "tokenizer.json"
@@ -19,8 +19,7 @@ def no_tokenizer(path: Path) -> str:
 
 
 def unreadable(file: Path, error: BaseException) -> str:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return f"{file} cannot be read as a tokenizer: {reason}; download it again"
+    return f"{file} cannot be read as a tokenizer: {first_line(error)}; download it again"
 
 
 def check_tokenizer(path: Path) -> None:

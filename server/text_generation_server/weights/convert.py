@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from text_generation_common.errors import ShardError, WeightsError
+from text_generation_common.errors import ShardError, WeightsError, first_line
 from text_generation_common.weights.child import run_child
 from text_generation_common.weights.headers import file_names, read_index, weight_files
 from text_generation_common.weights.names import INDEX, PICKLE_INDEX, missing_parts, pickle_names
@@ -88,8 +88,9 @@ def load_tensors(file: Path) -> "dict[str, Tensor]":
         what = f"its pickle asks for {asked[1]}" if asked else "its pickle holds more than tensors"
         raise WeightsError(f"{file} was refused: {what}; use a model with safetensors weights") from None
     except Exception as error:  # torch raises errors of many classes for a broken file
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise WeightsError(f"{file} cannot be read ({reason}): delete it and download the model again") from None
+        raise WeightsError(
+            f"{file} cannot be read ({first_line(error)}): delete it and download the model again"
+        ) from None
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise WeightsError(f"{file} does not hold a flat dictionary of tensors: use a model with safetensors weights")
     return {str(name): tensor.detach() for name, tensor in content.items()}

@@ -30,7 +30,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-from text_generation_common.errors import WeightsError
+from text_generation_common.errors import WeightsError, first_line
 from text_generation_common.model_files import limit_bytes
 from text_generation_common.models.served import read_served
 from text_generation_common.version import named
@@ -238,14 +238,14 @@ def hub_errors(model_id: str, revision: str | None) -> Iterator[None]:
     except RevisionNotFoundError as error:
         raise WeightsError(f"{model_id} has no revision {revision}") from error
     except HFValidationError as error:
-        raise WeightsError(f"{model_id!r} is not a valid model id: {_line(error)}") from error
+        raise WeightsError(f"{model_id!r} is not a valid model id: {first_line(error)}") from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         text = f"{constants.ENDPOINT} answered {status} for {described(model_id, revision)}"
         raise (NetworkError if status in TRANSIENT_STATUS else WeightsError)(text) from error
     except (LocalEntryNotFoundError, _TRANSPORT_ERROR) as error:
         raise NetworkError(
-            f"{constants.ENDPOINT} cannot be reached for {described(model_id, revision)} ({_line(error)}): "
+            f"{constants.ENDPOINT} cannot be reached for {described(model_id, revision)} ({first_line(error)}): "
             "check the connection, then run the same command again"
         ) from error
 
@@ -260,8 +260,3 @@ def mentioned_if_slow(model: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -1,6 +1,7 @@
 """Makes a model ready to be served: all files on this machine, weights in safetensors, with a fast tokenizer."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from text_generation_common.errors import WeightsError
@@ -30,7 +31,7 @@ def prepare(
         path = download(model_id, revision, access, auto_convert, retries)
     else:
         logger.info("Files are already present on the host. Skipping download.")
-    if not _has_safetensors(path) and pickle_files(path):
+    if not _has(weight_files, path) and pickle_files(path):
         _convert(path, described(model_id, revision), auto_convert)
     verify(path)
     ensure_fast_tokenizer(path)
@@ -58,19 +59,12 @@ def _present(model_id: str, revision: str | None, access: HubAccess) -> Path | N
         read_json(path / "config.json")
         return path
     path = cached_snapshot(model_id, revision, access)
-    return path if path and has_tokenizer(path) and (_has_safetensors(path) or _has_pickles(path)) else None
+    return path if path and has_tokenizer(path) and (_has(weight_files, path) or _has(pickle_files, path)) else None
 
 
-def _has_safetensors(path: Path) -> bool:
+def _has(find: Callable[[Path], list[Path]], path: Path) -> bool:
     try:
-        return bool(weight_files(path))
-    except WeightsError:
-        return False
-
-
-def _has_pickles(path: Path) -> bool:
-    try:
-        return bool(pickle_files(path))
+        return bool(find(path))
     except WeightsError:
         return False
 

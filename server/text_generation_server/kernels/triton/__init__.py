@@ -1,4 +1,4 @@
-"""The kernels for GPUs, in Triton: the functions of `interface.Kernels`, each in its own file.
+"""The kernels for GPUs, in Triton: the functions of `interface.Kernels`.
 
 Shapes are named as in `kernels`. No kernel is compiled again while serving. Values that vary from step to step are read
 on the device or change only the grid, and vectors of a step may begin at any address (`do_not_specialize`).
@@ -27,27 +27,7 @@ from text_generation_server.kernels.triton.sample import (
 )
 
 __all__ = [
-    "activate",
-    "add",
-    "add_layer_norm",
-    "add_rms_norm",
-    "add_scored",
-    "advance",
-    "attend",
-    "embed",
-    "experts",
-    "layer_norm",
-    "linear",
-    "merge_parts",
-    "place",
-    "reduce_part",
-    "rms_norm",
-    "rms_norm_part",
-    "rope_and_store_kv",
-    "route",
-    "sample",
-    "silu_mul",
-    "sorts",
-    "splits_draws",
-    "vocabulary_part",
-]
+    "activate", "add", "add_layer_norm", "add_rms_norm", "add_scored", "advance", "attend", "embed", "experts",
+    "layer_norm", "linear", "merge_parts", "place", "reduce_part", "rms_norm", "rms_norm_part", "rope_and_store_kv",
+    "route", "sample", "silu_mul", "sorts", "splits_draws", "vocabulary_part",
+]  # fmt: skip
