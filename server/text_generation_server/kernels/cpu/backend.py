@@ -42,6 +42,7 @@ SPLIT_KEYS = CONSTANTS["SPLIT_KEYS"]
 WORTH_THREADS = 32768
 CHUNK_KEYS = CONSTANTS["CHUNK_KEYS"]
 CUT_BUCKETS = CONSTANTS["CUT_BUCKETS"]
+NO_NORMS: dict[str, Argument] = dict.fromkeys(("query_norm", "key_norm", "norm_type", "eps"))
 NO_MASKS: dict[str, Argument] = dict.fromkeys(("masks", "mask_stride", "masked_rows", "masked"), 0)
 
 Run = tuple[int, int, int]
@@ -126,8 +127,7 @@ class CpuKernels:
         self._call(
             qkv.numel(), "rope_and_store", qkv=qkv, tokens=tokens, heads=heads[0], kv_heads=heads[1], head_size=size,
             type=TYPES[qkv.dtype], cos=cos, sin=sin, positions=positions_T, kv=kv.heads, kv_scales=kv.scales,
-            kv_type=TYPES[kv.heads.dtype], slots=slots_T, query_norm=norms and norms.query_D,
-            key_norm=norms and norms.key_D, norm_type=norms and TYPES[norms.query_D.dtype], eps=norms and norms.eps,
+            kv_type=TYPES[kv.heads.dtype], slots=slots_T, **_norm_words(norms),
         )  # fmt: skip
         return qkv.view(tokens, -1, size)[:, : heads[0]]
 
@@ -406,6 +406,13 @@ def _words(options: AttentionOptions) -> dict[str, Argument]:
         "scale": options.scale, "softcap": options.softcap, "slopes": options.slopes_H, "sinks": options.sinks_H,
         "window": options.window,
     }  # fmt: skip
+
+
+def _norm_words(norms: HeadNorms | None) -> dict[str, Argument]:
+    if norms is None:
+        return NO_NORMS
+    of_type = {"norm_type": TYPES[norms.query_D.dtype], "eps": norms.eps}
+    return {"query_norm": norms.query_D, "key_norm": norms.key_D, **of_type}
 
 
 def _changes_in_torch(choices: Choices) -> bool:
