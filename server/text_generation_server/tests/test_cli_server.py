@@ -146,14 +146,19 @@ def test_a_shard_by_hand_listens_in_the_private_folder_of_a_port(model, monkeypa
         one_config("serve", str(model), "--port", "8080")
 
 
+def serve_by(serve, monkeypatch):
+    """The server's module, which takes seconds to import, has `serve` in place of its own."""
+    fake = types.ModuleType("text_generation_server.server")
+    fake.serve = serve
+    monkeypatch.setitem(sys.modules, "text_generation_server.server", fake)
+    monkeypatch.setattr(text_generation_server, "server", fake, raising=False)
+
+
 @pytest.fixture
 def one_config(monkeypatch):
     """Runs a command with a fake server, which only records its config."""
     told: list[ShardConfig] = []
-    fake = types.ModuleType("text_generation_server.server")
-    fake.serve = told.append
-    monkeypatch.setitem(sys.modules, "text_generation_server.server", fake)
-    monkeypatch.setattr(text_generation_server, "server", fake, raising=False)
+    serve_by(told.append, monkeypatch)
 
     def run_with_fake(*arguments: str) -> ShardConfig:
         invoke(*arguments)
@@ -211,15 +216,10 @@ REFUSALS = [
 
 
 def serve_with(error, monkeypatch):
-    """The server's module, which takes seconds to import, is one whose `serve` raises."""
-
     def refuse(config):
         raise error
 
-    fake = types.ModuleType("text_generation_server.server")
-    fake.serve = refuse
-    monkeypatch.setitem(sys.modules, "text_generation_server.server", fake)
-    monkeypatch.setattr(text_generation_server, "server", fake, raising=False)
+    serve_by(refuse, monkeypatch)
 
 
 def test_another_error_of_a_shard_is_not_taken_for_a_lack_of_memory(model, monkeypatch):

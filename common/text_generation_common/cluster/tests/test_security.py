@@ -114,6 +114,11 @@ def front(deployment) -> Security:
     return Security(Role.FRONT, deployment.folder(Role.FRONT), False, logger)
 
 
+def as_front(deployment) -> Callable[[Endpoint], grpc.aio.Channel]:
+    client = front(deployment)
+    return lambda endpoint: client.channel(endpoint, Role.ENGINE, LIMIT)
+
+
 def call(server: Security, connect: Callable[[Endpoint], grpc.aio.Channel], **about: Any) -> grpc.StatusCode:
     async def run() -> grpc.StatusCode:
         async with serving(server) as endpoint:
@@ -135,9 +140,7 @@ def with_certificate(deployment, issued: Issued | None) -> Callable[[Endpoint], 
 
 @pytest.mark.parametrize("method", ["Echo", "Count", "Write"])
 def test_a_front_of_the_deployment_is_served(deployment, method):
-    client = front(deployment)
-    connect = lambda endpoint: client.channel(endpoint, Role.ENGINE, LIMIT)  # noqa: E731
-    assert call(engine(deployment), connect, method=method) is grpc.StatusCode.OK
+    assert call(engine(deployment), as_front(deployment), method=method) is grpc.StatusCode.OK
 
 
 def test_tools_that_check_the_host_only_are_served_too(deployment):
@@ -192,9 +195,7 @@ def test_a_ca_s_own_certificate_is_not_a_front(deployment):
 
 
 def test_an_unknown_method_is_unimplemented(deployment):
-    client = front(deployment)
-    connect = lambda endpoint: client.channel(endpoint, Role.ENGINE, LIMIT)  # noqa: E731
-    assert call(engine(deployment), connect, method="Missing") is grpc.StatusCode.UNIMPLEMENTED
+    assert call(engine(deployment), as_front(deployment), method="Missing") is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_plaintext_is_refused(deployment):
@@ -227,14 +228,11 @@ def test_a_message_over_the_limit_is_refused(deployment, method, limit_of_front,
 
 def test_a_front_that_serves_as_an_engine_is_not_connected(deployment):
     """The certificate is valid for the host and for servers, and has another role."""
-    client = front(deployment)
-    connect = lambda endpoint: client.channel(endpoint, Role.ENGINE, LIMIT)  # noqa: E731
-    assert call(front(deployment), connect) is grpc.StatusCode.UNAVAILABLE
+    assert call(front(deployment), as_front(deployment)) is grpc.StatusCode.UNAVAILABLE
 
 
 def test_an_engine_of_another_host_or_deployment_or_ca_is_not_connected(deployment, foreign):
-    client = front(deployment)
-    connect = lambda endpoint: client.channel(endpoint, Role.ENGINE, LIMIT)  # noqa: E731
+    connect = as_front(deployment)
     elsewhere = deployment.issued(Role.ENGINE, host="127.0.0.2")
     assert call(Security(Role.ENGINE, deployment.folder(Role.ENGINE, elsewhere), False, logger), connect) is (
         grpc.StatusCode.UNAVAILABLE
@@ -468,8 +466,7 @@ except CredentialsError as error:
 def test_a_proxy_in_the_environment_is_not_asked(deployment, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
-    client = front(deployment)
-    assert call(engine(deployment), lambda at: client.channel(at, Role.ENGINE, LIMIT)) is grpc.StatusCode.OK
+    assert call(engine(deployment), as_front(deployment)) is grpc.StatusCode.OK
 
 
 def test_a_port_in_use_is_refused_in_one_line(deployment):
