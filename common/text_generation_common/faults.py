@@ -100,7 +100,15 @@ def _parse(text: str, labels: dict[str, object]) -> Rule | None:
     at = frozenset(map(int, (match["passes"] or "1").split(",")))
     seconds, every = float(match["seconds"] or 0), int(match["every"] or 0)
     on_token = int(token) if token is not None else None
-    return Rule(match["point"], match["action"] or "emit", seconds, every, at, on_token, match["file"] or "")
+    return Rule(
+        point=match["point"],
+        action=match["action"] or "emit",
+        seconds=seconds,
+        every=every,
+        at=at,
+        token=on_token,
+        file=match["file"] or "",
+    )
 
 
 def _raise(rule: Rule) -> None:

@@ -1,6 +1,7 @@
 """Keeps keys and tokens from processes that do not need them: out of their environment and off their command line."""
 
 import ctypes
+import os
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -19,6 +20,11 @@ def is_secret(variable: str) -> bool:
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for a child that reads strangers' input, or has no use for secrets."""
     return {name: value for name, value in environ.items() if not is_secret(name)}
+
+
+def inherited_environment() -> dict[str, str]:
+    """The environment of this process, for such a child."""
+    return without_secrets(os.environ)
 
 
 def hide_arguments(secrets: Collection[str]) -> bool:

@@ -65,7 +65,7 @@ def make_app(help: str | None = None) -> typer.Typer:
     Pretty tracebacks are off, because they print the values of variables, which may be a user's text.
     Reports of Hugging Face's libraries are off in this process, and in children of it.
     """
-    turn_reports_off()
+    turn_reports_off(os.environ)
     return typer.Typer(
         help=help,
         no_args_is_help=help is not None,

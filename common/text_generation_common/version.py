@@ -3,7 +3,7 @@ about this program.
 """
 
 import importlib.metadata
-import os
+from collections.abc import MutableMapping
 from typing import TypedDict
 
 NAME = "tgi-py"
@@ -27,9 +27,9 @@ class Named(TypedDict):
     library_version: str
 
 
-def turn_reports_off() -> None:
-    """To be called before such a library is imported. Child processes inherit the setting."""
-    os.environ.update(OFF)
+def turn_reports_off(environ: MutableMapping[str, str]) -> None:
+    """To be called before such a library is imported, with this process's environment, which its children inherit."""
+    environ.update(OFF)
 
 
 def named() -> Named:

@@ -95,7 +95,15 @@ class ForwardPass:
 
     def _score(self, hidden_TH: Tensor, scored: ScoredTokens, on_progress: Signal) -> PromptScores | None:
         model, history = self._model, self._rows.history
-        return score_prompts(hidden_TH, scored, history, model.logits, model.vocab_size, self._min_tokens, on_progress)
+        return score_prompts(
+            hidden_TH,
+            scored,
+            history,
+            head=model.logits,
+            vocab_size=model.vocab_size,
+            min_rows=self._min_tokens,
+            on_progress=on_progress,
+        )
 
     def _mixed_forward(self, size: int) -> Forward:
         """The forward pass of a step of `size` tokens, which reads and writes the same addresses in every call."""

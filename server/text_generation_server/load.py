@@ -106,7 +106,15 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     group = join_group(config.rank, config.world_size, device, rendezvous)
     is_ours = isinstance(model_config, ModelConfig)
     graphs, mixed_graphs = _graphs(config, device, group, backend) if is_ours else (no_graphs(), no_graphs())
-    platform = Platform(device, backend.kernels, group, graphs, moments_of(device), mixed_graphs, backend.wake)
+    platform = Platform(
+        device=device,
+        kernels=backend.kernels,
+        group=group,
+        graphs=graphs,
+        mark=moments_of(device),
+        mixed_graphs=mixed_graphs,
+        wake=backend.wake,
+    )
     text, tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
     count = max(model_config.vocab_size, tokenizer.get_vocab_size())
     grammars = _grammars(config, ModelTokens(text, count, model_config.eos_token_ids))
@@ -114,21 +122,40 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     constraints = Constraints(grammars, device, mask_threads)
     files = _files(config, model_config, device, dtype)
     quantize = config.compute.quantize
-    model = get_model(files, model_config, platform, dtype, longest, worker.advance_progress, FORMATS[quantize])
+    model = get_model(
+        files,
+        model_config,
+        platform,
+        dtype=dtype,
+        max_total_tokens=longest,
+        on_tensor=worker.advance_progress,
+        weight_format=FORMATS[quantize],
+    )
     sampler = Sampler(backend.kernels, *config.watermark, worker.advance_progress)
     memory_fraction = config.shard.cuda_memory_fraction
     runner = ModelRunner(
-        model,
-        platform,
-        sampler,
-        worker.advance_progress,
-        kv_dtype,
-        memory_fraction,
-        constraints,
-        config.num_neighbours,
+        model=model,
+        platform=platform,
+        sampler=sampler,
+        on_progress=worker.advance_progress,
+        kv_dtype=kv_dtype,
+        memory_fraction=memory_fraction,
+        constraints=constraints,
+        num_neighbours=config.num_neighbours,
     )
-    blocks = _query_blocks(backend, model_config)
-    return Shard(runner, group, tokenizer, model_config, dtype, device, backend.name, *blocks, grammars)
+    block_queries, queries_per_token = _query_blocks(backend, model_config)
+    return Shard(
+        runner=runner,
+        group=group,
+        tokenizer=tokenizer,
+        model_config=model_config,
+        dtype=dtype,
+        device=device,
+        kernels=backend.name,
+        block_queries=block_queries,
+        queries_per_token=queries_per_token,
+        grammars=grammars,
+    )
 
 
 def _query_blocks(backend: Backend, config: ModelConfig | FallbackConfig) -> tuple[int, int]:

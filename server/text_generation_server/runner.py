@@ -37,12 +37,12 @@ from text_generation_server.step.warmup import (
 
 NO_SLOTS = torch.empty(0, dtype=torch.int32)
 NOTHING_SAMPLED = Sampled(
-    NO_SLOTS,
-    torch.empty(0),
-    torch.empty(0, dtype=torch.bool),
-    (),
-    torch.empty((0, 0), dtype=torch.int32),
-    torch.empty((0, 0)),
+    ids_R=NO_SLOTS,
+    logprobs_R=torch.empty(0),
+    finite_R=torch.empty(0, dtype=torch.bool),
+    top_counts=(),
+    top_ids_AK=torch.empty((0, 0), dtype=torch.int32),
+    top_logprobs_AK=torch.empty((0, 0)),
 )
 
 
@@ -269,19 +269,19 @@ class ModelRunner:
             if constraints:
                 failures |= constraints.failures
             return StepOutput(
-                step.batch.id,
-                batch_request_ids,
-                ids,
-                result.token_ids,
-                result.logprobs,
-                result.top_counts,
-                result.top_ids,
-                result.top_logprobs,
-                failures,
-                forwarded.ns_since(started),
-                done.ns_since(forwarded),
-                prompts,
-                constraints.complete_ids if constraints else (),
+                batch_id=step.batch.id,
+                batch_request_ids=batch_request_ids,
+                request_ids=ids,
+                token_ids=result.token_ids,
+                logprobs=result.logprobs,
+                top_counts=result.top_counts,
+                top_ids=result.top_ids,
+                top_logprobs=result.top_logprobs,
+                failures=failures,
+                forward_ns=forwarded.ns_since(started),
+                sampling_ns=done.ns_since(forwarded),
+                prompts=prompts,
+                complete_ids=constraints.complete_ids if constraints else (),
             )
 
         batch_request_ids = list(step.batch.request_ids)  # a copy: the next step may change the batch
@@ -312,7 +312,9 @@ class ModelRunner:
         sampled = None
         if logits is not None and self._samples_parts(step):
             model = self._model
-            sampled = self._sampler.sample_parts(logits, model.vocabulary, model.vocab_size, rows, index, self._group)
+            sampled = self._sampler.sample_parts(
+                logits, model.vocabulary, model.vocab_size, rows=rows, index=index, group=self._group
+            )
         elif logits is not None:
             sampled = self._sampler(logits, rows, index, newest, masks)
         if sampled is not None:

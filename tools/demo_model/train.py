@@ -60,10 +60,42 @@ class TrainingStage:
 STAGES = (
     TrainingStage(FIRST_MIX, 3e-3, 0.64, 0.17, ((256, 32, 6_000_000), (512, 16, 8_100_000))),
     TrainingStage(SECOND_MIX, 1.5e-3, 0.2, 0.02, ((512, 16, 4_000_000), (CONTEXT, 4, 1_000_000))),
-    TrainingStage(SECOND_MIX, 1.5e-3, 0.2, 0.02, ((512, 8, 4_300_000),), ToolMix(0.6, 0.5, 0.15), 0.0),
-    TrainingStage(SECOND_MIX, 1.5e-3, 0.4, 1.0, ((512, 8, 1_650_000),), ToolMix(0.6, 0.15, 0.25), 0.1),
-    TrainingStage(SECOND_MIX, 1.5e-3, 0.1, 0.02, ((512, 8, 2_500_000),), ToolMix(0.6, 0.15, 0.4), 0.1),
-    TrainingStage(THIRD_MIX, 6e-4, 0.1, 0.02, ((512, 8, 600_000),), ToolMix(0.4, 0.15, 0.4, 0.12), 0.1),
+    TrainingStage(
+        mix=SECOND_MIX,
+        peak=1.5e-3,
+        decay_from=0.2,
+        end=0.02,
+        phases=((512, 8, 4_300_000),),
+        tools=ToolMix(0.6, 0.5, 0.15),
+        question_weight=0.0,
+    ),
+    TrainingStage(
+        mix=SECOND_MIX,
+        peak=1.5e-3,
+        decay_from=0.4,
+        end=1.0,
+        phases=((512, 8, 1_650_000),),
+        tools=ToolMix(0.6, 0.15, 0.25),
+        question_weight=0.1,
+    ),
+    TrainingStage(
+        mix=SECOND_MIX,
+        peak=1.5e-3,
+        decay_from=0.1,
+        end=0.02,
+        phases=((512, 8, 2_500_000),),
+        tools=ToolMix(0.6, 0.15, 0.4),
+        question_weight=0.1,
+    ),
+    TrainingStage(
+        mix=THIRD_MIX,
+        peak=6e-4,
+        decay_from=0.1,
+        end=0.02,
+        phases=((512, 8, 600_000),),
+        tools=ToolMix(0.4, 0.15, 0.4, 0.12),
+        question_weight=0.1,
+    ),
 )
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 

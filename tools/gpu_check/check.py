@@ -61,7 +61,14 @@ class Check:
     def _report(self) -> CheckReport:
         ran = {result.name for result in self._done}
         waiting = [stage.name for stage in self._stages if stage.name not in ran]
-        return CheckReport(self._plan, self._device, self._on_gpu, self._date, tuple(self._done), waiting)
+        return CheckReport(
+            plan=self._plan,
+            device=self._device,
+            on_gpu=self._on_gpu,
+            date=self._date,
+            stages=tuple(self._done),
+            waiting=waiting,
+        )
 
     def _write(self) -> None:
         if self._out is not None:

@@ -24,14 +24,14 @@ TESTS = "server/text_generation_server/kernels/tests"
 LEFT_OUT = ("test_triton_compiles.py", "test_tune.py")
 # A warning is not a wrong number. Nothing is captured, so that the log has what a driver prints before a process ends.
 OPTIONS = ("-q", "-s", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-o", "filterwarnings=default",
-           "--import-mode=importlib", f"--rootdir={ROOT}", f"--confcutdir={ROOT}")  # fmt: skip
+           "--disable-plugin-autoload", "--import-mode=importlib", f"--rootdir={ROOT}",
+           f"--confcutdir={ROOT}")  # fmt: skip
 # A few tests of the table, by pytest's -k: at least one for each part, since a stage that finds nothing has failed.
 REHEARSED = "triton and (silu_mul_takes or embed_picks or norm_of_a_sum)"
 
 
 def run_part(context: Context, part: str, parts: str) -> Iterator[Case]:
     """Every `parts`-th test of the Triton kernels, from number `part` on. Gives no cases: pytest runs the tests."""
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     # pytest would take the SystemExit of the usual handler for a test's failure, and go on.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
     loop = TestLoop(context, int(part), int(parts))

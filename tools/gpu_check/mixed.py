@@ -17,7 +17,9 @@ from text_generation_server.kernels.interface import Kernels
 
 BITS, COST = "A row alone and beside a chunk, to the bit", "Mixed steps"
 STEPS = 3
-REHEARSED = LlamaShape(64, 96, 1, 4, 2, 2000, 1024, tied=False)
+REHEARSED = LlamaShape(
+    hidden=64, intermediate=96, layers=1, heads=4, kv_heads=2, vocabulary=2000, max_positions=1024, tied=False
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,15 @@ def same_bits(context: Context, length: int) -> Measured:
     """Two tokens after a context, decoded alone, and with the second of them beside another request's chunk."""
     chunk, dtype = (100, torch.bfloat16) if context.on_gpu else (9, torch.float16)
     shape = replace(LLAMA_8B, layers=2) if context.on_gpu else REHEARSED
-    load = RunnerLoad(shape, 2, length + 200, chunk + 1, length + chunk + 1 + 2 * SPARE, dtype, graphs=False)
+    load = RunnerLoad(
+        shape=shape,
+        rows=2,
+        longest=length + 200,
+        chunk=chunk + 1,
+        slots=length + chunk + 1 + 2 * SPARE,
+        dtype=dtype,
+        graphs=False,
+    )
     triton, _ = backends()
     with fixed_order(context):
         runner = make_runner(load, context.device, cast(Kernels, RowByRow(triton)))

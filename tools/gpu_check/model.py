@@ -5,7 +5,9 @@ import torch
 from text_generation_benchmark.shapes import LlamaShape
 from text_generation_server.models.kv_cache import SCALE, SCALED
 
-REHEARSED = LlamaShape(128, 320, 2, 4, 2, 4000, 1024, tied=False)
+REHEARSED = LlamaShape(
+    hidden=128, intermediate=320, layers=2, heads=4, kv_heads=2, vocabulary=4000, max_positions=1024, tied=False
+)
 ITEM_BYTES = 2  # bytes of a bfloat16 number
 
 

@@ -36,9 +36,16 @@ class PeerSizes:
     backends: tuple[str, ...]
 
 
-ON_GPU = PeerSizes(replace(LLAMA_8B, layers=LAYERS), 4096, 64, 1000, torch.bfloat16, ("flash", "cuDNN"))
+ON_GPU = PeerSizes(
+    shape=replace(LLAMA_8B, layers=LAYERS),
+    prompt=4096,
+    rows=64,
+    context=1000,
+    dtype=torch.bfloat16,
+    backends=("flash", "cuDNN"),
+)
 # Triton's interpreter computes bfloat16 wrongly.
-REHEARSAL = PeerSizes(REHEARSED, 40, 2, 20, torch.float16, ("math",))
+REHEARSAL = PeerSizes(shape=REHEARSED, prompt=40, rows=2, context=20, dtype=torch.float16, backends=("math",))
 
 
 def measure(context: Context) -> Iterator[Case]:
@@ -62,7 +69,10 @@ def prefill(context: Context, sizes: PeerSizes) -> Iterable[Measured]:
     table = random_table(1, tokens, tokens, device)
     options = AttentionOptions(shape.head_size**-0.5)
     what = f"a prompt of {tokens}"
-    ours = seconds_per_call([lambda: triton.attend(q, layer, table, none, none, segments, options)], device)
+    ours = seconds_per_call(
+        [lambda: triton.attend(q, layer, table, rows_R=none, lengths_R=none, segments=segments, options=options)],
+        device,
+    )
     yield Measured({"what": f"{what}: ours", "µs": f"{1e6 * ours:.1f}", "times ours": "1.00"})
     keys, values = (part.transpose(0, 1).unsqueeze(0).contiguous() for part in layer.heads[:tokens].chunk(2, dim=1))
     queries = q.transpose(0, 1).unsqueeze(0).contiguous()
@@ -83,7 +93,10 @@ def decode(context: Context, sizes: PeerSizes) -> Iterable[Measured]:
     numbers, lengths = torch.arange(rows, dtype=torch.int32, device=device), int32([length] * rows, device)
     options = AttentionOptions(shape.head_size**-0.5)
     what = f"{rows} rows of {length}"
-    ours = seconds_per_call([lambda: triton.attend(q, layer, table, numbers, lengths, None, options)], device)
+    ours = seconds_per_call(
+        [lambda: triton.attend(q, layer, table, rows_R=numbers, lengths_R=lengths, segments=None, options=options)],
+        device,
+    )
     yield Measured({"what": f"{what}: ours", "µs": f"{1e6 * ours:.1f}", "times ours": "1.00"})
     slots = table.flatten().long()
 

@@ -146,7 +146,9 @@ def decode_attention(bench: Bench, load: DecodeLoad) -> Work:
         )
         q = bench.numbers(load.rows, heads, size)
         kv = random_layer(slots, load.kv_heads, size, load.cache, device)
-        return lambda: bench.kernels.attend(q, kv, table, rows, lengths, None, AttentionOptions(size**-0.5))
+        return lambda: bench.kernels.attend(
+            q, kv, table, rows_R=rows, lengths_R=lengths, segments=None, options=AttentionOptions(size**-0.5)
+        )
 
     queries = 2 * bench.dtype.itemsize * load.rows * heads * size
     moved = slots * (slot_bytes(bench, load.kv_heads, load.cache) + 4) + queries
@@ -166,7 +168,9 @@ def prefill_attention(bench: Bench, start: int, end: int, cache: torch.dtype) ->
         segments, none = Segments(row, starts, offsets, tokens), int32([], device)
         q = bench.numbers(tokens, shape.heads, size)
         kv = random_layer(end, shape.kv_heads, size, cache, device)
-        return lambda: bench.kernels.attend(q, kv, table, none, none, segments, AttentionOptions(size**-0.5))
+        return lambda: bench.kernels.attend(
+            q, kv, table, rows_R=none, lengths_R=none, segments=segments, options=AttentionOptions(size**-0.5)
+        )
 
     moved = end * slot_bytes(bench, shape.kv_heads, cache) + 2 * bench.dtype.itemsize * tokens * shape.heads * size
     flops = attention_flops(shape, end) - attention_flops(shape, start)
@@ -199,7 +203,7 @@ def row_kernels(bench: Bench, tokens: int) -> Iterator[Work]:
         slots = torch.randperm(tokens, device=device).int()
         rotary = (torch.ones(tokens, size // 2, device=device), torch.zeros(tokens, size // 2, device=device))
         heads = (shape.heads, shape.kv_heads)
-        return lambda: kernels.rope_and_store_kv(qkv, heads, rotary, positions, kv, slots)
+        return lambda: kernels.rope_and_store_kv(qkv, heads, rotary, positions_T=positions, kv=kv, slots_T=slots)
 
     yield Work("embed", said, 2 * item * tokens * hidden, 0, embed)
     yield Work("add_rms_norm", said, 4 * item * tokens * hidden, 0, norm)

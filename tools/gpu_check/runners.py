@@ -59,9 +59,16 @@ def make_runner(
         recorder = CudaRecorder()
         graphs, mixed_graphs = DecodeGraphs(DEFAULT_SIZES, recorder), DecodeGraphs(MIXED_SIZES, recorder, unit="tokens")
     own = kernels or select_backend(device).kernels
-    platform = Platform(device, own, Group(0, 1, Alone()), graphs, moments_of(device), mixed_graphs)
+    platform = Platform(
+        device=device,
+        kernels=own,
+        group=Group(0, 1, Alone()),
+        graphs=graphs,
+        mark=moments_of(device),
+        mixed_graphs=mixed_graphs,
+    )
     files = DummyFiles(config, device, load.dtype)
-    model = get_model(files, config, platform, load.dtype, load.longest, _nothing)
+    model = get_model(files, config, platform, dtype=load.dtype, max_total_tokens=load.longest, on_tensor=_nothing)
     runner = ModelRunner(model, platform, Sampler(own, 0.5, 2.0), _nothing, constraints=constraints)
     runner.warmup(load.chunk, load.longest, load.rows, load.slots)
     return runner
@@ -99,7 +106,17 @@ class Player:
         sampling = self.sampling.get(request, GREEDY)
         own, self._free = self._free.tensor_split([tokens + SPARE])
         self._slots[request] = own
-        return PromptChunk(request, start, end, end == tokens, ids, own[:tokens], tokens, sampling, logprobs)
+        return PromptChunk(
+            request_id=request,
+            start=start,
+            end=end,
+            last=end == tokens,
+            ids=ids,
+            slots=own[:tokens],
+            prompt_length=tokens,
+            sampling=sampling,
+            prompt_logprobs=logprobs,
+        )
 
     def launch(self, decoding: Sequence[int], chunks: Sequence[PromptChunk] = ()) -> Pending[StepOutput]:
         """One step: a token for each request of `decoding`, and the chunks."""

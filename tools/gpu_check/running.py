@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,19 +27,23 @@ def command_of(request: Path) -> list[str]:
     return [sys.executable, "-m", "gpu_check.stages", str(request)]
 
 
+def with_variables(variables: Mapping[str, str], command: Sequence[str]) -> list[str]:
+    """The command with these variables, beside those of this process."""
+    return ["env", *(f"{name}={value}" for name, value in variables.items()), *command]
+
+
 def launcher(known: Known, interpret: bool) -> Launch:
     """`interpret`: without a GPU, kernels run in Triton's interpreter."""
 
     def launch(stage: Stage, only: str, journal: Path, log: Path, variables: Mapping[str, str]) -> Process:
         request = journal.with_suffix(f"{journal.suffix}.json")
         Request(stage.function, str(journal), known, only).write(request)
-        environment = {**os.environ, **variables, "PYTHONUNBUFFERED": "1"}
+        added = {**variables, "PYTHONUNBUFFERED": "1"}
         if interpret and stage.computes:
-            environment["TRITON_INTERPRET"] = "1"
+            added["TRITON_INTERPRET"] = "1"
+        command = with_variables(added, command_of(request))
         with log.open("ab") as output:
-            return subprocess.Popen(
-                command_of(request), stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-            )
+            return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
     return launch
 

@@ -1,7 +1,6 @@
 """compute-sanitizer on the first case of an earlier stage that failed: it names the thread and the address of a bad
 access to memory."""
 
-import os
 import shutil
 import subprocess
 import tempfile
@@ -9,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gpu_check.findings import Case, Context, FailedCase, Measured, Request
-from gpu_check.running import command_of
+from gpu_check.running import command_of, with_variables
 
 TABLE = "compute-sanitizer on the first case that failed"
 PROGRAM = "compute-sanitizer"
@@ -37,9 +36,9 @@ def run(failed: FailedCase) -> Iterable[Measured]:
         Request(failed.function, str(Path(folder) / "journal"), only=failed.case).write(request)
         command = [program, "--tool", "memcheck", "--error-exitcode", str(FOUND), *command_of(request)]
         # torch's allocator would hand out parts of large blocks, within which no access is out of bounds.
-        environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        command = with_variables({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, command)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         except subprocess.TimeoutExpired as error:
             output = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else ""
             print(output)

@@ -111,10 +111,10 @@ def served(context: Context, plan: ServerPlan) -> Iterator[Case]:
             return
         for workload in plan.decodes:
             cells = server | {"streams": str(workload.concurrency)}
-            yield Case(DECODE, cells, partial(_decode, context, plan, command.port, prompts, workload))
+            yield Case(DECODE, cells, partial(_decode, context, plan, command.port, prompts, workload=workload))
         if plan.prompt:
             cells = server | {"tokens": str(plan.prompt.input_tokens)}
-            yield Case(PREFILL, cells, partial(_prefill, context, plan, command.port, prompts, plan.prompt))
+            yield Case(PREFILL, cells, partial(_prefill, context, plan, command.port, prompts, workload=plan.prompt))
         if plan.beside:
             cells = server | {"streams": f"{plan.beside[0].concurrency}, and a prompt"}
             yield Case(BESIDE, cells, partial(_beside, command.port, prompts, *plan.beside))

@@ -39,9 +39,29 @@ class SmokeSizes:
     caches: tuple[torch.dtype, ...]
 
 
-ON_GPU = SmokeSizes(LLAMA_8B, 64, 1000, 4608, 4096, 512, 8, torch.bfloat16, (torch.bfloat16, FP8, torch.int8))
+ON_GPU = SmokeSizes(
+    shape=LLAMA_8B,
+    rows=64,
+    length=1000,
+    width=4608,
+    prompt=4096,
+    window=512,
+    experts=8,
+    dtype=torch.bfloat16,
+    caches=(torch.bfloat16, FP8, torch.int8),
+)
 # Triton's interpreter computes bfloat16 wrongly, and loses carries when it rounds to fp8.
-REHEARSAL = SmokeSizes(REHEARSED, 2, 70, 80, 40, 24, 3, torch.float16, (torch.float16, torch.int8))
+REHEARSAL = SmokeSizes(
+    shape=REHEARSED,
+    rows=2,
+    length=70,
+    width=80,
+    prompt=40,
+    window=24,
+    experts=3,
+    dtype=torch.float16,
+    caches=(torch.float16, torch.int8),
+)
 
 
 def compare_all(context: Context) -> Iterator[Case]:
@@ -211,7 +231,7 @@ class Smoke:
             # torch cannot scatter fp8 on every device, so the reference keeps the numbers of the model's type.
             own = layer if kernels is self._triton or cache != FP8 else KvLayer(layer.heads.to(self.sizes.dtype))
             heads, rotary = (shape.heads, shape.kv_heads), (angles.cos(), angles.sin())
-            q = kernels.rope_and_store_kv(qkv.clone(), heads, rotary, positions, own, slots)
+            q = kernels.rope_and_store_kv(qkv.clone(), heads, rotary, positions_T=positions, kv=own, slots_T=slots)
             results.append((q, numbers_of(own)[slots.long()]))
         (q, stored), (expected_q, expected) = results
         compared = close(q, expected_q, self.sizes.dtype)
@@ -238,7 +258,7 @@ class Smoke:
         kv = random_layer(rows * self.sizes.length, shape.kv_heads, shape.head_size, cache, self._device)
         index = torch.arange(rows, dtype=torch.int32, device=self._device).flip(0).contiguous()
         lengths = self.sizes.length - torch.arange(rows, dtype=torch.int32, device=self._device) % 7
-        return self._attend(rows, kv, table, index, lengths, None, options)
+        return self._attend(rows, kv, table, rows_R=index, lengths_R=lengths, segments=None, options=options)
 
     def prefill(self, cache: torch.dtype, options: str = "") -> Measured:
         """A prompt, and a chunk behind a cached prefix."""
@@ -250,7 +270,7 @@ class Smoke:
         starts, offsets = int32([0, prefix], self._device), int32([0, prompt, tokens], self._device)
         segments = Segments(int32([0, 1], self._device), starts, offsets, tokens)
         none = int32([], self._device)
-        return self._attend(tokens, kv, table, none, none, segments, options)
+        return self._attend(tokens, kv, table, rows_R=none, lengths_R=none, segments=segments, options=options)
 
     def _attend(
         self, tokens: int, kv: KvLayer, table: Tensor, rows_R: Tensor, lengths_R: Tensor, segments: Segments | None,

@@ -39,12 +39,16 @@ def run_cases(cases: Iterable[Case], context: Context) -> bool:
                 journal.add(case.name, case.finding(measured))
             wait_for(context.device)  # an error of a kernel belongs to the case that launched the kernel
         except Exception as error:  # any error of a case is reported as a result of the check
-            journal.add(case.name, case.finding(Measured(failure=reason(error))))
+            report_failure(journal, case, error)
             if is_broken(context.device):
                 journal.end(case.name, broken=True)
                 return False
         journal.end(case.name)
     return True
+
+
+def report_failure(journal: Journal, case: Case, error: Exception) -> None:
+    journal.add(case.name, case.finding(Measured(failure=reason(error))))
 
 
 def reason(error: Exception) -> str:

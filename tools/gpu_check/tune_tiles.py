@@ -41,9 +41,18 @@ def tune_all(context: Context) -> Iterator[Case]:
         return
     gpu = gpu_of(context.device)
     loads = {"attend_decode": tune.DECODES, "attend_prefill": tune.PREFILLS}
-    tuning = Tuning(gpu, context.device, gpu.table, loads, compiled, tune.milliseconds)
+    tuning = Tuning(
+        gpu=gpu, device=context.device, table=gpu.table, loads=loads, usable=compiled, milliseconds=tune.milliseconds
+    )
     for cache in CACHES:
-        shape = AttentionShape(gpu.capability, torch.bfloat16, cache, GROUP, HEAD_SIZE, KV_HEADS)
+        shape = AttentionShape(
+            capability=gpu.capability,
+            dtype=torch.bfloat16,
+            cache=cache,
+            group=GROUP,
+            head_size=HEAD_SIZE,
+            kv_heads=KV_HEADS,
+        )
         cells = {"cache": str(cache).removeprefix("torch.")}
         yield Case(TABLE, cells, partial(tune_shape, tuning, shape, context))
 
@@ -93,7 +102,7 @@ def said(tile: Tile) -> str:
 
 def rehearse(context: Context) -> Iterable[Measured]:
     """The same with two tiles in the interpreter, and a table that is thrown away."""
-    shape = AttentionShape(90, torch.float16, torch.float16, 2, 16, 1)
+    shape = AttentionShape(capability=90, dtype=torch.float16, cache=torch.float16, group=2, head_size=16, kv_heads=1)
     dtype = attention_dtype(shape.dtype, shape.cache)
     gpu = Gpu("rehearsed", 90)
 
@@ -108,5 +117,13 @@ def rehearse(context: Context) -> Iterable[Measured]:
 
     loads = {"attend_decode": ((1, 70),), "attend_prefill": ((0, 40),)}
     with tempfile.TemporaryDirectory(prefix="tgi-gpu-check-") as folder:
-        tuning = Tuning(gpu, context.device, Path(folder) / "rehearsed.json", loads, two, milliseconds, cold_bytes=1)
+        tuning = Tuning(
+            gpu=gpu,
+            device=context.device,
+            table=Path(folder) / "rehearsed.json",
+            loads=loads,
+            usable=two,
+            milliseconds=milliseconds,
+            cold_bytes=1,
+        )
         yield from tune_shape(tuning, shape, context)

@@ -9,6 +9,7 @@ needs no other library. Each run has a copy of the repository and a session of i
 import argparse
 import hashlib
 import json
+import os
 import random
 import sys
 import tempfile
@@ -39,7 +40,7 @@ def main() -> int:
     draws = draw(ROOMS, options.seed, options.total, options.least)
     rows = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copies = [Copy(ROOT, Path(folder, str(i))) for i in range(options.workers)]
+        copies = [Copy(ROOT, Path(folder, str(i)), os.environ) for i in range(options.workers)]
         for room, (drawn, of) in zip(ROOMS, draws, strict=True):
             if options.room in (None, room.name):
                 outcomes = Outcomes(options.out, drawn, equivalents)

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
@@ -16,9 +17,11 @@ BUILT = ("proto/text_generation_proto", "server/text_generation_server/kernels/c
 
 
 class Copy:
-    def __init__(self, source: Path, root: Path) -> None:
+    def __init__(self, source: Path, root: Path, environ: Mapping[str, str]) -> None:
+        """`environ`: the environment of this process."""
         root.mkdir(exist_ok=True)
         self.root = root
+        self._environ = environ
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=source, check=True, capture_output=True, text=True,
@@ -37,11 +40,13 @@ class Copy:
     def environment(self) -> dict[str, str]:
         """The environment of the tests and of the processes that they start: our code is imported from the copy."""
         scripts = str(Path(sys.executable).parent)
-        return os.environ | {
+        return {
+            **self._environ,
             "PYTHONPATH": os.pathsep.join(self.python_path),
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
-            "PATH": scripts + os.pathsep + os.environ.get("PATH", ""),
+            "TRITON_INTERPRET": "1",  # read when triton is imported, see server/conftest.py
+            "PATH": scripts + os.pathsep + self._environ.get("PATH", ""),
         }
 
     def change(self, mutant: Mutant) -> str:

@@ -36,7 +36,6 @@ MEMORY_BYTES = 8 << 30  # stops a loop that never ends and collects values
 
 def main() -> None:
     log, limit_s, libraries, *tests = sys.argv[1:]
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, see server/conftest.py
     for library in libraries.split():
         importlib.import_module(library)
     if "hypothesis" in sys.modules:

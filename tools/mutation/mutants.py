@@ -39,9 +39,7 @@ class Mutant:
         return source[: self.start] + self.text + source[self.end :]
 
     def diff(self, source: str) -> str:
-        lines = unified_diff(
-            source.splitlines(), self.applied(source).splitlines(), self.path, self.path, "", "", 1, ""
-        )
+        lines = unified_diff(source.splitlines(), self.applied(source).splitlines(), n=1, lineterm="")
         return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
 
 
@@ -56,7 +54,15 @@ def mutants_of(path: Path, name: str) -> list[Mutant]:
         key = (name, change.where, change.operator, change.statement, source[change.start : change.end], change.text)
         seen[key] += 1
         number = hashlib.sha256("\0".join([*key, str(seen[key])]).encode()).hexdigest()[:10]
-        mutant = Mutant(number, name, change.operator, change.where, change.start, change.end, change.text)
+        mutant = Mutant(
+            id=number,
+            path=name,
+            operator=change.operator,
+            where=change.where,
+            start=change.start,
+            end=change.end,
+            text=change.text,
+        )
         if _compiles(mutant.applied(source)):
             mutants.append(mutant)
     return mutants
@@ -128,7 +134,16 @@ class _Finder(ast.NodeVisitor):
     def _add(self, operator: str, node: ast.stmt | ast.expr, text: str) -> None:
         assert node.end_lineno is not None and node.end_col_offset is not None
         start, end = self._at(node.lineno, node.col_offset), self._at(node.end_lineno, node.end_col_offset)
-        self.changes.append(_Change(operator, ".".join(self._where), self._statement, start, end, text))
+        self.changes.append(
+            _Change(
+                operator=operator,
+                where=".".join(self._where),
+                statement=self._statement,
+                start=start,
+                end=end,
+                text=text,
+            )
+        )
 
     def _at(self, line: int, column: int) -> int:
         return self._starts[line - 1] + len(self._lines[line - 1][:column].decode())

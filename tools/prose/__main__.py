@@ -16,6 +16,7 @@ from prose.check import PATTERNS, Checker, ProseFinding
 from prose.texts import COMMENT, DOCSTRING, TRAILING, ProseText, texts_of
 
 ROOT = Path(__file__).parent.parent.parent
+LISTED = ("-z", "--cached", "--others", "--exclude-standard")
 
 
 def main() -> int:
@@ -56,7 +57,7 @@ def files(paths: Sequence[str]) -> list[str]:
     """Names of the files below `paths` that are under version control or could be added to it: git does not ignore
     them.
     """
-    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *paths)
+    listed = _git("ls-files", *LISTED, "--", *paths)
     return sorted({name for name in listed.split("\0") if name and (ROOT / name).is_file()})
 
 

@@ -95,4 +95,12 @@ class Checker:
 def _pattern(entry: Mapping[str, Any]) -> Pattern:
     regex = re.compile(entry["regex"], re.IGNORECASE)
     wrong, right = tuple(entry["wrong"]), tuple(entry["right"])
-    return Pattern(entry["name"], regex, entry["why"], entry["say"], wrong, right, frozenset(entry.get("kinds", ())))
+    return Pattern(
+        name=entry["name"],
+        regex=regex,
+        why=entry["why"],
+        say=entry["say"],
+        wrong=wrong,
+        right=right,
+        kinds=frozenset(entry.get("kinds", ())),
+    )

@@ -61,8 +61,11 @@ class Checks:
     def _broad(self, path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
         for node in ast.walk(tree):
             match node:
-                case ast.ExceptHandler() if _is_broad(node.type) and not self._has_end(node.body):
-                    yield node.lineno, f"handles every error, {NO_END}: handle the errors that are expected, by name"
+                case ast.Try() | ast.TryStar():
+                    handlers = (handler for handler in node.handlers if _is_broad(handler.type))
+                    found = (handler for handler in handlers if not self._has_end([*handler.body, *node.finalbody]))
+                    text = f"handles every error, {NO_END}: handle the errors that are expected, by name"
+                    yield from ((handler.lineno, text) for handler in found)
                 case ast.Call(func=function) if _name(function) == "suppress" and any(map(_is_broad, node.args)):
                     yield node.lineno, "suppresses every error: suppress the errors that are expected, by name"
 

@@ -52,7 +52,7 @@ class Authority:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"CA of {deployment_name(deployment)}")])
         now = now or datetime.now(UTC)
         uri = x509.UniformResourceIdentifier(f"spiffe://{deployment}")
-        builder = _begun(name, name, key, now, now + timedelta(days=days), [uri])
+        builder = _begun(name, name, key, begin=now, end=now + timedelta(days=days), names=[uri])
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_key_usage(_CA_USAGE), critical=True)
         return cls(builder.sign(key, SHA256()), key, deployment)
@@ -89,7 +89,7 @@ class Authority:
         names = [x509.UniformResourceIdentifier(identity.uri), _host(host), x509.DNSName(server_name)]
         common_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{identity.role} of {identity.deployment}")])
         until = min(now + timedelta(days=days), self.expires)
-        builder = _begun(common_name, self._certificate.subject, key, now, until, names)
+        builder = _begun(common_name, self._certificate.subject, key, begin=now, end=until, names=names)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_key_usage(_LEAF_USAGE), critical=True)
         usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])

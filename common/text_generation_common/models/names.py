@@ -101,27 +101,40 @@ class TensorNames:
         return found
 
 
-def _layer(qkv: str, output: str, gate: str, up: str, down: str, attention_norm: str, mlp_norm: str) -> LayerNames:
+def _layer(qkv: str, output: str, up: str, down: str, attention_norm: str, mlp_norm: str, gate: str = "") -> LayerNames:
     """`qkv`: a name with {} in the place of q, k and v, or that of one tensor for all of them."""
     queries, keys, values = (qkv.format(kind) for kind in "qkv")
-    return LayerNames(queries, keys, values, output, gate, up, down, attention_norm, mlp_norm)
+    return LayerNames(
+        queries=queries,
+        keys=keys,
+        values=values,
+        attention_output=output,
+        gate=gate,
+        up=up,
+        down=down,
+        attention_norm=attention_norm,
+        mlp_norm=mlp_norm,
+    )
 
 
 def _gated_mlp(kind: str, prefix: str) -> dict[str, str]:
     return {f"{kind}_{role}": f"{prefix}.{role}_proj" for role in ("gate", "up", "down")}
 
 
-_NORMS = ("input_layernorm", "post_attention_layernorm")
-_LLAMA_LAYER = _layer("self_attn.{}_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", *_NORMS)
-_OPT_LAYER = _layer(
-    "self_attn.{}_proj", "self_attn.out_proj", "", "fc1", "fc2", "self_attn_layer_norm", "final_layer_norm"
+_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+_LLAMA_LAYER = _layer(
+    "self_attn.{}_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj", gate="mlp.gate_proj", **_NORMS
 )
-_GPT2_LAYER = _layer("attn.c_attn", "attn.c_proj", "", "mlp.c_fc", "mlp.c_proj", "ln_1", "ln_2")
-_GPTJ_LAYER = _layer("attn.{}_proj", "attn.out_proj", "", "mlp.fc_in", "mlp.fc_out", "ln_1", "ln_2")
-_MPT_LAYER = _layer("attn.Wqkv", "attn.out_proj", "", "ffn.up_proj", "ffn.down_proj", "norm_1", "norm_2")
-_MEGATRON = ("", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", *_NORMS)
-_NEOX_LAYER = _layer("attention.query_key_value", "attention.dense", *_MEGATRON)
-_FALCON_LAYER = _layer("self_attention.query_key_value", "self_attention.dense", *_MEGATRON)
+_OPT_NORMS = {"attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm"}
+_OPT_LAYER = _layer("self_attn.{}_proj", "self_attn.out_proj", "fc1", "fc2", **_OPT_NORMS)
+_GPT2_NORMS = {"attention_norm": "ln_1", "mlp_norm": "ln_2"}
+_GPT2_LAYER = _layer("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj", **_GPT2_NORMS)
+_GPTJ_LAYER = _layer("attn.{}_proj", "attn.out_proj", "mlp.fc_in", "mlp.fc_out", **_GPT2_NORMS)
+_MPT_NORMS = {"attention_norm": "norm_1", "mlp_norm": "norm_2"}
+_MPT_LAYER = _layer("attn.Wqkv", "attn.out_proj", "ffn.up_proj", "ffn.down_proj", **_MPT_NORMS)
+_MEGATRON = {"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h", **_NORMS}
+_NEOX_LAYER = _layer("attention.query_key_value", "attention.dense", **_MEGATRON)
+_FALCON_LAYER = _layer("self_attention.query_key_value", "self_attention.dense", **_MEGATRON)
 
 LLAMA = TensorNames("model.embed_tokens", "model.norm", "lm_head", "model.layers", _LLAMA_LAYER)
 _OPT = TensorNames(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from text_generation_common.errors import WeightsError, first_line
-from text_generation_common.secret_values import without_secrets
+from text_generation_common.secret_values import inherited_environment
 
 MIB = 2**20
 # A reader's memory beyond that of its imports, and its processor time.
@@ -25,7 +25,7 @@ def run_child(module: str, *arguments: str) -> None:
     """Runs `python -m module arguments…`. WeightsError with the last line of the child's stderr if it fails."""
     result = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        env=without_secrets(os.environ),
+        env=inherited_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -160,7 +160,13 @@ def join_group(
     if size == 1:
         return Group(rank, size, Alone())
     try:
-        return Group(rank, size, *_connect(rank, size, device, rendezvous, share_memory, join_s, wait_s))
+        return Group(
+            rank,
+            size,
+            *_connect(
+                rank, size, device, rendezvous=rendezvous, share_memory=share_memory, join_s=join_s, wait_s=wait_s
+            ),
+        )
     except RuntimeError as error:  # torch's stores and process groups raise RuntimeError and its subclasses
         reason = str(error).partition("\n")[0]
         raise GroupBroken(f"rank {rank} of {size} could not join its group within {join_s:.0f} s: {reason}") from error

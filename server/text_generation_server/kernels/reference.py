@@ -133,10 +133,15 @@ def attend(
         longest = _end_of_tile(length - options.first_seen(length - 1)) + TILE
         block = max(1, MAX_GATHERED // (longest * kv.heads[0].numel()))
         parts = zip(*(torch.split(t[:count], block) for t in (q_THD, rows_R, lengths_R)), strict=True)
-        out[:count] = torch.cat([_attend_decode(q, kv, table, rows, lengths, options) for q, rows, lengths in parts])
+        out[:count] = torch.cat(
+            [
+                _attend_decode(q, kv, table, rows_R=rows, lengths_R=lengths, options=options)
+                for q, rows, lengths in parts
+            ]
+        )
     for first, row, start, end in segments.runs() if segments is not None else ():
         last = first + end - start
-        out[first:last] = _attend_run(q_THD[first:last], kv, table, row, start, options)
+        out[first:last] = _attend_run(q_THD[first:last], kv, table, row=row, start=start, options=options)
     return out
 
 
@@ -155,7 +160,14 @@ def _attend_decode(
     q = q_RHD.view(rows, kv.kv_heads, group, size)
     q = F.pad(q, (0, 0, 0, max(0, MIN_QUERIES - group)))
     distances_RL = positions_RL - (lengths_R - 1).unsqueeze(1)
-    out = _attend(q, keys, values, seen_RL.view(rows, 1, 1, -1), distances_RL.view(rows, 1, 1, -1), options)
+    out = _attend(
+        q,
+        keys,
+        values,
+        visible=seen_RL.view(rows, 1, 1, -1),
+        distances=distances_RL.view(rows, 1, 1, -1),
+        options=options,
+    )
     return out[:, :, :group].reshape(rows, heads, size)
 
 
@@ -188,7 +200,9 @@ def _attend_run(q_THD: Tensor, kv: KvLayer, table: Tensor, row: int, start: int,
         visible = distances <= 0
         if options.window is not None:
             visible &= distances > -options.window
-        out = _attend(queries, keys[:, :, tiles], values[:, :, tiles], visible, distances, options)
+        out = _attend(
+            queries, keys[:, :, tiles], values[:, :, tiles], visible=visible, distances=distances, options=options
+        )
         blocks.append(out[0, :, : count * group].reshape(kv_heads, count, group, size))
     return torch.cat(blocks, dim=1).transpose(0, 1).reshape(tokens, heads, size)
 

@@ -44,11 +44,26 @@ def get_model(
     is the form in which linear layers keep their weights. ModelError, before any weights are read, if the files lack
     tensors that `config` asks for or have others, and if the model cannot be split over the ranks."""
     if isinstance(config, FallbackConfig):
-        return load_fallback(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format)
+        return load_fallback(
+            files,
+            config,
+            platform,
+            dtype=dtype,
+            max_total_tokens=max_total_tokens,
+            on_tensor=on_tensor,
+            weight_format=weight_format,
+        )
     config = with_checked_tensors(config, files.names, files.shape)
     if config.names.within and platform.group.rank == 0:
         logger.info("the text model alone is loaded: of the files, only the tensors under %s", config.names.within)
-    loader = Loader(files, platform, dtype, on_tensor, weight_format, config.names.transposed)
+    loader = Loader(
+        files=files,
+        platform=platform,
+        dtype=dtype,
+        on_tensor=on_tensor,
+        weight_format=weight_format,
+        transposed=config.names.transposed,
+    )
     model = Decoder(config, platform, loader, max_total_tokens)
     logger.info("loaded %d tensors, %.1f MiB read", loader.num_tensors, files.bytes_read / 2**20)
     return model

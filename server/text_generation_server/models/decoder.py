@@ -61,8 +61,18 @@ class Attention:
         kernels, qkv = self._kernels, self._qkv(x_TH)
         if self._norm_together is not None:
             self._norm_together(qkv)
-        q_THD = kernels.rope_and_store_kv(qkv, self._heads, rotary, step.positions_T, kv, step.slots_T, self._norms)
-        out = kernels.attend(q_THD, kv, step.table, step.rows_R, step.lengths_R, step.segments, self._options)
+        q_THD = kernels.rope_and_store_kv(
+            qkv, self._heads, rotary, positions_T=step.positions_T, kv=kv, slots_T=step.slots_T, norms=self._norms
+        )
+        out = kernels.attend(
+            q_THD,
+            kv,
+            step.table,
+            rows_R=step.rows_R,
+            lengths_R=step.lengths_R,
+            segments=step.segments,
+            options=self._options,
+        )
         return self._o(out.flatten(1))
 
 
@@ -116,7 +126,14 @@ class Decoder:
         def vocabulary_part(name: str) -> Tensor:
             return pad_rows(loader.rows(name, split.vocabulary), split.vocabulary_part)
 
-        parts = Parts(config, split, kernels, loader, platform.device, max_total_tokens)
+        parts = Parts(
+            config=config,
+            split=split,
+            kernels=kernels,
+            loader=loader,
+            device=platform.device,
+            max_total_tokens=max_total_tokens,
+        )
         self.vocab_size = config.vocab_size
         self.vocabulary = split.vocabulary
         self.dtype = loader.dtype
@@ -139,8 +156,15 @@ class Decoder:
             if config.tie_word_embeddings and torch.equal(head, embedding):
                 head = embedding
         head_bias = vocabulary_part(f"{names.head}.bias") if config.biases.head else None
-        logits = config.multipliers.logits, config.logits_softcap
-        self._head = Head(head, head_bias, config.vocab_size, kernels, group, *logits)
+        self._head = Head(
+            weight=head,
+            bias=head_bias,
+            vocab_size=config.vocab_size,
+            kernels=kernels,
+            group=group,
+            multiplier=config.multipliers.logits,
+            softcap=config.logits_softcap,
+        )
         # Where the head is the embedding, and holds it in another form, this form is the only one that is kept.
         look_up = self._head.look_up() if head is embedding else None
         self._embed = Embedding(look_up or (lambda ids_T: kernels.embed(ids_T, embedding)), split.vocabulary, group)
@@ -165,7 +189,7 @@ class Decoder:
         x = self._blocks[0].attention_norm(residual)
         next_norms = [*(block.attention_norm for block in self._blocks[1:]), self._norm]
         for block, next_norm, rotary, kv in zip(self._blocks, next_norms, self._rotary, cache, strict=True):
-            x, residual = block(x, residual, step, rotary, kv, next_norm)
+            x, residual = block(x, residual, step, rotary, kv, next_norm=next_norm)
             on_layer()
         return x
 

@@ -82,14 +82,14 @@ def make_plan(rows: Rows, index: tuple[int, ...], sorts: bool) -> SamplingPlan:
     counts = tuple(p.top_n_tokens for p in parameters)
     asking = [i for i, count in enumerate(counts) if count]
     return SamplingPlan(
-        index,
-        rows.parameters,
-        rows.parameters.version,
-        tuple(_block(rows, index, where) for where in _split(parameters, sorts)),
-        tuple(i for i, p in enumerate(parameters) if p.watermark),
-        tuple(i for i, p in enumerate(parameters) if p.grammar),
-        counts,
-        _int32(asking, rows.device) if asking else None,
+        index=index,
+        parameters=rows.parameters,
+        version=rows.parameters.version,
+        blocks=tuple(_block(rows, index, where) for where in _split(parameters, sorts)),
+        watermarked=tuple(i for i, p in enumerate(parameters) if p.watermark),
+        constrained=tuple(i for i, p in enumerate(parameters) if p.grammar),
+        top_counts=counts,
+        top_where=_int32(asking, rows.device) if asking else None,
     )
 
 
@@ -134,13 +134,13 @@ def _choices(rows: Rows, index: list[int]) -> Choices:
     )
     lists = [rows.parameters.lists[row] for row in index]
     return Choices(
-        rows_R, rows.history, rows.lengths, prompt_lengths_R, draws_R != 0, sent[11].view(torch.int64),
-        temperature_R, top_k_R, top_p_R, log_min_p_R, typical_p_R, repetition_R, frequency_R,
-        presence_R, bias_of(lists, rows.device), allowed_of(lists, rows.device), bans_of(lists, rows.device),
-        any_draws=any(p.do_sample for p in parameters),
-        any_penalties=any(penalizes(p) for p in parameters),
-        any_cuts=any(cuts(p) for p in parameters),
-        any_typical=any(p.typical_p < 1.0 for p in parameters),
+        rows_R=rows_R, history=rows.history, lengths=rows.lengths, prompt_lengths_R=prompt_lengths_R,
+        draws_R=draws_R != 0, seeds_R=sent[11].view(torch.int64), temperature_R=temperature_R, top_k_R=top_k_R,
+        top_p_R=top_p_R, log_min_p_R=log_min_p_R, typical_p_R=typical_p_R, repetition_penalty_R=repetition_R,
+        frequency_penalty_R=frequency_R, presence_penalty_R=presence_R, bias=bias_of(lists, rows.device),
+        allowed=allowed_of(lists, rows.device), bans=bans_of(lists, rows.device),
+        any_draws=any(p.do_sample for p in parameters), any_penalties=any(penalizes(p) for p in parameters),
+        any_cuts=any(cuts(p) for p in parameters), any_typical=any(p.typical_p < 1.0 for p in parameters),
     )  # fmt: skip
 
 

@@ -47,8 +47,15 @@ class Sampled:
         words, top_ids, top_logprobs = torch.split(move(packed), [self.words.numel(), *(top.numel() for top in tops)])
         chosen = Chosen.in_words(words.view_as(self.words), len(self.ids_R))
         shape = self.top_ids_AK.shape
-        moved_tops = top_ids.view(shape), top_logprobs.view(torch.float32).view(shape)
-        return Sampled(chosen.ids_R, chosen.logprobs_R, chosen.finite_R, self.top_counts, *moved_tops, chosen.words)
+        return Sampled(
+            ids_R=chosen.ids_R,
+            logprobs_R=chosen.logprobs_R,
+            finite_R=chosen.finite_R,
+            top_counts=self.top_counts,
+            top_ids_AK=top_ids.view(shape),
+            top_logprobs_AK=top_logprobs.view(torch.float32).view(shape),
+            words=chosen.words,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,13 @@ def read_out(sampled: Sampled) -> SampledOnHost:
     not_finite = [] if all(finite) else [i for i, is_finite in enumerate(finite) if not is_finite]
     without_token = [i for i in not_finite if sampled.logprobs_R[i] == MINUS_INFINITY]
     return SampledOnHost(
-        sampled.ids_R, sampled.logprobs_R, top_counts, top_ids, top_logprobs, not_finite, without_token
+        token_ids=sampled.ids_R,
+        logprobs=sampled.logprobs_R,
+        top_counts=top_counts,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        not_finite=not_finite,
+        without_token=without_token,
     )
 
 

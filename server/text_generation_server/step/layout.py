@@ -60,7 +60,15 @@ class DecodeInputs:
         if (missing := tokens - size) > 0:
             ids, positions = pad(ids, (0, missing)), pad(positions, (0, missing))
             slots_R = pad(slots_R, (0, missing), value=self._padding_slot)
-        return StepInput(ids, positions, slots_R, rows.table, rows_R, lengths, None)
+        return StepInput(
+            ids_T=ids,
+            positions_T=positions,
+            slots_T=slots_R,
+            table=rows.table,
+            rows_R=rows_R,
+            lengths_R=lengths,
+            segments=None,
+        )
 
     def rows_R(self, count: int) -> Tensor:
         return self._there[0, :count]
@@ -149,4 +157,12 @@ def _mixed_step_input(numbers: list[Tensor], rows: Rows, kernels: Kernels, chunk
         kernels.place(decode_rows, decode_slots, rows.history, rows.table, rows.lengths)
     ids, slots = rows.history[token_rows, positions], rows.table[token_rows, positions]
     segments = Segments(chunk_rows, starts, offsets, chunk_tokens)
-    return StepInput(ids, positions, slots, rows.table, decode_rows, lengths, segments)
+    return StepInput(
+        ids_T=ids,
+        positions_T=positions,
+        slots_T=slots,
+        table=rows.table,
+        rows_R=decode_rows,
+        lengths_R=lengths,
+        segments=segments,
+    )

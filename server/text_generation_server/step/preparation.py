@@ -106,7 +106,7 @@ class Planner:
             sampled_rows = (*decode.rows, *(row for _, row in lasts))
             sampled = _request_rows([*decode.request_ids, *(i for i, _ in lasts)], sampled_rows)
             scored = _scored_tokens([c.request_id for c in chunks], placed, rows.parameters, len(decode.rows))
-        return PreparedStep(batch, decode, slots, placed, sampled, scored)
+        return PreparedStep(batch=batch, decode=decode, slots_R=slots, chunks=placed, sampled=sampled, scored=scored)
 
     def _check(self, decoding: list[StepBatch], slots: Int32s, chunks: list[PromptChunk]) -> RequestRows:
         """Returns the decoding requests, in order. Raises StepError, and changes nothing."""
@@ -158,7 +158,14 @@ def _scored_tokens(
     ids, counts, top_counts, starts_C, rows_C, firsts_C = zip(*found, strict=True)
     within_P = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
     starts_P, rows_P, firsts_P = (np.repeat(np.array(x, np.int32), counts) for x in (starts_C, rows_C, firsts_C))
-    return ScoredTokens(ids, counts, top_counts, starts_P + within_P, rows_P, firsts_P + within_P)
+    return ScoredTokens(
+        request_ids=ids,
+        counts=counts,
+        top_counts=top_counts,
+        tokens_P=starts_P + within_P,
+        rows_P=rows_P,
+        positions_P=firsts_P + within_P,
+    )
 
 
 def _check_chunk(rows: Rows, limits: StepLimits, chunk: PromptChunk) -> None:

@@ -43,7 +43,17 @@ def small_steps(tokens: int, longest: int) -> list[WarmupStep]:
     length = min(SMALL_TOKENS, tokens, max(1, longest - 2))
     zeros = torch.zeros(length, dtype=torch.int32)
     first, second, third = (
-        PromptChunk(i, 0, length, True, zeros, zeros, length, sampling, prompt_logprobs)
+        PromptChunk(
+            request_id=i,
+            start=0,
+            end=length,
+            last=True,
+            ids=zeros,
+            slots=zeros,
+            prompt_length=length,
+            sampling=sampling,
+            prompt_logprobs=prompt_logprobs,
+        )
         for i, (sampling, prompt_logprobs) in enumerate([(EVERY_OPTION, 5), (EVERY_OPTION, 5), (NEUTRAL, None)])
     )
     has_room = length + 1 < longest  # for the token that the first prompt's row decodes
@@ -61,7 +71,18 @@ def largest_step(tokens: int, longest: int) -> list[PromptChunk]:
     for first in range(0, tokens, longest - 1):
         length = min(longest - 1, tokens - first)
         own_slots = slots[first : first + length]
-        chunks.append(PromptChunk(first, 0, length, True, ids[:length], own_slots, length, EVERY_OPTION))
+        chunks.append(
+            PromptChunk(
+                request_id=first,
+                start=0,
+                end=length,
+                last=True,
+                ids=ids[:length],
+                slots=own_slots,
+                prompt_length=length,
+                sampling=EVERY_OPTION,
+            )
+        )
     return chunks
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import TypeVar
@@ -78,7 +79,8 @@ def fetch_all(blobs: Sequence[Blob], headers: dict[str, str], progress: Progress
         httpx.Client(headers=headers, timeout=TIMEOUT, follow_redirects=True) as client,
         ThreadPoolExecutor(CONNECTIONS) as pool,
     ):
-        jobs = [pool.submit(_fetch_one, blob, client, progress, retries, stop) for blob in needed]
+        fetch_one = partial(_fetch_one, client=client, progress=progress, retries=retries, stop=stop)
+        jobs = [pool.submit(fetch_one, blob) for blob in needed]
         try:
             done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
         finally:

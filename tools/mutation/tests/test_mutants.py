@@ -2,6 +2,7 @@
 ones.
 """
 
+import os
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -93,7 +94,7 @@ def copy(tmp_path: Path) -> Copy:
     for command in (["git", "init", "-q"], ["git", "add", "-A"]):
         subprocess.run(command, cwd=source, check=True)
     root.mkdir()
-    return Copy(source, root)
+    return Copy(source, root, os.environ)
 
 
 def test_the_dead_the_survivors_and_those_that_never_end_are_told_apart(copy: Copy, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from rooms.__main__ import SPINE, exceeded, missing, spine, usage
 from rooms.checks import Checks, RoomFinding, unexpected
 from rooms.counting import ROOT, Room, code_lines, room_of
 
-CHECKS = Checks(frozenset({"chain"}), frozenset({"exit", "set_exception"}), ("cli.py", "kernels/build.py"))
+CHECKS = Checks(frozenset({"chain"}), frozenset({"_exit", "exit", "set_exception"}), ("cli.py", "kernels/build.py"))
 NAMES = ("router", "router/text", "launcher")
 
 SOURCE = '''"""A module
@@ -87,6 +87,10 @@ def test_a_bare_handler_and_a_suppression_of_every_error_are_found() -> None:
 @pytest.mark.parametrize("body", ["raise", "raise OtherError from None", "sys.exit(1)", "future.set_exception(error)"])
 def test_a_handler_of_every_error_may_raise_answer_and_end_the_process(body: str) -> None:
     assert findings(handler(body)) == []
+
+
+def test_a_block_whose_end_ends_the_process_may_handle_every_error() -> None:
+    assert findings(handler("log()") + "finally:\n    os._exit(1)\n") == []
 
 
 def test_a_handler_of_an_expected_error_may_do_anything() -> None:

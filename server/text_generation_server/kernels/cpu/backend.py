@@ -72,7 +72,15 @@ class CpuKernels:
         if not self.library.has("gemm") or weight.dtype == torch.float32 or not can_pack(weight, gated):
             return None
         return PackedLinear(
-            self.library, self.threads, self._scratch, self._pages, weight, bias, scales_N, gated, dtype
+            library=self.library,
+            threads=self.threads,
+            scratch=self._scratch,
+            pages=self._pages,
+            weight=weight,
+            bias=bias,
+            scales_N=scales_N,
+            gated=gated,
+            dtype=dtype,
         )
 
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:
@@ -122,7 +130,9 @@ class CpuKernels:
     ) -> Tensor:
         tokens, size = qkv.shape[0], kv.heads.shape[2]
         if not _fits(size):
-            return reference.rope_and_store_kv(qkv, heads, rotary, positions_T, kv, slots_T, norms)
+            return reference.rope_and_store_kv(
+                qkv, heads, rotary, positions_T=positions_T, kv=kv, slots_T=slots_T, norms=norms
+            )
         cos, sin = rotary
         self._call(
             qkv.numel(), "rope_and_store", qkv=qkv, tokens=tokens, heads=heads[0], kv_heads=heads[1], head_size=size,
@@ -142,13 +152,17 @@ class CpuKernels:
         options: AttentionOptions,
     ) -> Tensor:
         if not _fits(q_THD.shape[2]):
-            return reference.attend(q_THD, kv, table, rows_R, lengths_R, segments, options)
+            return reference.attend(
+                q_THD, kv, table, rows_R=rows_R, lengths_R=lengths_R, segments=segments, options=options
+            )
         out = torch.empty(q_THD.shape, dtype=q_THD.dtype)
         if segments is None:
-            self._attend_tokens(q_THD, kv, table, rows_R, lengths_R, options, out)
+            self._attend_tokens(q_THD, kv, table, rows=rows_R, lengths=lengths_R, options=options, out=out)
             done = len(rows_R)
         else:
-            done = self._attend_runs(q_THD, kv, table, _runs(rows_R, lengths_R, segments), options, out)
+            done = self._attend_runs(
+                q_THD, kv, table, all_runs=_runs(rows_R, lengths_R, segments), options=options, out=out
+            )
         if done < len(out):
             out[done:] = 0
         return out
@@ -166,11 +180,12 @@ class CpuKernels:
             last = first + sum(end - start for _, start, end in runs)
             q, into = q_THD[first:last], out[first:last]
             if short:
-                self._attend_tokens(q, kv, table, *_tokens(runs), options, into)
+                rows, lengths = _tokens(runs)
+                self._attend_tokens(q, kv, table, rows=rows, lengths=lengths, options=options, out=into)
             elif on_matrix_unit:
-                self._attend_chunks(q, kv, table, runs, options, into)
+                self._attend_chunks(q, kv, table, runs=runs, options=options, out=into)
             else:
-                self._attend_in_lanes(q, kv, table, runs, options, into)
+                self._attend_in_lanes(q, kv, table, runs=runs, options=options, out=into)
             first = last
         return first
 
@@ -244,7 +259,7 @@ class CpuKernels:
         if x_TH.shape[1] % LANES:
             return reference.layer_norm(x_TH, weight_H, bias_H, eps)
         out = torch.empty_like(x_TH)
-        self._layer_norm(x_TH, None, weight_H, bias_H, eps, out)
+        self._layer_norm(x_TH, None, weight_H, bias=bias_H, eps=eps, out=out)
         return out
 
     def add_layer_norm(
@@ -252,7 +267,7 @@ class CpuKernels:
     ) -> tuple[Tensor, Tensor]:
         if x_TH.shape[1] % LANES:
             return reference.add_layer_norm(x_TH, residual_TH, weight_H, bias_H, eps)
-        self._layer_norm(x_TH, residual_TH, weight_H, bias_H, eps, x_TH)
+        self._layer_norm(x_TH, residual_TH, weight_H, bias=bias_H, eps=eps, out=x_TH)
         return x_TH, residual_TH
 
     def _layer_norm(

@@ -17,8 +17,8 @@ def place(
     assert rows_R.is_contiguous() and slots_R.is_contiguous() and history.is_contiguous() and table.is_contiguous()
     ids_R, positions_R, lengths_R = torch.empty((3, count), dtype=torch.int32, device=history.device)
     _place[(triton.cdiv(count, BLOCK),)](
-        rows_R, slots_R, history, table, lengths, ids_R, positions_R, lengths_R,
-        history.shape[1], table.shape[1], count, BLOCK=BLOCK,
+        rows_R, slots_R, history, table, lengths, ids=ids_R, positions=positions_R, lengths_out=lengths_R,
+        history_width=history.shape[1], table_width=table.shape[1], count=count, BLOCK=BLOCK,
     )  # fmt: skip
     return ids_R, positions_R, lengths_R
 
@@ -46,7 +46,7 @@ def _place(
 def advance(history: Tensor, lengths: Tensor, rows_R: Tensor, ids_R: Tensor) -> None:
     count = len(rows_R)
     assert history.is_contiguous() and rows_R.is_contiguous() and ids_R.is_contiguous()
-    _advance[(triton.cdiv(count, BLOCK),)](history, lengths, rows_R, ids_R, history.shape[1], count, BLOCK=BLOCK)
+    _advance[(triton.cdiv(count, BLOCK),)](history, lengths, rows_R, ids_R, history.shape[1], count=count, BLOCK=BLOCK)
 
 
 @triton.jit(do_not_specialize=["width", "count"], do_not_specialize_on_alignment=["rows", "ids"])

@@ -25,8 +25,8 @@ def attend(
     if padding < len(out):
         out[padding:].zero_()
     if len(rows_R):
-        attend_decode(q_THD, kv, table, rows_R, lengths_R, options, out)
+        attend_decode(q_THD, kv, table, rows_R, lengths_R, options=options, out_THD=out)
     if segments is not None:
         # After the decode rows: tokens of length 0 get zeros there, and their results here if they are a chunk's.
-        attend_prefill(q_THD, kv, table, segments, options, out)
+        attend_prefill(q_THD, kv, table, segments, options, out_THD=out)
     return out

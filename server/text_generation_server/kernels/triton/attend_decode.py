@@ -45,7 +45,7 @@ def attend_decode(
 ) -> None:  # fmt: skip
     """Writes the results of the first R tokens, zeros where the length is 0."""
     tile = find_attention_tile("attend_decode", q_THD, kv)
-    attend_decode_tiled(q_THD, kv, table, rows_R, lengths_R, options, out_THD, tile)
+    attend_decode_tiled(q_THD, kv, table, rows_R, lengths_R, options=options, out_THD=out_THD, tile=tile)
 
 
 def max_splits(table: Tensor, kv: KvLayer, tile: Tile, window: int | None = None) -> int:
@@ -86,7 +86,7 @@ def attend_decode_tiled(
         lse = torch.empty((count, heads, splits), dtype=torch.float32, device=q_THD.device)
     padded_size = max(MIN_QUERIES, triton.next_power_of_2(size))
     _attend_split[(kv_heads, programs)](
-        q_THD, kv.heads, kv.scales, table, rows_R, lengths_R, parts, lse, out_THD,
+        q_THD, kv.heads, kv.scales, table, rows_R, lengths=lengths_R, parts=parts, lse=lse, out=out_THD,
         width=table.shape[1], count=count,
         KV_HEADS=kv_heads, GROUP=group, HEAD_SIZE=size, SPLITS=splits, SPLIT=tile.split,
         M=max(MIN_QUERIES, triton.next_power_of_2(group)), N=tile.columns, D=padded_size, B=ROWS_AT_ONCE,
@@ -150,9 +150,9 @@ def _attend_split(
     m = tl.arange(0, M)
     d = tl.arange(0, D)
     inside_MD = (m < GROUP)[:, None] & (d < HEAD_SIZE)[None, :]
-    total = _find_split(lengths, count, 0, SPLITS, SPLIT, N, B, WINDOW)[2]
+    total = _find_split(lengths, count, 0, SPLITS, SPLIT, N=N, B=B, WINDOW=WINDOW)[2]
     for item in range(tl.program_id(1), total, tl.num_programs(1)):
-        token, split, _ = _find_split(lengths, count, item, SPLITS, SPLIT, N, B, WINDOW)
+        token, split, _ = _find_split(lengths, count, item, SPLITS, SPLIT, N=N, B=B, WINDOW=WINDOW)
         length = tl.load(lengths + token)
         begin = _begin_of_row(length, N, WINDOW)
         keys = _keys_per_split(length - begin, SPLITS, SPLIT, N)
@@ -181,8 +181,9 @@ def _attend_split(
         unit = 0.0
         for first_key in range(start, end, N):
             best_M, total_M, sum_MD, unit = attend_tile(
-                q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, slots, first_key, seen, end,
-                cap, slope_M, KV_HEADS, HEAD_SIZE, N, True, SCALED, CAPPED, SLOPED, WINDOW,
+                q_MD, scale_M, position_M, best_M, total_M, sum_MD=sum_MD, unit=unit, heads=heads, scales=scales,
+                table=slots, first_key=first_key, seen=seen, end=end, cap=cap, slope_M=slope_M, KV_HEADS=KV_HEADS,
+                HEAD_SIZE=HEAD_SIZE, N=N, MASKED=True, SCALED=SCALED, CAPPED=CAPPED, SLOPED=SLOPED, WINDOW=WINDOW,
             )  # fmt: skip
         if SCALED:
             sum_MD *= unit

@@ -29,7 +29,7 @@ def attend_prefill(
 ) -> None:
     """Writes the results of the segments' tokens, and of no other token."""
     tile = find_attention_tile("attend_prefill", q_THD, kv)
-    attend_prefill_tiled(q_THD, kv, table, segments, options, out_THD, tile)
+    attend_prefill_tiled(q_THD, kv, table, segments, options, out_THD=out_THD, tile=tile)
 
 
 def attend_prefill_tiled(
@@ -52,10 +52,9 @@ def attend_prefill_tiled(
     # the host need not know the runs' lengths.
     blocks = segments.tokens // (rows // group) + runs
     _attend_runs[(kv_heads, blocks)](
-        q_THD, kv.heads, kv.scales, table, segments.rows_C, segments.starts_C, segments.offsets, out_THD,
-        width=table.shape[1], runs=runs,
-        KV_HEADS=kv_heads, GROUP=group, HEAD_SIZE=size, M=rows, N=tile.columns,
-        D=max(MIN_QUERIES, triton.next_power_of_2(size)), SCALED=kv.scales is not None,
+        q_THD, kv.heads, kv.scales, table, segments.rows_C, starts=segments.starts_C, offsets=segments.offsets,
+        out=out_THD, width=table.shape[1], runs=runs, KV_HEADS=kv_heads, GROUP=group, HEAD_SIZE=size, M=rows,
+        N=tile.columns, D=max(MIN_QUERIES, triton.next_power_of_2(size)), SCALED=kv.scales is not None,
         num_warps=tile.warps, num_stages=tile.stages, **kernel_arguments(options),
     )  # fmt: skip
 
@@ -113,13 +112,15 @@ def _attend_runs(
         masked = (first + 1) // N * N
         for first_key in range(0, masked, N):
             best_M, total_M, sum_MD, unit = attend_tile(
-                q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, seen, last,
-                cap, slope_M, KV_HEADS, HEAD_SIZE, N, False, SCALED, CAPPED, SLOPED, WINDOW,
+                q_MD, scale_M, position_M, best_M, total_M, sum_MD=sum_MD, unit=unit, heads=heads, scales=scales,
+                table=table, first_key=first_key, seen=seen, end=last, cap=cap, slope_M=slope_M, KV_HEADS=KV_HEADS,
+                HEAD_SIZE=HEAD_SIZE, N=N, MASKED=False, SCALED=SCALED, CAPPED=CAPPED, SLOPED=SLOPED, WINDOW=WINDOW,
             )  # fmt: skip
     for first_key in range(masked, last, N):
         best_M, total_M, sum_MD, unit = attend_tile(
-            q_MD, scale_M, position_M, best_M, total_M, sum_MD, unit, heads, scales, table, first_key, seen, last,
-            cap, slope_M, KV_HEADS, HEAD_SIZE, N, True, SCALED, CAPPED, SLOPED, WINDOW,
+            q_MD, scale_M, position_M, best_M, total_M, sum_MD=sum_MD, unit=unit, heads=heads, scales=scales,
+            table=table, first_key=first_key, seen=seen, end=last, cap=cap, slope_M=slope_M, KV_HEADS=KV_HEADS,
+            HEAD_SIZE=HEAD_SIZE, N=N, MASKED=True, SCALED=SCALED, CAPPED=CAPPED, SLOPED=SLOPED, WINDOW=WINDOW,
         )  # fmt: skip
     if SCALED:
         sum_MD *= unit

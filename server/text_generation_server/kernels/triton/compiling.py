@@ -236,14 +236,16 @@ def _int32(*shape: int) -> torch.Tensor:
 def _decode(shape: AttentionShape, tile: Tile) -> None:
     q_THD, kv = _states(shape)
     table, options = _int32(2, TABLE_WIDTH), shape.attention_options
-    attend_decode_tiled(q_THD, kv, table, _int32(2), _int32(2), options, torch.empty_like(q_THD), tile)
+    attend_decode_tiled(
+        q_THD, kv, table, _int32(2), _int32(2), options=options, out_THD=torch.empty_like(q_THD), tile=tile
+    )
 
 
 def _prefill(shape: AttentionShape, tile: Tile) -> None:
     q_THD, kv = _states(shape)
     segments = Segments(_int32(1), _int32(1), _int32(2), 2)
     table, options = _int32(2, TABLE_WIDTH), shape.attention_options
-    attend_prefill_tiled(q_THD, kv, table, segments, options, torch.empty_like(q_THD), tile)
+    attend_prefill_tiled(q_THD, kv, table, segments, options, out_THD=torch.empty_like(q_THD), tile=tile)
 
 
 # Loads of keys wait for the load of their slots, and half of the stages go to the slots: 3 stages keep one tile of keys

@@ -50,12 +50,12 @@ def experts(x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
         num_warps=WARPS,
     )  # fmt: skip
     _experts_up[(blocks, triton.cdiv(inner, OUTPUTS))](
-        x_TH, routes.pairs_P, routes.offsets, gate_up, biases[0], opened, WIDTH=width, INNER=inner,
+        x_TH, routes.pairs_P, routes.offsets, gate_up, biases[0], out=opened, WIDTH=width, INNER=inner,
         BIASED=biases[0] is not None, LIMIT=clamped.limit, SLOPE=clamped.slope, **tiles,
     )  # fmt: skip
     _experts_down[(blocks, triton.cdiv(width, OUTPUTS))](
-        opened, routes.pairs_P, routes.offsets, routes.scores_P, down, biases[1], parts, WIDTH=width, INNER=inner,
-        BIASED=biases[1] is not None, **tiles,
+        opened, routes.pairs_P, routes.offsets, routes.scores_P, down, bias=biases[1], out=parts, WIDTH=width,
+        INNER=inner, BIASED=biases[1] is not None, **tiles,
     )  # fmt: skip
     return parts.view(tokens, -1, width).sum(1, dtype=torch.float32).to(x_TH.dtype)
 

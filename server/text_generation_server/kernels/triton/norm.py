@@ -24,13 +24,13 @@ def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
 def rms_norm_part(x_TN: Tensor, part: range, weight: Tensor, eps: float) -> None:
     assert x_TN.is_contiguous()
     columns = x_TN[:, part.start : part.stop]
-    _launch_into(columns, columns, columns, weight, eps, x_TN.shape[1], add=False)
+    _launch_into(columns, columns, columns, weight, eps, stride=x_TN.shape[1], add=False)
 
 
 def _launch(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float, add: bool) -> Tensor:
     assert x_TH.is_contiguous() and residual_TH.is_contiguous()
     y_TH = torch.empty_like(x_TH)
-    _launch_into(y_TH, x_TH, residual_TH, weight_H, eps, x_TH.shape[1], add)
+    _launch_into(y_TH, x_TH, residual_TH, weight_H, eps, stride=x_TH.shape[1], add=add)
     return y_TH
 
 
@@ -89,7 +89,7 @@ def _launch_layer_norm(
     y_TH = torch.empty_like(x_TH)
     warps = find_tile("rms_norm", 1, 1, x_TH.dtype, x_TH.device).warps
     _layer_norm[(tokens,)](
-        x_TH, residual_TH, weight_H, bias_H, y_TH, eps, HIDDEN=hidden, H=triton.next_power_of_2(hidden), ADD=add,
+        x_TH, residual_TH, weight_H, bias_H, y_TH, eps=eps, HIDDEN=hidden, H=triton.next_power_of_2(hidden), ADD=add,
         BIAS=bias_H is not None, num_warps=warps,
     )  # fmt: skip
     return y_TH

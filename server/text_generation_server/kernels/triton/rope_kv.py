@@ -41,11 +41,11 @@ def rope_and_store_kv(
     query_norm, key_norm, eps = (None, None, 0.0) if norms is None else (norms.query_D, norms.key_D, norms.eps)
     exact = norms is not None and norms.query_D.dtype != qkv.dtype
     _rope_and_store_kv[(tokens, triton.cdiv(all_heads, tile.rows))](
-        qkv, cos, sin, positions_T, slots_T, q_THD, kv.heads, kv.scales, query_norm, key_norm, eps,
-        QUERY_HEADS=query_heads, KV_HEADS=kv_heads, HALF=size // 2, D=triton.next_power_of_2(size // 2), ROWS=tile.rows,
-        NORMED=norms is not None, EXACT=exact, SCALED=kv.scales is not None, INTEGERS=not number.is_floating_point,
-        LARGEST=torch.finfo(number).max if number.is_floating_point else LARGEST_INT8,
-        num_warps=tile.warps,
+        qkv, cos, sin, positions_T, slots_T, q=q_THD, heads=kv.heads, scales=kv.scales, query_norm=query_norm,
+        key_norm=key_norm, eps=eps, QUERY_HEADS=query_heads, KV_HEADS=kv_heads, HALF=size // 2,
+        D=triton.next_power_of_2(size // 2), ROWS=tile.rows, NORMED=norms is not None, EXACT=exact,
+        SCALED=kv.scales is not None, INTEGERS=not number.is_floating_point,
+        LARGEST=torch.finfo(number).max if number.is_floating_point else LARGEST_INT8, num_warps=tile.warps,
     )  # fmt: skip
     return q_THD
 
@@ -75,9 +75,11 @@ def _rope_and_store_kv(
         squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         factor = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
         is_query_head = (h < QUERY_HEADS)[:, None]
-        normed_first = _weighted(first * factor, query_norm, key_norm, is_query_head, d, HALF, EXACT, dtype)
+        normed_first = _weighted(
+            first * factor, query_norm, key_norm, is_query_head, d, END=HALF, EXACT=EXACT, dtype=dtype
+        )
         normed_second = _weighted(
-            second * factor, query_norm, key_norm, is_query_head, d + HALF, 2 * HALF, EXACT, dtype
+            second * factor, query_norm, key_norm, is_query_head, d + HALF, END=2 * HALF, EXACT=EXACT, dtype=dtype
         )
         first, second = tl.where(turns, normed_first, first), tl.where(turns, normed_second, second)
     turned_first = tl.where(turns, first * c - second * s, first).to(dtype)

@@ -73,14 +73,14 @@ def sample_tiled(logits_RV: Tensor, choices: Choices, block: int) -> Chosen:
     if choices.any_cuts:
         measures = prepare_cuts(logits_RV, choices, parts, choices.any_changes, block)
         bounds = find_bounds(logits_RV, choices, measures, block)
-    _draw(logits_RV, choices, parts, bounds, 0, choices.any_changes or choices.any_cuts, block)
+    _draw(logits_RV, choices, parts, bounds, 0, is_checked=choices.any_changes or choices.any_cuts, block=block)
     return _merge(parts, logits_RV)
 
 
 def reduce_part(logits_RV: Tensor, choices: Choices, ids: range) -> Tensor:
     own = logits_RV[:, : len(ids)]
     parts = _empty_parts(logits_RV, logits_RV.shape[1], BLOCK)
-    _draw(own, choices, parts, parts, ids.start, False, BLOCK)
+    _draw(own, choices, parts, parts, ids.start, is_checked=False, block=BLOCK)
     return parts
 
 
@@ -103,11 +103,11 @@ def _draw(
     assert logits_RV.stride(1) == 1 and logits_RV.dtype == torch.float32
     _, rows, blocks = parts.shape
     _draw_block[(rows, blocks)](
-        logits_RV, parts.view(torch.float32), parts, bounds, choices.rows_R, choices.lengths, choices.draws_R,
-        choices.seeds_R, choices.temperature_R, choices.top_k_R, choices.top_p_R, choices.log_min_p_R,
-        choices.typical_p_R, rows, int(is_checked), first_id,
-        VOCABULARY=logits_RV.shape[1], STRIDE=logits_RV.stride(0), WIDTH=width(logits_RV), BLOCK=block,
-        WORDS=BOUND_WORDS, num_warps=WARPS,
+        logits_RV, parts.view(torch.float32), parts, bounds, choices.rows_R, lengths=choices.lengths,
+        draws_R=choices.draws_R, seeds_R=choices.seeds_R, temperature_R=choices.temperature_R, top_k_R=choices.top_k_R,
+        top_p_R=choices.top_p_R, log_min_p_R=choices.log_min_p_R, typical_p_R=choices.typical_p_R, rows=rows,
+        is_checked=int(is_checked), first_id=first_id, VOCABULARY=logits_RV.shape[1], STRIDE=logits_RV.stride(0),
+        WIDTH=width(logits_RV), BLOCK=block, WORDS=BOUND_WORDS, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -118,8 +118,8 @@ def _merge(parts: Tensor, logits_RV: Tensor) -> Chosen:
     words = torch.empty((3, triton.cdiv(rows, ALIGNED_WORDS) * ALIGNED_WORDS), dtype=torch.int32, device=parts.device)
     chosen = Chosen.in_words(words, rows)
     _merge_blocks[(rows,)](
-        logits_RV, parts.view(torch.float32), parts, chosen.ids_R, chosen.logprobs_R, chosen.finite_R, rows,
-        WIDTH=width(logits_RV), STRIDE=logits_RV.stride(0), BLOCK=BLOCK, BLOCKS=blocks,
+        logits_RV, parts.view(torch.float32), parts, chosen.ids_R, chosen.logprobs_R, finite_R=chosen.finite_R,
+        rows=rows, WIDTH=width(logits_RV), STRIDE=logits_RV.stride(0), BLOCK=BLOCK, BLOCKS=blocks,
         B=triton.next_power_of_2(blocks),
     )  # fmt: skip
     return chosen

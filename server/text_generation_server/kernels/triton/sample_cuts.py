@@ -68,8 +68,8 @@ def find_bounds(logits_RV: Tensor, choices: Choices, measures: Measures, block: 
     listed = torch.empty((rows, groups + room), dtype=torch.int32, device=logits_RV.device)
     bounds = torch.empty((rows, BOUND_WORDS), dtype=torch.int32, device=logits_RV.device)
     _find_bounds[(rows,)](
-        logits_RV, measures.maxima_RG, measures.extremes, measures.sums, listed, bounds, choices.top_k_R,
-        choices.top_p_R, choices.log_min_p_R, choices.typical_p_R, rows,
+        logits_RV, measures.maxima_RG, measures.extremes, measures.sums, listed, bounds=bounds, top_k_R=choices.top_k_R,
+        top_p_R=choices.top_p_R, log_min_p_R=choices.log_min_p_R, typical_p_R=choices.typical_p_R, rows=rows,
         VOCABULARY=vocabulary, STRIDE=logits_RV.stride(0), GROUP_SHIFT=measures.group.bit_length() - 1,
         GROUPS=groups, ROOM=room, BLOCKS=blocks, B=triton.next_power_of_2(blocks),
         TILE=max(block // BLOCK_TILES, measures.group), WORDS=BOUND_WORDS, num_warps=WARPS,
@@ -101,35 +101,54 @@ def _find_bounds(
         likely = _least_likely(peak, log_min_p)
         if asks_for_typical_only(i, top_k_R, top_p_R, log_min_p_R, typical_p_R):
             farthest = _find_floor(
-                maxima, _target(typical_p, total), farthest, nearest, peak, mean, GROUPS, TILE, MASS=True, TYPICAL=True
+                maxima, _target(typical_p, total), farthest, nearest, peak, mean=mean, GROUPS=GROUPS, TILE=TILE,
+                MASS=True, TYPICAL=True,
             )  # fmt: skip
-            count = _list_groups(maxima, groups, farthest, peak, mean, GROUPS, TILE, TYPICAL=True)
+            count = _list_groups(maxima, groups, farthest, peak, mean, GROUPS=GROUPS, TILE=TILE, TYPICAL=True)
         else:
-            floor = _floor_of_logits(maxima, is_top_k, top_k, top_p, likely, floor, high, total, peak, GROUPS, TILE)
-            count = _list_groups(maxima, groups, floor, 0.0, 0.0, GROUPS, TILE, TYPICAL=False)
+            floor = _floor_of_logits(
+                maxima,
+                is_top_k,
+                top_k,
+                top_p,
+                likely,
+                low=floor,
+                high=high,
+                total=total,
+                peak=peak,
+                GROUPS=GROUPS,
+                TILE=TILE,
+            )
+            count = _list_groups(maxima, groups, floor, 0.0, 0.0, GROUPS=GROUPS, TILE=TILE, TYPICAL=False)
         count = count << GROUP_SHIFT
         if is_top_k:
             kept, last = find_bound(
-                row, groups, tokens, count, top_k, floor, high, kept, last, peak, 0.0,
-                VOCABULARY, GROUP_SHIFT, ROOM, TILE, MASS=False, TYPICAL=False,
+                row, groups, tokens, count, top_k, low=floor, high=high, kept=kept, last=last, peak=peak, mean=0.0,
+                VOCABULARY=VOCABULARY, GROUP_SHIFT=GROUP_SHIFT, ROOM=ROOM, TILE=TILE, MASS=False, TYPICAL=False,
             )  # fmt: skip
         if top_p < 1.0:
             if is_top_k:
-                total, mean = _measure(row, groups, count, peak, kept, last, VOCABULARY, GROUP_SHIFT, TILE)
+                total, mean = _measure(
+                    row, groups, count, peak, kept, last=last, VOCABULARY=VOCABULARY, GROUP_SHIFT=GROUP_SHIFT, TILE=TILE
+                )
             kept, last = find_bound(
-                row, groups, tokens, count, _target(top_p, total), floor, high, kept, last, peak, 0.0,
-                VOCABULARY, GROUP_SHIFT, ROOM, TILE, MASS=True, TYPICAL=False,
+                row, groups, tokens, count, _target(top_p, total), low=floor, high=high, kept=kept, last=last,
+                peak=peak, mean=0.0, VOCABULARY=VOCABULARY, GROUP_SHIFT=GROUP_SHIFT, ROOM=ROOM, TILE=TILE, MASS=True,
+                TYPICAL=False,
             )  # fmt: skip
         last = tl.where(likely > kept, LARGEST_INT, last)
         kept = tl.maximum(kept, likely)
         typical_kept, typical_last = SMALLEST_INT, LARGEST_INT
         if typical_p < 1.0:
             if kept > SMALLEST_INT:
-                total, mean = _measure(row, groups, count, peak, kept, last, VOCABULARY, GROUP_SHIFT, TILE)
+                total, mean = _measure(
+                    row, groups, count, peak, kept, last=last, VOCABULARY=VOCABULARY, GROUP_SHIFT=GROUP_SHIFT, TILE=TILE
+                )
                 farthest = _farthest(peak, least, mean)
             typical_kept, typical_last = find_bound(
-                row, groups, tokens, count, _target(typical_p, total), farthest, nearest, kept, last, peak, mean,
-                VOCABULARY, GROUP_SHIFT, ROOM, TILE, MASS=True, TYPICAL=True,
+                row, groups, tokens, count, _target(typical_p, total), low=farthest, high=nearest, kept=kept, last=last,
+                peak=peak, mean=mean, VOCABULARY=VOCABULARY, GROUP_SHIFT=GROUP_SHIFT, ROOM=ROOM, TILE=TILE, MASS=True,
+                TYPICAL=True,
             )  # fmt: skip
         bounds += i * WORDS
         tl.store(bounds, kept)
@@ -149,11 +168,14 @@ def _floor_of_logits(
     floor = low
     if is_top_k:
         # Top-k changes the masses of top-p, so all tokens that top-k keeps must be listed.
-        floor = _find_floor(maxima, top_k, low, high, peak, 0.0, GROUPS, TILE, MASS=False, TYPICAL=False)
+        floor = _find_floor(
+            maxima, top_k, low, high, peak, mean=0.0, GROUPS=GROUPS, TILE=TILE, MASS=False, TYPICAL=False
+        )
     else:
         if top_p < 1.0:
             floor = _find_floor(
-                maxima, _target(top_p, total), low, high, peak, 0.0, GROUPS, TILE, MASS=True, TYPICAL=False
+                maxima, _target(top_p, total), low, high, peak, mean=0.0, GROUPS=GROUPS, TILE=TILE, MASS=True,
+                TYPICAL=False,
             )  # fmt: skip
         floor = tl.maximum(floor, likely)
     return floor
@@ -192,11 +214,11 @@ def _find_floor(
     while (low < high) & (turn < COARSE_LOOKS):
         pivots = pivots_between(low, high, turn)
         weights, up, down, _ = look(
-            maxima, maxima, 0, GROUPS, pivots, low, high, SMALLEST_INT, LARGEST_INT, peak, mean,
-            GROUPS, TILE, LISTED=False, MASS=MASS, TYPICAL=TYPICAL,
+            maxima, maxima, 0, GROUPS, pivots, low=low, high=high, kept=SMALLEST_INT, last=LARGEST_INT, peak=peak,
+            mean=mean, VOCABULARY=GROUPS, TILE=TILE, LISTED=False, MASS=MASS, TYPICAL=TYPICAL,
         )  # fmt: skip
         floor = tl.maximum(floor, tl.max(tl.where(weights >= target, pivots, floor), 0))
-        low, high = narrow(pivots, weights >= target, low, high, up, down)
+        low, high = narrow(pivots, weights >= target, low, high, up, down=down)
         turn += 1
     return floor
 
@@ -227,8 +249,8 @@ def _measure(
     totals, products = tl.zeros([TILE], tl.int64), tl.zeros([TILE], tl.int64)
     for first in range(0, count, TILE):
         _, image, weight = items(
-            row, groups, GROUP_SHIFT, first, count, kept, last, peak, 0.0, VOCABULARY, TILE,
-            LISTED=True, MASS=True, TYPICAL=False,
+            row, groups, GROUP_SHIFT, first, count, kept=kept, last=last, peak=peak, mean=0.0, VOCABULARY=VOCABULARY,
+            TILE=TILE, LISTED=True, MASS=True, TYPICAL=False,
         )  # fmt: skip
         _, product = weigh(tl.where(weight > 0, to_float(image), MINUS_INFINITY), peak)
         totals += weight

@@ -48,9 +48,9 @@ def _ban_tokens(logits_RV: Tensor, choices: Choices, bans: Bans) -> None:
     count = len(bans.tokens_E)
     assert choices.history.stride(1) == 1
     _ban[(triton.cdiv(count, BANS),)](
-        logits_RV, bans.rows_E, bans.tokens_E, bans.until_E, bans.offsets, bans.before, choices.rows_R,
-        choices.prompt_lengths_R, choices.lengths, choices.history, choices.history.stride(0), count,
-        STRIDE=logits_RV.stride(0), BLOCK=BANS,
+        logits_RV, bans.rows_E, bans.tokens_E, bans.until_E, bans.offsets, before=bans.before, rows_R=choices.rows_R,
+        prompt_lengths_R=choices.prompt_lengths_R, lengths=choices.lengths, history=choices.history,
+        history_stride=choices.history.stride(0), count=count, STRIDE=logits_RV.stride(0), BLOCK=BANS,
     )  # fmt: skip
 
 

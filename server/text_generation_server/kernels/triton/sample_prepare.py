@@ -65,19 +65,22 @@ def prepare_cuts(logits_RV: Tensor, choices: Choices, parts: Tensor, is_checked:
     blocks = parts.shape[2]
     extremes = torch.empty((2, rows, blocks), device=logits_RV.device)
     sums = torch.empty((2, rows, blocks), dtype=torch.int64, device=logits_RV.device)
-    cuts = (choices.top_k_R, choices.top_p_R, choices.log_min_p_R, choices.typical_p_R)
+    cuts = {
+        "top_k_R": choices.top_k_R, "top_p_R": choices.top_p_R, "log_min_p_R": choices.log_min_p_R,
+        "typical_p_R": choices.typical_p_R,
+    }  # fmt: skip
     sizes = {"VOCABULARY": vocabulary, "STRIDE": logits_RV.stride(0), "WIDTH": width(logits_RV), "BLOCK": block}
     _prepare_block[(rows, blocks)](
-        logits_RV, parts, maxima, extremes, choices.temperature_R, *cuts, rows, int(is_checked),
+        logits_RV, parts, maxima, extremes, choices.temperature_R, rows=rows, is_checked=int(is_checked), **cuts,
         **sizes, GROUP=group, GROUPS=groups, num_warps=WARPS,
     )  # fmt: skip
     merged = {"BLOCKS": blocks, "B": triton.next_power_of_2(blocks), "num_warps": WARPS, "enable_fp_fusion": False}
     _weigh_block[(rows, blocks)](
-        logits_RV, extremes, sums, choices.top_p_R, choices.typical_p_R, rows, **sizes, **merged
+        logits_RV, extremes, sums, choices.top_p_R, choices.typical_p_R, rows=rows, **sizes, **merged
     )  # fmt: skip
     if choices.any_typical:
         _most_typical[(rows, blocks)](
-            logits_RV, maxima, extremes, sums, *cuts, rows, **sizes, **merged, GROUP=group, GROUPS=groups
+            logits_RV, maxima, extremes, sums, rows=rows, **cuts, **sizes, **merged, GROUP=group, GROUPS=groups
         )  # fmt: skip
     return Measures(maxima, extremes, sums, group)
 

@@ -38,17 +38,17 @@ def find_bound(
     while low < high:
         pivots = pivots_between(low, high, turn)
         weights, up, down, between = look(
-            row, listed, shift, count, pivots, low, high, kept, last, peak, mean, VOCABULARY, TILE,
-            LISTED=True, MASS=MASS, TYPICAL=TYPICAL,
+            row, listed, shift, count, pivots, low=low, high=high, kept=kept, last=last, peak=peak, mean=mean,
+            VOCABULARY=VOCABULARY, TILE=TILE, LISTED=True, MASS=MASS, TYPICAL=TYPICAL,
         )  # fmt: skip
         weights += base
         above = tl.maximum(above, tl.max(tl.where(weights >= target, 0, weights), 0))
-        low, high = narrow(pivots, weights >= target, low, high, up, down)
+        low, high = narrow(pivots, weights >= target, low, high, up, down=down)
         turn += 1
         if (low < high) & (count > TILE) & (shift > 0) & (between <= ROOM):
             count = _list_tokens(
-                row, groups, GROUP_SHIFT, count, tokens, low, high, kept, last, peak, mean, VOCABULARY, TILE,
-                TYPICAL=TYPICAL,
+                row, groups, GROUP_SHIFT, count, tokens, low=low, high=high, kept=kept, last=last, peak=peak, mean=mean,
+                VOCABULARY=VOCABULARY, TILE=TILE, TYPICAL=TYPICAL,
             )  # fmt: skip
             listed = tokens
             shift = 0
@@ -56,15 +56,15 @@ def find_bound(
     equals = tl.zeros([TILE], tl.int32)
     for first in range(0, count, TILE):
         _, image, _ = items(
-            row, listed, shift, first, count, kept, last, peak, mean, VOCABULARY, TILE,
-            LISTED=True, MASS=MASS, TYPICAL=TYPICAL,
+            row, listed, shift, first, count, kept=kept, last=last, peak=peak, mean=mean, VOCABULARY=VOCABULARY,
+            TILE=TILE, LISTED=True, MASS=MASS, TYPICAL=TYPICAL,
         )  # fmt: skip
         equals += (image == low).to(tl.int32)
     last_equal = LARGEST_INT
     if tl.sum(equals, 0) > 1:
         last_equal = _last_equal(
-            row, listed, shift, count, target, above, low, kept, last, peak, mean, VOCABULARY, TILE,
-            MASS=MASS, TYPICAL=TYPICAL,
+            row, listed, shift, count, target, above=above, bound=low, kept=kept, last=last, peak=peak, mean=mean,
+            VOCABULARY=VOCABULARY, TILE=TILE, MASS=MASS, TYPICAL=TYPICAL,
         )  # fmt: skip
     return low, last_equal
 
@@ -78,8 +78,8 @@ def _list_tokens(
     listed = 0
     for first in range(0, count, TILE):
         token, image, _ = items(
-            row, groups, shift, first, count, kept, last, peak, mean, VOCABULARY, TILE,
-            LISTED=True, MASS=False, TYPICAL=TYPICAL,
+            row, groups, shift, first, count, kept=kept, last=last, peak=peak, mean=mean, VOCABULARY=VOCABULARY,
+            TILE=TILE, LISTED=True, MASS=False, TYPICAL=TYPICAL,
         )  # fmt: skip
         is_listed = ((image >= low) & (image <= high)).to(tl.int32)
         place = listed + tl.cumsum(is_listed, 0) - 1
@@ -99,8 +99,8 @@ def _last_equal(
     last_equal = -1
     for first in range(0, count, TILE):
         token, image, weight = items(
-            row, listed, shift, first, count, kept, last, peak, mean, VOCABULARY, TILE,
-            LISTED=True, MASS=MASS, TYPICAL=TYPICAL,
+            row, listed, shift, first, count, kept=kept, last=last, peak=peak, mean=mean, VOCABULARY=VOCABULARY,
+            TILE=TILE, LISTED=True, MASS=MASS, TYPICAL=TYPICAL,
         )  # fmt: skip
         weight = tl.where(image == bound, weight, 0)
         before = weight_before + (tl.cumsum(weight, 0) - weight)
@@ -120,8 +120,8 @@ def look(
     ups, downs = tl.full([TILE], LARGEST_INT, tl.int32), tl.full([TILE], SMALLEST_INT, tl.int32)
     for first in range(0, count, TILE):
         _, image, weight = items(
-            row, listed, shift, first, count, kept, last, peak, mean, VOCABULARY, TILE,
-            LISTED=LISTED, MASS=MASS, TYPICAL=TYPICAL,
+            row, listed, shift, first, count, kept=kept, last=last, peak=peak, mean=mean, VOCABULARY=VOCABULARY,
+            TILE=TILE, LISTED=LISTED, MASS=MASS, TYPICAL=TYPICAL,
         )  # fmt: skip
         weights += tl.where(image[None, :] >= pivots[:, None], weight[None, :], 0)
         between = (image >= low) & (image <= high)

@@ -192,7 +192,9 @@ def attend_tile(
         v_scale_N = tl.load(values, mask=is_read_N, other=0.0) if MASKED else tl.load(values)
         score_MN *= k_scale_N[None, :]
     if CAPPED or SLOPED:
-        score_MN = alter_scores(score_MN * scale_M[:, None], position_M, key_N, cap, slope_M, CAPPED, SLOPED)
+        score_MN = alter_scores(
+            score_MN * scale_M[:, None], position_M, key_N, cap, slope_M, CAPPED=CAPPED, SLOPED=SLOPED
+        )
         scale_M = tl.full([q_MD.shape[0]], 1.0, tl.float32)
     if MASKED:
         visible_MN = find_visible(position_M, key_N, is_read_N, SLOPED, WINDOW)

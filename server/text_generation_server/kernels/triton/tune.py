@@ -70,7 +70,7 @@ def decode(shape: AttentionShape, rows: int, length: int, device: torch.device, 
 
     def call(tile: Tile) -> Tensor:
         for kv in layers:
-            attend_decode_tiled(q, kv, table, numbers, lengths, options, out, tile)
+            attend_decode_tiled(q, kv, table, numbers, lengths, options=options, out_THD=out, tile=tile)
         return out
 
     return call
@@ -84,7 +84,7 @@ def prefill(shape: AttentionShape, start: int, end: int, device: torch.device) -
     out, options = torch.empty_like(q), AttentionOptions(shape.head_size**-0.5)
 
     def call(tile: Tile) -> Tensor:
-        attend_prefill_tiled(q, kv, table, segments, options, out, tile)
+        attend_prefill_tiled(q, kv, table, segments, options, out_THD=out, tile=tile)
         return out
 
     return call
@@ -154,7 +154,14 @@ def main() -> None:
     device = torch.device("cuda")
     gpu = gpu_of(device)
     dtype, cache = (getattr(torch, name) for name in (arguments.dtype, arguments.kv_cache_dtype or arguments.dtype))
-    shape = AttentionShape(gpu.capability, dtype, cache, arguments.group, arguments.head_size, arguments.kv_heads)
+    shape = AttentionShape(
+        capability=gpu.capability,
+        dtype=dtype,
+        cache=cache,
+        group=arguments.group,
+        head_size=arguments.head_size,
+        kv_heads=arguments.kv_heads,
+    )
     rows = tune(shape, device, arguments.processes)
     if arguments.write:
         rows = add_rows(gpu.table, rows)

@@ -101,7 +101,9 @@ class FallbackModel:
         return make_kv_cache(self._kv_shapes, slots, dtype, self._device)
 
     def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:
-        attend = SlotAttention(self._kernels, self._rules, self._unturned, step, cache, on_layer)
+        attend = SlotAttention(
+            kernels=self._kernels, rules=self._rules, unturned=self._unturned, step=step, cache=cache, on_layer=on_layer
+        )
         with attending(attend):
             hidden: Tensor = run_base(self._base, step.ids_T, step.positions_T).last_hidden_state
         return hidden[0]
@@ -136,8 +138,16 @@ class SlotAttention:
         qkv = torch.cat(heads, dim=1).to(call.value.dtype).flatten(1)
         # transformers has turned queries and keys already: an angle of 0 leaves them as they are.
         counts, angles = (rule.heads, rule.kv_heads), self._unturned[rule.size]
-        q_THD = kernels.rope_and_store_kv(qkv, counts, angles, self._first_T, kv, step.slots_T)
-        out = kernels.attend(q_THD, kv, step.table, step.rows_R, step.lengths_R, step.segments, rule.options)
+        q_THD = kernels.rope_and_store_kv(qkv, counts, angles, positions_T=self._first_T, kv=kv, slots_T=step.slots_T)
+        out = kernels.attend(
+            q_THD,
+            kv,
+            step.table,
+            rows_R=step.rows_R,
+            lengths_R=step.lengths_R,
+            segments=step.segments,
+            options=rule.options,
+        )
         self._on_layer()
         return out[:, :, : rule.value_size].unsqueeze(0)
 

@@ -69,7 +69,11 @@ def _attention(
     scaling: float | None = None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return _current.get()(AttentionCall(module, query, key, value, attention_mask, scale, options)), None
+    return _current.get()(
+        AttentionCall(
+            module=module, query=query, key=key, value=value, mask=attention_mask, scale=scale, options=options
+        )
+    ), None
 
 
 TOKENS = 4
@@ -182,7 +186,8 @@ def seen(visible: Callable[..., Tensor], longest: int) -> int | None:
             expected = (keys <= query) & (keys > query - window)
             if not torch.equal(seen_by(query), expected):
                 return None
-    except Exception:  # a mask of this trial's tokens only, such as one of blocks of images
+    # The mask is one of this trial's tokens only, such as of blocks of images, and cannot be made for other tokens.
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None
     return window
 
