@@ -222,11 +222,10 @@ def test_tiles_that_are_read_follow_the_window_and_not_the_length(
 ) -> None:
     begun: list[int] = []  # the first key of each tile
 
-    def noted(*arguments: Any) -> Any:
-        begun.append(int(arguments[names.index("first_key")]))
-        return attend_tile(*arguments)
+    def noted(*arguments: Any, first_key: Any, **named: Any) -> Any:
+        begun.append(int(first_key))
+        return attend_tile(*arguments, first_key=first_key, **named)
 
-    names = attend_tile.arg_names
     for module in (attend_decode, attend_prefill):
         monkeypatch.setattr(module, "attend_tile", noted)
     options, (q, kv, table) = AttentionOptions(0.3, window=window), one_row(330)
