@@ -101,7 +101,15 @@ async def _remote(config: RouterConfig, link: Link | None, metrics: Metrics) -> 
         return max(0, permits() - engine.permits)
 
     launched = line if link is not None else None
-    return ServedEngine(engine, permits, permits_elsewhere, line.listening, close, launched, launched)
+    return ServedEngine(
+        run=engine,
+        permits=permits,
+        permits_elsewhere=permits_elsewhere,
+        listening=line.listening,
+        close=close,
+        replicas=launched,
+        others=launched,
+    )
 
 
 def security_of(role: Role, flags: SecurityFlags, host: str | None) -> Security:

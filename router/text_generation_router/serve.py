@@ -173,41 +173,43 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         tracer = tracer_for(config)
         if tracer is not None:
             stack.push_async_callback(tracer.close)
-        inference = Inference(engine, vocabulary, validator, permits, metrics, tracer)
+        inference = Inference(
+            engine=engine, vocabulary=vocabulary, validator=validator, permits=permits, metrics=metrics, tracer=tracer
+        )
         callers = Callers(bool(config.api_keys), config.trusted_proxies, config.scheduling.prefix_cache_scope)
         ignored = IgnoredParameters(metrics, config.requests.strict_parameters)
         bodies = Bodies(
             config.requests.payload_limit, lambda: list_limits(config, validator.limits), callers, pool, ignored
         )
         services = Services(
-            config,
-            engine,
-            inference,
-            callers,
-            bodies,
-            metrics,
-            tokenizer,
-            renderer,
-            speech,
-            files.sha,
-            defaults,
-            own_version(),
-            gate,
-            hits,
-            ErrorDialects(config.http.tgi_dialect),
-            ignored,
-            tracer,
-            served.replicas,
-            implementation_of(files.folder),
+            config=config,
+            engine=engine,
+            inference=inference,
+            callers=callers,
+            bodies=bodies,
+            metrics=metrics,
+            tokenizer=tokenizer,
+            renderer=renderer,
+            speech=speech,
+            model_sha=files.sha,
+            sampling_defaults=defaults,
+            version=own_version(),
+            gate=gate,
+            limit_hits=hits,
+            dialects=ErrorDialects(config.http.tgi_dialect),
+            ignored=ignored,
+            tracer=tracer,
+            replicas=served.replicas,
+            implementation=implementation_of(files.folder),
         )
         place = shared_place(config)
         http = uvicorn_config(
             create_app(services),
             connection_limits(config),
             hits,
-            answers_at_once(config),
-            services.dialects,
-            place.num_elsewhere if place is not None else lambda: 0,
+            at_once=answers_at_once(config),
+            dialects=services.dialects,
+            num_elsewhere=place.num_elsewhere if place is not None else lambda: 0,
         )
 
         def on_listening() -> None:
@@ -216,7 +218,15 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             asyncio.get_running_loop().call_later(READING_CHILD_S, pool.start)
 
         patience_s = config.http.graceful_termination_timeout
-        server = Server(http, gate, engine.close, patience_s, on_listening, served.others, place)
+        server = Server(
+            config=http,
+            gate=gate,
+            end_streams=engine.close,
+            patience_s=patience_s,
+            on_listening=on_listening,
+            others=served.others,
+            place=place,
+        )
         engine.failed.add_done_callback(lambda _: server.stop())
         await stop.serve(server, listener)
         if engine.failed.done():
@@ -281,12 +291,12 @@ def facts_of(config: RouterConfig, shards: Snapshot) -> dict[str, str]:
 def request_limits(config: RouterConfig, shards: Snapshot) -> RequestLimits:
     model, limits = shards.model, shards.limits
     return RequestLimits(
-        config.requests,
-        limits.max_input_tokens,
-        limits.max_total_tokens,
-        model.vocab_size,
-        model.eos_token_ids,
-        model.grammar_refusal,
+        asked=config.requests,
+        max_input_tokens=limits.max_input_tokens,
+        max_total_tokens=limits.max_total_tokens,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        grammar_refusal=model.grammar_refusal,
     )
 
 

@@ -101,12 +101,24 @@ async def _serve(settings: EngineSettings) -> None:
     try:
         await engine.start()
         digest = await asyncio.to_thread(
-            engine_digest, folder, engine.snapshot().model, settings.compute, settings.shard, settings.load_format
+            engine_digest,
+            folder,
+            engine.snapshot().model,
+            compute=settings.compute,
+            shard=settings.shard,
+            load_format=settings.load_format,
         )
         identity = EngineIdentity(uuid.uuid4().hex, _term(), digest)
         key = settings.block_hash_key
         cache = CacheLog(BlockHasher(key)) if key is not None else None
-        server = EngineServer(engine, identity, metrics, settings.max_concurrent_requests, security, cache)
+        server = EngineServer(
+            engine=engine,
+            identity=identity,
+            metrics=metrics,
+            max_concurrent_requests=settings.max_concurrent_requests,
+            security=security,
+            cache=cache,
+        )
         try:
             port = await server.listen(endpoint)
         except CommandError as error:

@@ -44,7 +44,7 @@ class TextRoutes:
         with services.inference.counted_failures():
             text = await unless_disconnected(request.receive, rendered(services, asked, share))
         start, end = b'{"tokenize_response":[', b'],"templated_text":%b}' % text_json(text)
-        return await self._tokenized(request, text, share, False, start, end)
+        return await self._tokenized(request, text, share, add_special_tokens=False, start=start, end=end)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of the token ids, without special tokens unless `skip_special_tokens` is false."""

@@ -80,19 +80,26 @@ class LocalEngine:
 
         def make_loop(shards: ShardedClient) -> StepLoop:
             return StepLoop(
-                shards,
-                self._scheduler,
-                self._requests,
-                work,
-                counts,
-                self._overload,
-                self._audit,
-                shard_groups.confirmed,
+                shards=shards,
+                scheduler=self._scheduler,
+                requests=self._requests,
+                work=work,
+                counts=counts,
+                overload=self._overload,
+                audit=self._audit,
+                on_confirmed=shard_groups.confirmed,
             )
 
         self._compiling = Compiling(self._requests, config.max_concurrent_requests)
         self._epochs = EpochWatchers()
-        self._lifecycle = Lifecycle(shard_groups, config, self._requests, make_loop, metrics, self._epochs)
+        self._lifecycle = Lifecycle(
+            shard_groups=shard_groups,
+            config=config,
+            requests=self._requests,
+            make_loop=make_loop,
+            metrics=metrics,
+            epochs=self._epochs,
+        )
         self._ended = self._has_failed = False
         self._is_draining = False
         self._task: asyncio.Task[None] | None = None
@@ -148,7 +155,10 @@ class LocalEngine:
         shards = self._lifecycle.shards if request.sampling.grammar else None
         is_ready = shards is None
         indexes = [
-            self._requests.add(one.request, one.sink, one.credits, one.past, is_ready, one.on_begun) for one in group
+            self._requests.add(
+                one.request, one.sink, one.credits, past=one.past, is_ready=is_ready, on_begun=one.on_begun
+            )
+            for one in group
         ]
         if shards is not None:
             self._compiling.begin(indexes, request, shards)

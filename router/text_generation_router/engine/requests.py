@@ -51,7 +51,15 @@ class OpenRequest:
         if self.lost_s:
             self.note_replay(self.begun_s + inference_s)
         blame = self.running.blame
-        return Ended(reason, inference_s, cause, queue_s, self.replays, blame.suspicions, blame.counts)
+        return Ended(
+            reason=reason,
+            inference_s=inference_s,
+            cause=cause,
+            queue_s=queue_s,
+            replays=self.replays,
+            suspicions=blame.suspicions,
+            counts=blame.counts,
+        )
 
     def note_replay(self, until: float) -> None:
         self.replays += ((self.lost_s - self.begun_s, until - self.begun_s),)

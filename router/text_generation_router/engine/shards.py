@@ -281,16 +281,16 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
 
 def _model_info(info: pb.InfoResponse) -> ModelInfo:
     return ModelInfo(
-        info.dtype,
-        info.device_type,
-        info.vocab_size,
-        info.max_positions,
-        tuple(info.eos_token_ids),
-        info.kernels,
-        info.world_size,
-        info.epoch,
-        QueryBlocks(info.block_queries or 1, info.queries_per_token or 1),
-        info.grammar_refusal,
+        dtype=info.dtype,
+        device_type=info.device_type,
+        vocab_size=info.vocab_size,
+        max_positions=info.max_positions,
+        eos_token_ids=tuple(info.eos_token_ids),
+        kernels=info.kernels,
+        world_size=info.world_size,
+        epoch=info.epoch,
+        query_blocks=QueryBlocks(info.block_queries or 1, info.queries_per_token or 1),
+        grammar_refusal=info.grammar_refusal,
     )
 
 
@@ -350,20 +350,20 @@ def _floats(packed: bytes) -> list[float]:
 def _answer(response: pb.PrefillResponse | pb.DecodeResponse) -> StepAnswer:
     result = response.result
     return StepAnswer(
-        result.step,
-        _integers(result.request_ids, "Q"),
-        _integers(result.token_ids, "i"),
-        _floats(result.logprobs),
-        _integers(result.top_counts, "I"),
-        _integers(result.top_ids, "i"),
-        _floats(result.top_logprobs),
-        response.forward_ns,
-        response.total_ns,
-        result.gap_ns,
-        result.successor_queued,
-        {failed.id: failed.reason for failed in result.failures} if result.failures else NO_FAILURES,
-        _prompt_logprobs(result) if result.prompt_request_ids else NO_PROMPTS,
-        _integers(result.complete_ids, "Q"),
+        number=result.step,
+        request_ids=_integers(result.request_ids, "Q"),
+        token_ids=_integers(result.token_ids, "i"),
+        logprobs=_floats(result.logprobs),
+        top_counts=_integers(result.top_counts, "I"),
+        top_ids=_integers(result.top_ids, "i"),
+        top_logprobs=_floats(result.top_logprobs),
+        forward_ns=response.forward_ns,
+        total_ns=response.total_ns,
+        gap_ns=result.gap_ns,
+        successor_queued=result.successor_queued,
+        failures={failed.id: failed.reason for failed in result.failures} if result.failures else NO_FAILURES,
+        prompt_logprobs=_prompt_logprobs(result) if result.prompt_request_ids else NO_PROMPTS,
+        complete_ids=_integers(result.complete_ids, "Q"),
     )
 
 

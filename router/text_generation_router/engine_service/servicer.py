@@ -147,7 +147,16 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         if not self._engine.load().is_ready:
             outbox.put(pb.EngineMessage(epoch=pb.Epoch(reason="the shards are not ready")))
         share, trial = self.news.note_share, self._trial
-        return FrontWork(front_id, self._engine, outbox, self._counts, self._most_open, share, trial, version)
+        return FrontWork(
+            front_id=front_id,
+            engine=self._engine,
+            outbox=outbox,
+            counts=self._counts,
+            most_open=self._most_open,
+            note_share=share,
+            trial=trial,
+            version=version,
+        )
 
     async def _end(self, context: StreamContext, error: BaseException | None) -> None:
         """Tells a front why its stream ends."""

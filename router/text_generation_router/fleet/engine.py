@@ -81,14 +81,14 @@ class RemoteEngine:
                 used = {connection.number for connection, _ in self._connections.values()}
                 number = next(number for number in count() if number not in used)
                 connection = EngineConnection(
-                    number,
-                    endpoint,
-                    self._security,
-                    self._front_id,
-                    self._fleet,
-                    self._books,
-                    self.counts,
-                    self._note_change,
+                    number=number,
+                    endpoint=endpoint,
+                    security=self._security,
+                    front_id=self._front_id,
+                    fleet=self._fleet,
+                    books=self._books,
+                    counts=self.counts,
+                    on_change=self._note_change,
                 )
                 task = asyncio.create_task(connection.run(), name=f"engine {target}")
                 task.add_done_callback(self._note_end)

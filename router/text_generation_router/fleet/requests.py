@@ -208,13 +208,13 @@ class RemoteRequest:
             if self.lost_s:
                 replays += ((self.lost_s - begun_s, now - begun_s),)
         return Ended(
-            told.reason,
-            now - begun_s if begun_s else 0.0,
-            told.cause,
-            begun_s - self.group.arrived_s if begun_s else None,
-            replays,
-            told.suspicions,
-            told.counts,
+            reason=told.reason,
+            inference_s=now - begun_s if begun_s else 0.0,
+            cause=told.cause,
+            queue_s=begun_s - self.group.arrived_s if begun_s else None,
+            replays=replays,
+            suspicions=told.suspicions,
+            counts=told.counts,
         )
 
     def _note_replay(self, until: float) -> None:

@@ -64,9 +64,13 @@ def _write(answers: BinaryIO, outcome: JobOutcome, ends_now: bool, answer: bytes
 def _run(handlers: Mapping[str, Handler], name: str, content: bytes) -> tuple[JobOutcome, bytes]:
     try:
         return JobOutcome.DONE, handlers[name](content)
-    # Answered as a failure: the pool raises JobFailedError, and the route answers its client.
     except Exception as error:
-        return JobOutcome.FAILED, type(error).__name__.encode()
+        return _failed(error)
+
+
+def _failed(error: Exception) -> tuple[JobOutcome, bytes]:
+    """The answer from which the pool makes a JobFailedError, and the route an answer to its client."""
+    return JobOutcome.FAILED, type(error).__name__.encode()
 
 
 def _has_grown(resident_before: int) -> bool:

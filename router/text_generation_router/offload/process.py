@@ -7,7 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from text_generation_common.secret_values import without_secrets
+from text_generation_common.secret_values import inherited_environment
 from text_generation_router.offload.errors import JobFailedError, JobLostError
 from text_generation_router.offload.frames import ANSWER_HEAD, LENGTH, JobOutcome
 
@@ -51,7 +51,7 @@ class ChildProcess:
                     (sys.executable, "-P", "-m", CHILD, str(os.getpid()), str(memory_bytes), str(cpu_s), entry),
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
-                    env=without_secrets(os.environ),
+                    env=inherited_environment(),
                 )
             answers, jobs = await asyncio.open_connection(sock=ours)
         except BaseException:

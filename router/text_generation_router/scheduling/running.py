@@ -187,7 +187,7 @@ class Running:
         first = None if self.is_known_to_shards else self._first_chunk()
         self.prefilled, self.last_step, self.is_known_to_shards = end, number, True
         self.num_sent += last
-        return Chunk(self.id, start, end, last, first, self.is_scored)
+        return Chunk(request_id=self.id, start=start, end=end, last=last, first=first, scored=self.is_scored)
 
     def _first_chunk(self) -> FirstChunk:
         asked = self.request

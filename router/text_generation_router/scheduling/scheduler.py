@@ -234,7 +234,14 @@ class Scheduler:
         self.joining.times.note_forward(1, decodes=bool(decoding))
         joined, self._num_joined = self._num_joined, 0
         decode_ids = tuple([request.id for request in decoding])
-        step = ForwardStep(number, decode_ids, slots, chunks, joined, self._reason if joined else None)
+        step = ForwardStep(
+            number=number,
+            decode_ids=decode_ids,
+            decode_slots=slots,
+            chunks=chunks,
+            joined=joined,
+            concat_reason=self._reason if joined else None,
+        )
         self.steps.send(step)
         return step
 

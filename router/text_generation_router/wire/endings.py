@@ -50,13 +50,13 @@ def ended_of(message: pb.Ended) -> Ended:
     if message.reason not in REASONS_READ:
         raise WireError(f"a request ended for reason {message.reason}, which is unknown here")
     return Ended(
-        REASONS_READ[message.reason],
-        message.inference_s,
-        message.cause,
-        message.queue_s if message.HasField("queue_s") else None,
-        tuple((replay.lost_s, replay.again_s) for replay in message.replays),
-        message.losses.suspicions,
-        message.losses.counts,
+        reason=REASONS_READ[message.reason],
+        inference_s=message.inference_s,
+        cause=message.cause,
+        queue_s=message.queue_s if message.HasField("queue_s") else None,
+        replays=tuple((replay.lost_s, replay.again_s) for replay in message.replays),
+        suspicions=message.losses.suspicions,
+        counts=message.losses.counts,
     )
 
 

@@ -141,33 +141,33 @@ class Generation:
         if finish is not None:
             queue_s, inference_s = finish.queue_s, finish.inference_s
         return Course(
-            self.started_s,
-            self.queued_s,
-            now,
-            queue_s,
-            stream.first_token_s,
-            inference_s,
-            replays,
-            failure,
-            finish.reason.value if finish is not None else None,
-            self.prompt_tokens,
-            stream.num_tokens,
-            finish.cached_tokens if finish is not None else 0,
-            finish.seed if finish is not None else None,
+            started_s=self.started_s,
+            queued_s=self.queued_s,
+            ended_s=now,
+            queue_s=queue_s,
+            first_token_s=stream.first_token_s,
+            last_token_s=inference_s,
+            replays=replays,
+            failure=failure,
+            finish_reason=finish.reason.value if finish is not None else None,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=stream.num_tokens,
+            cached_tokens=finish.cached_tokens if finish is not None else 0,
+            seed=finish.seed if finish is not None else None,
         )
 
     def _finish(self, finish: Finish) -> None:
         self.finish = finish
         self.close()
         self.timing = timing = Timing(
-            time.perf_counter() - self.started_s,
-            self.queued_s - self.started_s,
-            finish.queue_s,
-            finish.inference_s,
-            self.prompt_characters,
-            self.prompt_tokens,
-            finish.generated_tokens,
-            finish.cached_tokens,
+            total_s=time.perf_counter() - self.started_s,
+            validation_s=self.queued_s - self.started_s,
+            queue_s=finish.queue_s,
+            inference_s=finish.inference_s,
+            prompt_characters=self.prompt_characters,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=finish.generated_tokens,
+            cached_tokens=finish.cached_tokens,
         )
         if self.is_answer:
             count_success(self.metrics, timing)

@@ -193,7 +193,14 @@ class GenerationStream:
         last, is_text = len(ids) - 1, ended is not None and ended.reason is EndReason.COMPLETE
         for i, token_id in enumerate(ids):
             reason_here = reason if i == last else None
-            event = self._output.push(token_id, logprobs[i], tops[i] if tops else (), reason_here, inference_s, is_text)
+            event = self._output.push(
+                token_id,
+                logprobs[i],
+                tops[i] if tops else (),
+                reason=reason_here,
+                inference_s=inference_s,
+                is_text=is_text,
+            )
             self._events.append(event)
             self._credits -= 1 + len(event.top_tokens)
             if event.finish is not None:

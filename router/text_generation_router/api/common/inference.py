@@ -61,7 +61,7 @@ class Inference:
                 answers: list[Unanswered] = []
                 for prompt, request in zip(prompts, requests, strict=True):
                     copies = [
-                        self._generation(prompt, copy, caller, started_s, permit, is_answer)
+                        self._generation(prompt, copy, caller, started_s=started_s, permit=permit, is_answer=is_answer)
                         for copy in copies_of(prompt, request)
                     ]
                     streams = [generation.stream for generation in copies]
@@ -139,14 +139,14 @@ class Inference:
         rules = prompt.parameters.text_rules(self.validator.limits.eos_token_ids)
         return Generation(
             stream=GenerationStream(
-                self._engine,
-                self.vocabulary,
-                self._metrics,
-                request,
-                self._wakes,
-                rules,
-                prompt.names,
-                prompt.parameters.wanted_grammar.field,
+                engine=self._engine,
+                vocabulary=self.vocabulary,
+                metrics=self._metrics,
+                request=request,
+                wakes=self._wakes,
+                rules=rules,
+                names=prompt.names,
+                grammar_field=prompt.parameters.wanted_grammar.field,
             ),
             permit=permit,
             metrics=self._metrics,

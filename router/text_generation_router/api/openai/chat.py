@@ -126,7 +126,9 @@ class ChatRoutes:
             return ChatEncoder(index, generation, asked, write, self._logprobs)
         if self._style.is_tgis:
             return TgiCallEncoder(index, generation, asked, write, self._logprobs)
-        return PieceEncoder(index, generation, asked, write, self._logprobs, self._new_id)
+        return PieceEncoder(
+            index=index, generation=generation, asked=asked, write=write, logprobs=self._logprobs, new_id=self._new_id
+        )
 
 
 class ChatEncoder:

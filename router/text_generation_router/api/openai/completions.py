@@ -70,7 +70,20 @@ class CompletionRoutes:
         parameters = v1_request.parameters_of(asked, self._services, asked.max_tokens, asked.logprobs, echoed)
         parameters = replace(parameters, takes_no_tokens=bool(asked.echo))
         special = asked.add_special_tokens is not False
-        return [_prompt(given, Prompt("", parameters, special, None, asked.choices, NAMES)) for given in asked.prompt]
+        return [
+            _prompt(
+                given,
+                Prompt(
+                    inputs="",
+                    parameters=parameters,
+                    add_special_tokens=special,
+                    ids=None,
+                    copies=asked.choices,
+                    names=NAMES,
+                ),
+            )
+            for given in asked.prompt
+        ]
 
     def events(
         self, asked: CompletionRequest, generations: Sequence[Generation], writer: DirectWriter

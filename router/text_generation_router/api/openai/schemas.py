@@ -269,12 +269,12 @@ class ChatRequest(ChatOptions):
         calling = self.calling()
         tools = [] if calling is None else [tool.for_template() for tool in calling.listed]
         chat = Conversation(
-            tuple(message.message() for message in self.messages),
-            self.add_generation_prompt,
-            self.continue_final_message,
-            self.variables(),
-            tools if ways.in_template and tools else None,
-            self.documents,
+            messages=tuple(message.message() for message in self.messages),
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            variables=self.variables(),
+            tools=tools if ways.in_template and tools else None,
+            documents=self.documents,
         )
         if calling is None or calling.is_own(ways):
             return chat

@@ -104,7 +104,15 @@ def _coded(value: Any, code: Callable[[str], str]) -> Any:
     return code(value) if isinstance(value, str) and not isinstance(value, StrEnum) else value
 
 
-_TAGS = XmlSyntax(">", "<parameter=", ">", "", "</parameter>", "</function>", is_framed=True)
+_TAGS = XmlSyntax(
+    after_name=">",
+    before_key="<parameter=",
+    after_key=">",
+    before_value="",
+    after_value="</parameter>",
+    end="</function>",
+    is_framed=True,
+)
 
 # The more particular formats come first: `format_of` takes the first that a template shows.
 CALL_FORMATS = {
@@ -184,7 +192,14 @@ CALL_FORMATS = {
             BodyKind.XML,
             begins=("<minimax:tool_call>",),
             call_begin='<invoke name="',
-            xml=XmlSyntax('">', '<parameter name="', '">', "", "</parameter>", "</invoke>"),
+            xml=XmlSyntax(
+                after_name='">',
+                before_key='<parameter name="',
+                after_key='">',
+                before_value="",
+                after_value="</parameter>",
+                end="</invoke>",
+            ),
             ends=("</minimax:tool_call>",),
             seen_in=(("minimax:tool_call", "<invoke"),),
         ),
@@ -201,7 +216,14 @@ CALL_FORMATS = {
             "glm45",
             BodyKind.XML,
             begins=("<tool_call>",),
-            xml=XmlSyntax("", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"),
+            xml=XmlSyntax(
+                after_name="",
+                before_key="<arg_key>",
+                after_key="</arg_key>",
+                before_value="<arg_value>",
+                after_value="</arg_value>",
+                end="</tool_call>",
+            ),
             seen_in=(("<tool_call>", "<arg_key>"),),
         ),
         CallFormat(

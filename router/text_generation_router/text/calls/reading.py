@@ -81,12 +81,12 @@ class Reading:
         syntax = calls.coded(code)
         frames |= dict(calls.frames)
         return Marks(
-            _BODIES[syntax.body](syntax),
-            thinks,
-            syntax.starts,
-            syntax.call_begin,
-            syntax.ends,
-            syntax.separators,
-            tuple((code(begin), code(end)) for begin, end in frames.items()),
-            syntax.bare_begins,
+            body=_BODIES[syntax.body](syntax),
+            thinks=thinks,
+            starts=syntax.starts,
+            call_begin=syntax.call_begin,
+            ends=syntax.ends,
+            separators=syntax.separators,
+            frames=tuple((code(begin), code(end)) for begin, end in frames.items()),
+            bare_begins=syntax.bare_begins,
         )

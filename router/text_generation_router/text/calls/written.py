@@ -160,7 +160,14 @@ def written_calls(syntax: CallFormat, names: Sequence[str]) -> WrittenCalls:
     """How calls of the tools `names` are written."""
     form = WRITTEN_FORMS[syntax.name]
     calls = tuple(tuple(_filled(part, name) for part in form.call) for name in names)
-    return WrittenCalls(calls, form.opening, form.separator, form.closing, form.several, syntax)
+    return WrittenCalls(
+        calls=calls,
+        opening=form.opening,
+        separator=form.separator,
+        closing=form.closing,
+        several=form.several,
+        syntax=syntax,
+    )
 
 
 def _filled(part: str | Slot, name: str) -> str | Arguments | CallNumber:

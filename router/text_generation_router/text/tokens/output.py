@@ -136,5 +136,13 @@ class TextOutput:
     def _finish(self, reason: FinishReason, inference_s: float) -> Finish:
         text = self._text.text() if self._parts is None else "".join([part.text for part in self._parts])
         stop = None if self._cutter is None else self._cutter.found
-        seconds = self._queue_s, inference_s
-        return Finish(reason, text, self.num_tokens, self._seed, *seconds, self.cached_tokens, stop)
+        return Finish(
+            reason=reason,
+            generated_text=text,
+            generated_tokens=self.num_tokens,
+            seed=self._seed,
+            queue_s=self._queue_s,
+            inference_s=inference_s,
+            cached_tokens=self.cached_tokens,
+            stop=stop,
+        )

@@ -125,7 +125,15 @@ class TextTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         bound, joints = max_chars_per_token(content), Joints.of(tokenizer, content)
-        return cls(tokenizer, bound, joints, workers, max_waiting, part_chars, max_part_chars)
+        return cls(
+            tokenizer=tokenizer,
+            max_chars_per_token=bound,
+            joints=joints,
+            workers=workers,
+            max_waiting=max_waiting,
+            part_chars=part_chars,
+            max_part_chars=max_part_chars,
+        )
 
     async def encode(
         self, text: str, add_special_tokens: bool, share: Share, keep_last: int | None = None, most: int | None = None
@@ -175,9 +183,8 @@ class TextTokenizer:
         _refuse_large_parts(parts, MAX_SPANS_PART_CHARS)
         first_byte = 0
         for part in parts:
-            used, first_byte = await self._in_turn(
-                part, share, partial(self._use_spans, text, part, first_byte, use, add_special_tokens)
-            )
+            work = partial(self._use_spans, text, part, first_byte, use=use, add_special_tokens=add_special_tokens)
+            used, first_byte = await self._in_turn(part, share, work)
             yield used
 
     def close(self) -> None:
