@@ -330,8 +330,8 @@ test-cluster: install-test
 
 # The tests of what a server answers, with an engine and a front in processes of their own in the place of one router.
 test-fronts: install-test
-	API_WORKERS=1 $(BIN)/pytest $(addprefix integration-tests/test_,$(addsuffix .py,calls_served choosing_tokens client_fields \
-		contract demo_model eight_bits forms grammar_tokens hostile keys metrics_page same_text scheduling tgi_board)) $(ARGS)
+	API_WORKERS=1 $(BIN)/pytest $(addprefix integration-tests/test_,$(addsuffix .py,calls_served choosing_tokens contract \
+		demo_model eight_bits forms grammar_tokens hostile keys metrics_page same_text scheduling tgi_board)) $(ARGS)
 
 # Real Ray clusters: one node, whose actors, driver and engines are killed; whole servers on it; and fronts on each of two
 # machines, as root with iproute2. About five minutes.

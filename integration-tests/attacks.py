@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from server_process import ServerProcess
 
+CELLS = "requests|answers|5xx, tracebacks, no answer|restarts"
 CONCURRENCY = 16
 SEED = 7
 TRACEBACK = re.compile(rb'Traceback \(most recent|File "[^"]+", line \d+')
@@ -33,6 +34,10 @@ class Attacked:
     findings: list[str]  # descriptions of wrong answers
     restarted: bool
 
+    def cells(self) -> list[object]:
+        statuses = ", ".join(f"{count} × {status}" for status, count in self.statuses.items())
+        return [self.sent, statuses, len(self.findings), "yes" if self.restarted else "no"]
+
     def failures(self) -> list[str]:
         shown = [f"{len(self.findings)} bad answers, such as {self.findings[:3]}"] if self.findings else []
         return shown + (["the shard or the router is another process now"] if self.restarted else [])
@@ -43,7 +48,7 @@ class Findings:
 
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
-        self._pids = _pids(server)
+        self._pids = processes.serving(server.pid)
         self._statuses: Counter[int] = Counter()
         self._cut_off = 0
         self._found: list[str] = []
@@ -76,35 +81,46 @@ class Findings:
 
     def result(self) -> Attacked:
         sent = sum(self._statuses.values()) + self._cut_off
-        restarted = _pids(self._server) != self._pids or not self._server.is_ready()
+        restarted = processes.serving(self._server.pid) != self._pids or not self._server.is_ready()
         return Attacked(sent, dict(sorted(self._statuses.items())), self._cut_off, self._found, restarted)
+
+
+def throw(
+    server: ServerProcess, shots: Iterable[tuple[str, Body]], check: Callable[[Findings, str, str, Body, Any], None]
+) -> Attacked:
+    """Sends each body to its route, and has each answer checked: findings, what was sent, route, body, response."""
+    findings, shots = Findings(server), iter(shots)
+
+    async def send(client: httpx.AsyncClient) -> None:
+        for route, body in shots:
+            what = f"{route}, {body.name}"
+            try:
+                response = await client.post(route, content=body.content, headers={"content-type": body.content_type})
+            except httpx.TransportError as error:
+                findings.broken(what, len(body.content), error)
+            else:
+                findings.answer(what, response.status_code, response.content)
+                check(findings, what, route, body, response)
+
+    async def run() -> None:
+        async with client_of(server.url) as client:
+            await asyncio.gather(*(send(client) for _ in range(CONCURRENCY)))
+
+    asyncio.run(run())
+    return findings.result()
 
 
 def throw_bodies(server: ServerProcess, bodies: Iterable[Body], on_every_route: bool) -> Attacked:
     """Sends each body to POST routes: to all of them, or to one, the next one for each body."""
-    routes = [path for path, methods in _document(server)["paths"].items() if "post" in methods]
-    findings = Findings(server)
+    routes = [path for path, methods in document(server)["paths"].items() if "post" in methods]
+    made = enumerate(bodies)
+    shots = ((r, body) for i, body in made for r in (routes if on_every_route else [routes[i % len(routes)]]))
 
-    async def throw(client: httpx.AsyncClient, shots: Iterable[tuple[str, Body]]) -> None:
-        for route, body in shots:
-            headers = {"content-type": body.content_type}
-            try:
-                response = await client.post(route, content=body.content, headers=headers)
-            except httpx.TransportError as error:
-                findings.broken(f"{route}, {body.name}", len(body.content), error)
-            else:
-                findings.answer(f"{route}, {body.name}", response.status_code, response.content)
-                if body.refused:
-                    findings.refusal(f"{route}, {body.name}", response.status_code, response.content)
+    def check(findings: Findings, what: str, route: str, body: Body, response: httpx.Response) -> None:
+        if body.refused:
+            findings.refusal(what, response.status_code, response.content)
 
-    async def run() -> None:
-        made = enumerate(bodies)
-        shots = ((r, body) for i, body in made for r in (routes if on_every_route else [routes[i % len(routes)]]))
-        async with client_of(server.url) as client:
-            await asyncio.gather(*(throw(client, shots) for _ in range(CONCURRENCY)))
-
-    asyncio.run(run())
-    return findings.result()
+    return throw(server, shots, check)
 
 
 def fuzz(server: ServerProcess, examples: int) -> Attacked:
@@ -131,9 +147,5 @@ def _fuzz(operation: Any, mode: GenerationMode, examples: int, findings: Finding
         send()
 
 
-def _document(server: ServerProcess) -> Any:
+def document(server: ServerProcess) -> Any:
     return httpx.get(f"{server.url}/api-doc/openapi.json", timeout=30).raise_for_status().json()
-
-
-def _pids(server: ServerProcess) -> set[int]:
-    return {process.pid for process in [*processes.shards(server.pid).values(), processes.router(server.pid)]}

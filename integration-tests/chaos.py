@@ -2,77 +2,67 @@
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
-import departures
+import attacks
 import hostile
-import hung_router
+import logs
 import outside
-import poison
-import scenarios
+import processes
 from attacks import SEED, Attacked, fuzz, throw_bodies
-from report import Result, as_markdown, kills_as_markdown
+from faults import FAULTS, MIB, Run
+from outcome import CELLS, Outcome, Report, on_this_machine, table
+from outside import KilledOutside
 from scale import LONG, SHORT, Scale
-from server_process import ServerProcess
-from shard_figures import ShardFigures, shard_figures
+from streams import run_streams
 
-from text_generation_benchmark.output import replace_table
-
-Run = Callable[[], Result]
+KILLED = "shards killed from outside (SIGKILL)"
 
 
-def streams_under_faults(scale: Scale, seed: int, asked_kills: int | None) -> Iterator[tuple[str, Run]]:
+def everything(scale: Scale, seed: int, examples: int, asked_kills: int | None) -> Iterator[tuple[str, int, Any]]:
+    """Name, number of shards, and what is to be run."""
+    undisturbed = cache(scale.undisturbed)  # for each number of shards, on which the rounding of sums depends
+
+    def run(fault: Any, num_shard: int) -> Outcome:
+        expected = undisturbed(num_shard) if fault.has_streams else ()
+        return fault.inject(Run(scale, num_shard, seed, expected))
+
     for num_shard in (1, 2):
-        # One run without faults for each number of shards: the rounding of sums depends on that number.
-        expected = scenarios.undisturbed(scale, num_shard)
         num_kills = scale.num_kills[num_shard] if asked_kills is None else asked_kills
         killing = partial(outside.kill_from_outside, scale, num_shard, num_kills, scale.num_drains, seed + num_shard)
-        yield "shards killed from outside (SIGKILL)", killing
-        yield "a shard stopped (SIGSTOP)", partial(scenarios.stop_shard, scale, num_shard, seed, expected)
-        yield "exceptions in steps", partial(scenarios.raise_in_steps, scale, num_shard, expected)
-        if num_shard == 1:
-            yield "SIGTERM, default flags", partial(scenarios.terminate, scale, expected)
-            yield "a request that kills its shards", partial(poison.poison, scale, expected, alone=2)
-            yield from hung_router.everything(expected, scale)
-
-
-def everything(scale: Scale, seed: int, examples: int, asked_kills: int | None) -> Iterator[tuple[str, Run]]:
-    yield from streams_under_faults(scale, seed, asked_kills)
-    for num_shard in (1, 2):
-        yield "router killed", partial(departures.kill_router, scale, num_shard)
-    yield "launcher killed", partial(departures.kill_launcher, scale, 2)
-    yield "64 clients never read", partial(departures.never_read, scale)
-    yield "clients leave at once", partial(departures.all_leave_at_once, scale)
+        yield KILLED, num_shard, killing
+    for fault in FAULTS:
+        yield from ((fault.name, num_shard, partial(run, fault, num_shard)) for num_shard in fault.shards)
     throw = partial(throw_bodies, bodies=hostile.bodies(SEED), on_every_route=True)
-    yield "hostile bodies, each on every POST route", partial(attack, scale, throw)
-    yield "cases from the OpenAPI document", partial(attack, scale, partial(fuzz, examples=examples))
+    yield "hostile bodies, each on every POST route", 1, partial(attack, scale, throw)
+    yield "cases from the OpenAPI document", 1, partial(attack, scale, partial(fuzz, examples=examples))
 
 
-def attack(scale: Scale, how: Callable[[ServerProcess], Attacked]) -> Attacked:
+def attack(scale: Scale, how: Any) -> Attacked:
     with scale.server(1, "--max-total-tokens", "64") as server:  # short texts, so that valid requests end soon
-        return how(server)
+        attacked: Attacked = how(server)
+        return attacked
 
 
-def run(todo: Iterator[tuple[str, Run]]) -> tuple[list[tuple[str, Result]], list[str]]:
-    """Runs all scenarios. Returns (results, failures). A scenario that raises is a failure too; the next scenarios
-    still run.
-    """
-    results, failures = [], []
-    for name, scenario in todo:
+def run_all(todo: Iterator[tuple[str, int, Any]], report: Report) -> list[tuple[str, int, Any]]:
+    """The results of all faults. A fault that raises is a failure too; the next ones are still injected."""
+    results = []
+    for name, num_shard, scenario in todo:
         started_s = time.monotonic()
         try:
             result = scenario()
         except Exception as error:
-            failures.append(f"{name}: {_innermost(error)!r}")
-            print(f"{name}: raised {_innermost(error)!r}", flush=True)
+            report.fail(f"{name}: {_innermost(error)!r}")
             continue
-        results.append((name, result))
-        failures += [f"{name}: {failure}" for failure in result.failures()]
-        print(f"{name}: {result.failures() or 'passed'} ({time.monotonic() - started_s:.0f} s)", flush=True)
-    return results, failures
+        results.append((name, num_shard, result))
+        took = f"{time.monotonic() - started_s:.0f} s"
+        print(f"{name}, {num_shard} shards: {result.failures() or 'passed'} ({took})", flush=True)
+        report.fail(*(f"{name}: {failure}" for failure in result.failures()))
+    return results
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -81,17 +71,34 @@ def _innermost(error: BaseException) -> BaseException:
     return error
 
 
-def measured(scale: Scale, failures: list[str]) -> list[ShardFigures]:
+def shard_figures(scale: Scale, num_shard: int) -> Iterator[tuple[int, int, float, float]]:
+    """Shards, rank, MiB read of the checkpoint's tensors, and peak MiB of memory, after one run of streams."""
+    with scale.server(num_shard) as server:
+        run_streams(server.url, scale.asks()[: scale.num_streams], scale.num_streams)
+        read = logs.mib_read(server.log())
+        for rank, shard in sorted(processes.shards(server.pid).items()):
+            yield num_shard, rank, read[rank], processes.peak_resident(shard) / MIB
+
+
+def measured(scale: Scale, report: Report) -> list[tuple[int, int, float, float]]:
     try:
         return [shard for num_shard in (1, 2, 4) for shard in shard_figures(scale, num_shard)]
     except Exception as error:
-        failures.append(f"memory and bytes read: {_innermost(error)!r}")
+        report.fail(f"memory and bytes read: {_innermost(error)!r}")
         return []
 
 
-def slow(results: Sequence[tuple[str, Result]]) -> list[str]:
-    killed = [result for _, result in results if isinstance(result, outside.KilledOutside)]
-    return [f"N = {result.num_shard}: {text}" for result in killed for text in result.slow_outages()]
+def as_markdown(results: Sequence[tuple[str, int, Any]], figures: Sequence[tuple[int, int, float, float]]) -> str:
+    """All tables, except the tables of shards killed by another process."""
+    rows = [[name, num, *result.cells()] for name, num, result in results if isinstance(result, Outcome)]
+    attacked = [[name, *result.cells()] for name, _, result in results if isinstance(result, Attacked)]
+    whole = next((read for num_shard, _, read, _ in figures if num_shard == 1), 0.0)
+    memory = [[num, rank, f"{read:.2f}", f"{read / whole:.0%}", f"{peak:.0f}"] for num, rank, read, peak in figures]
+    return on_this_machine(
+        table(f"what happens|shards|{CELLS}", rows),
+        table(f"attack|{attacks.CELLS}", attacked),
+        table("shards|rank|MiB read|of the model|peak memory MiB", memory),
+    )
 
 
 def main() -> int:
@@ -111,23 +118,20 @@ def main() -> int:
     scale, examples = (SHORT, 12) if asked.short else (LONG, 100)
     scale = replace(scale, longest_gap_s=asked.longest or scale.longest_gap_s)
     print(f"seed {asked.seed}", flush=True)
+    report = Report(asked.write)
     todo = everything(scale, asked.seed, examples, asked.kills)
-    results, failures = run((name, scenario) for name, scenario in todo if asked.only in name)
-    figures = measured(scale, failures) if not asked.only else []
-    tables = {}
-    if killed := [result for _, result in results if isinstance(result, outside.KilledOutside)]:
-        tables["kills far apart" if asked.longest else "kills"] = kills_as_markdown(killed, scale.longest_gap_s)
+    results = run_all((each for each in todo if asked.only in each[0]), report)
+    if killed := [result for _, _, result in results if isinstance(result, KilledOutside)]:
+        name = "kills far apart" if asked.longest else "kills"
+        report.take(name, outside.as_markdown(killed, scale.longest_gap_s))
     if not asked.only:
-        tables["table"] = as_markdown(results, figures)
-    for name, table in tables.items():
-        print(f"\n{table}\n")
-        if asked.write is not None:
-            asked.write.write_text(replace_table(asked.write.read_text(), table, name))
-    for line in slow(results):
-        print(f"slow: {line}")
-    for line in failures:
-        print(f"FAILED: {line}")
-    return 1 if failures else 0
+        report.take("table", as_markdown(results, measured(scale, report)))
+    elif rows := [each for each in results if not isinstance(each[2], KilledOutside)]:
+        print(as_markdown(rows, []))
+    for result in killed:
+        for text in result.slow_outages():
+            print(f"slow: N = {result.num_shard}: {text}")
+    return report.status
 
 
 if __name__ == "__main__":

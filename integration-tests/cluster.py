@@ -1,25 +1,24 @@
-"""Fronts on one machine and replicas on others, with mutual TLS: what all ways to start them share.
-
-`cluster_by_hand.py` starts each replica's launcher; `cluster_ray.py` has Ray choose their machines.
+"""Fronts on one machine and replicas on others, with mutual TLS: what all ways to start them share, and replicas whose
+launchers are started on their machines. `cluster_ray.py` has Ray choose the machines.
 """
 
 import contextlib
-import json
-import re
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
+import httpx
 import processes
 import psutil
+from logs import Notice, NoticeLog
 from machines import Machine, Network
-from server_process import LAUNCHER
+from server_process import LAUNCHER, wait_until
+
+from text_generation_benchmark.metrics import metric
 
 FRONTS = 2
 API_PORT = 3000
@@ -30,6 +29,9 @@ ARGUMENTS = (
     *("--max-batch-total-tokens", "65536", "--max-concurrent-requests", "256", "--enable-prefill-logprobs"),
 )
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+ENGINE_PORT, METRICS_PORT = 5000, 5001
+# Longest time in seconds that a replica may take to leave: its requests move, and those of a long text may end there.
+LEAVE_LIMIT_S = 120.0
 # Programs whose processes are the roles of a machine.
 PROGRAMS = {
     "shard": "text-generation-server",
@@ -37,17 +39,6 @@ PROGRAMS = {
     "launcher": "text-generation-launcher",
     "front": "text-generation-router",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A line of a front's log: an engine was connected or lost."""
-
-    at_s: float
-    target: str
-    front: str
-    is_lost: bool
-    reason: str
 
 
 class Deployment(ABC):
@@ -136,14 +127,8 @@ class Deployment(ABC):
 
     def command(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
         """Runs a command of the launcher's to its end. RuntimeError, with what it said, if it fails."""
-        done = subprocess.run(
-            [self._launcher, *words],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=START_LIMIT_S,
-            check=False,
-        )
+        kept = {"env": environment, "capture_output": True, "text": True, "timeout": START_LIMIT_S}
+        done = subprocess.run([self._launcher, *words], check=False, **kept)
         if done.returncode:
             raise RuntimeError(f"{' '.join(words)}: {done.stdout}{done.stderr}")
 
@@ -217,32 +202,70 @@ class Deployment(ABC):
         return ""
 
 
-class NoticeLog:
-    """The notices in a growing log, of which only what is new is read."""
+class DeploymentByHand(Deployment):
+    """Each machine but the first has a replica, at the same address for ever."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        self._place = 0
-        self._found: list[Notice] = []
+    @property
+    def targets(self) -> list[str]:
+        return [f"{machine.address}:{ENGINE_PORT}" for machine in self.others]
 
-    def read(self) -> list[Notice]:
-        with self._log.open("rb") as file:
-            file.seek(self._place)
-            # A last line without its end is still being written.
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._place += len(whole) + len(newline)
-        self._found += read_notices(whole.decode(errors="replace"))
-        return self._found
+    @property
+    def replicas(self) -> list[Machine]:
+        return self.others
 
+    def target(self, machine: Machine) -> str:
+        return self.targets[self.others.index(machine)]
 
-def read_notices(log: str) -> Iterator[Notice]:
-    for line in log.splitlines():
-        if not line.startswith("{"):
-            continue
-        with contextlib.suppress(json.JSONDecodeError):  # a line cut by a kill
-            entry: dict[str, Any] = json.loads(line)
-            found = re.match(r"engine (\S+) is (connected|lost)[:,] (.*)", str(entry.get("message", "")))
-            if found:
-                at_s = datetime.fromisoformat(entry["timestamp"]).timestamp()
-                front = str(entry.get("worker", ""))
-                yield Notice(at_s, found[1], front, found[2] == "lost", found[3])
+    def _start_all(self) -> None:
+        for machine in self.others:
+            self.start_machine(machine)
+        self.start_fronts(["--engines", ",".join(self.targets)], {})
+
+    def start_machine(self, machine: Machine) -> None:
+        words = ["--engine-only", "--engine-address", f"{machine.address}:{ENGINE_PORT}"]
+        words += ["--engine-metrics-port", str(METRICS_PORT)]
+        words += ["--testing"] if self.failpoints else []
+        self.start_launcher(machine, words, {"FAILPOINTS": self.failpoints})
+
+    def kill_machine(self, machine: Machine) -> None:
+        machine.kill()
+
+    def restart_launcher(self, machine: Machine) -> None:
+        """What a service manager does: ends what is left of a service, and starts it again."""
+        machine.kill()
+        self.start_machine(machine)
+
+    def leave(self, machines: Sequence[Machine]) -> bool:
+        launchers = [self.find(machine, "launcher") for machine in machines]
+        if not all(launchers):
+            return False
+        for (launcher,) in launchers:
+            launcher.terminate()
+        wait_until(lambda: all(map(self.has_ended, machines)), LEAVE_LIMIT_S, "replicas leave")
+        return True
+
+    def come_back(self, machines: Sequence[Machine]) -> None:
+        for machine in machines:
+            if self.has_ended(machine):
+                self.start_machine(machine)
+
+    def rows(self, machine: Machine) -> int:
+        try:
+            page = httpx.get(f"http://{machine.address}:{METRICS_PORT}/metrics", timeout=0.5).text
+        except httpx.HTTPError:
+            return 0
+        return int(metric(page, "tgi_batch_current_size"))
+
+    def is_ready(self, machine: Machine) -> bool:
+        """Whether the engine says that its shards answer."""
+        try:
+            return httpx.get(f"http://{machine.address}:{METRICS_PORT}/health", timeout=1.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def missing(self) -> str:
+        for machine in [self.front_machine, *self.others]:
+            if self.has_ended(machine):
+                return f"the launcher of {machine.address} has ended: {self.log_of(machine)[-2000:]}"
+        unready = [machine.address for machine in self.others if not self.is_ready(machine)]
+        return f"unready replicas {unready}" if unready else self.missing_connections(self.targets)

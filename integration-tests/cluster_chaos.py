@@ -8,33 +8,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-import cluster_head
-import cluster_poison
 import cluster_record
 import machines
 import psutil
-import redis_server
-import scenarios
-from cluster import Deployment
-from cluster_by_hand import DeploymentByHand
-from cluster_faults import ClusterFault, Injector, turns
-from cluster_head import HeadLost, lose_head
-from cluster_poison import POINTS, ClusterPoisoned
+import ray_nodes
+from asks import Ask, mixed_asks
+from cluster import ARGUMENTS, ENVIRONMENT, Deployment, DeploymentByHand
+from cluster_faults import KINDS, RAY_KINDS, Begin, ClusterFault, Injector, turns
 from cluster_ray import RayDeployment
-from cluster_ray_faults import RayInjector
 from cluster_record import ClusterResult
-from cluster_streams import answers_meanwhile, ask_again, undisturbed
+from faults import Run, poison_beside, poison_rule
 from machines import Network
-from mixed import MixedAnswer, MixedAsk
+from outcome import CELLS, Outcome, Report, table
 from scale import SHORT
-from server_process import LAUNCHER
-
-from text_generation_benchmark.output import replace_table
+from server_process import LAUNCHER, ServerProcess, wait_until
+from streams import StreamAnswer, answers_meanwhile, ask_again, undisturbed
 
 REPLICAS = 3
 NUM_STREAMS = 64
@@ -52,8 +46,11 @@ SETTLED_S = 2.0
 LEAST = (100, 10, 200)
 # Minutes for which Ray's head is away in a run of all faults.
 HEAD_MINUTES = 5.0
+REPLACED_LIMIT_S = 120.0
 # Times that the deployment may fail to recover before the run gives up.
 MOST_PROBLEMS = 3
+# What dies of a poisoned request's token, as a rule of FAILPOINTS.
+POINTS = {"a shard": "shard.chunk", "an engine's step": "engine.step", "an engine's Submit": "engine.submit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +58,15 @@ class WayToStart:
     """How replicas are started: the machines beside that of the fronts, and what can be done to them."""
 
     deployment: Callable[..., Deployment]
-    injector: Callable[..., Injector]
+    kinds: Mapping[str, Begin]
     machines: int
     table: str  # name of the table of faults
     poison_table: str
 
-    @property
-    def kinds(self) -> list[str]:
-        return list(self.injector(None, random.Random()).kinds)
 
-
-BY_HAND = WayToStart(DeploymentByHand, Injector, REPLICAS, "cluster", "cluster poison")
+BY_HAND = WayToStart(DeploymentByHand, KINDS, REPLICAS, "cluster", "cluster poison")
 # A spare machine, and one for Redis.
-ON_RAY = WayToStart(RayDeployment, RayInjector, REPLICAS + 2, "cluster on Ray", "cluster poison on Ray")
+ON_RAY = WayToStart(RayDeployment, RAY_KINDS, REPLICAS + 2, "cluster on Ray", "cluster poison on Ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +89,7 @@ class Injection:
 
     def run(self) -> None:
         rng = random.Random(self._plan.seed)
-        injector = self._way.injector(self._deployment, rng)
+        injector = Injector(self._deployment, rng, dict(self._way.kinds))
         for kind in turns(self._plan.kinds, self._plan.count, rng):
             overlaps = rng.random() < OVERLAPPING
             whole = "not whole before" if overlaps else f"whole after {self._whole_s():.1f} s"
@@ -127,8 +120,7 @@ class Injection:
         self._note(f"PROBLEM {self.problems[-1]}")
 
 
-def tell(text: str) -> None:
-    print(text, flush=True)
+tell = partial(print, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,44 +130,68 @@ class Cases:
     way: WayToStart
     folder: Path
     launcher: Path
-    asked: Sequence[MixedAsk]
-    expected: Sequence[MixedAnswer]
-    note: Callable[[str], None] = tell
+    asked: Sequence[Ask] = ()
+    expected: Sequence[StreamAnswer] = ()
 
     @contextmanager
-    def deployment(self, name: str) -> Iterator[Deployment]:
+    def deployment(
+        self, name: str, failpoints: str = SLOWER, arguments: Sequence[str] = ARGUMENTS
+    ) -> Iterator[Deployment]:
         folder = made(self.folder / name)
         with (
             Network(1 + self.way.machines) as network,
-            self.way.deployment(network, folder, failpoints=SLOWER, launcher=self.launcher) as deployment,
+            self.way.deployment(network, folder, arguments, failpoints, self.launcher) as deployment,
         ):
-            self.note("the deployment is whole")
+            tell("the deployment is whole")
             yield deployment
 
     def with_faults(self, plan: Plan) -> ClusterResult:
         with self.deployment("faults") as deployment:
-            injection = Injection(deployment, plan, self.way, self.note)
-            answers = answers_meanwhile(deployment.url, self.asked, injection.run)
-            different = ask_again(deployment.url, self.asked, answers)
-            found = cluster_record.result(
-                plan.seed, injection.faults, deployment.notices(), self.asked, self.expected, answers, different
-            )
+            injection = Injection(deployment, plan, self.way, tell)
+            found = self._found(deployment, injection.run, plan.seed, injection.faults)
             return replace(found, problems=tuple(injection.problems))
 
-    def without_head(self, minutes: float) -> HeadLost:
+    def without_head(self, minutes: float) -> tuple[ClusterResult, list[float]]:
+        """Ray's head is dead for minutes. Also the seconds from the start of the new head to a whole deployment, and
+        those in which it then had a replica replaced whose launcher was killed."""
+        times: list[float] = []
         with self.deployment("head") as deployment:
             assert isinstance(deployment, RayDeployment)
-            return lose_head(deployment, minutes, self.asked, self.expected, self.note)
 
+            def whole_since(began_s: float, what: str) -> None:
+                deployment.until_whole()
+                times.append(time.monotonic() - began_s)
+                tell(f"{what}: whole after {times[-1]:.1f} s")
 
-def run_poison(way: WayToStart, what: str, folder: Path, launcher: Path = LAUNCHER) -> ClusterPoisoned:
-    expected = scenarios.undisturbed(SHORT, 1)
-    arguments = ("--dtype", "float32", "--json-output", *SHORT.arguments)
-    with (
-        Network(1 + way.machines) as network,
-        way.deployment(network, folder, arguments, cluster_poison.rule(what), launcher) as deployment,
-    ):
-        return cluster_poison.poison(deployment, what, SHORT.asks(), expected)
+            def hurt() -> None:
+                deployment.kill_head()
+                tell(f"the head is dead for {minutes:g} minutes")
+                time.sleep(60 * minutes)
+                deployment.start_head()
+                whole_since(time.monotonic(), "the head is started")
+                before, began_s = set(deployment.report().endpoints), time.monotonic()
+                Injector(deployment, random.Random(1)).inject("launcher killed")
+                ended = "Ray notices that a replica has ended"
+                wait_until(lambda: set(deployment.report().endpoints) != before, REPLACED_LIMIT_S, ended)
+                whole_since(began_s, "a replica's launcher was killed")
+
+            return self._found(deployment, hurt), times
+
+    def _found(
+        self, deployment: Deployment, work: Callable[[], None], seed: int = 0, faults: Sequence[ClusterFault] = ()
+    ) -> ClusterResult:
+        answers = answers_meanwhile(deployment.url, self.asked, work)
+        different = ask_again(deployment.url, self.asked, answers)
+        notices = deployment.notices()
+        return cluster_record.result(seed, faults, notices, self.asked, self.expected, answers, different)
+
+    def poisoned(self, what: str) -> Outcome:
+        """A request that kills what computes it, on three replicas: no two may be down at a time because of it."""
+        run = Run(SHORT, expected=SHORT.undisturbed(1))
+        arguments = ("--dtype", "float32", "--json-output", *SHORT.arguments)
+        name = f"poison{list(POINTS).index(what)}"
+        with self.deployment(name, poison_rule(POINTS[what]), arguments) as deployment:
+            return poison_beside(deployment.url, lambda: list(map(deployment.log_of, deployment.others)), run)
 
 
 def asked_for() -> argparse.Namespace:
@@ -196,7 +212,7 @@ def asked_for() -> argparse.Namespace:
     asked = parser.parse_args()
     asked.way = BY_HAND if asked.by_hand else ON_RAY
     asked.is_whole = asked.faults is None and asked.kinds is None
-    asked.kinds = asked.way.kinds if asked.kinds is None else asked.kinds
+    asked.kinds = list(asked.way.kinds) if asked.kinds is None else asked.kinds
     asked.faults = 10 * len(asked.kinds) if asked.faults is None else asked.faults
     if asked.poison is None:
         asked.poison = list(POINTS) if asked.is_whole else []
@@ -209,50 +225,35 @@ def asked_for() -> argparse.Namespace:
     return asked
 
 
-class Report:
-    """Tables, printed and written as they come, and failures."""
-
-    def __init__(self, write: Path | None) -> None:
-        self.failures: list[str] = []
-        self._write = write
-
-    def take(self, name: str, table: str, failures: Sequence[str]) -> None:
-        tell(f"\n{table}\n")
-        if self._write is not None:
-            self._write.write_text(replace_table(self._write.read_text(), table, name))
-        for failure in failures:
-            tell(f"FAILED: {failure}")
-        self.failures += failures
-
-
 def run_all(asked: argparse.Namespace, folder: Path, report: Report) -> None:
+    cases = Cases(asked.way, folder, asked.launcher)
     if asked.faults or asked.head_minutes:
-        cases = Cases(asked.way, folder, asked.launcher, *undisturbed(NUM_STREAMS, TOKENS))
+        asks = mixed_asks(NUM_STREAMS, TOKENS)
+        cases = replace(cases, asked=asks, expected=undisturbed(ServerProcess(*ARGUMENTS, environ=ENVIRONMENT), asks))
     if asked.faults:
         found = cases.with_faults(Plan(asked.seed, asked.kinds, asked.faults))
         for line in found.stalls:
             tell(f"stalled: {line}")
-        failures = [*found.failures(), *found.lost, *found.different]
-        failures += found.shortfalls(*LEAST) if asked.is_whole else []
-        report.take(asked.way.table, cluster_record.as_table(found), failures)
+        few = found.shortfalls(*LEAST) if asked.is_whole else []
+        report.take(asked.way.table, cluster_record.as_table(found), [*found.failures(), *found.details(), *few])
     if asked.head_minutes:
-        away = cases.without_head(asked.head_minutes)
-        failures = [*away.found.failures(), *away.found.lost, *away.found.different]
-        report.take("cluster without head", cluster_head.as_table(away), failures)
-    poisoned = []
-    for number, what in enumerate(asked.poison):
-        poisoned.append(run_poison(asked.way, what, made(folder / f"poison{number}"), asked.launcher))
-        tell(str(poisoned[-1]))
-    if poisoned:
-        failures = [f"poison of {each.what}: {failure}" for each in poisoned for failure in each.failures()]
-        report.take(asked.way.poison_table, cluster_poison.as_table(poisoned), failures)
+        found, times = cases.without_head(asked.head_minutes)
+        head = "head away, min|streams|lost|different|whole after, s|then a lost replica replaced after, s"
+        counts = [f"{asked.head_minutes:g}", found.streams, len(found.lost), len(found.different)]
+        text = table(head, [[*counts, *(f"{seconds:.1f}" for seconds in times)]])
+        report.take("cluster without head", text, [*found.failures(), *found.details()])
+    if asked.poison:
+        rows = {what: cases.poisoned(what) for what in asked.poison}
+        failures = [f"poison of {what}: {failure}" for what, each in rows.items() for failure in each.failures()]
+        text = table(f"a request that kills|{CELLS}", [[what, *each.cells()] for what, each in rows.items()])
+        report.take(asked.way.poison_table, text, failures)
 
 
 def without_ray() -> str:
     """What is missing for Ray; empty if nothing is."""
     if importlib.util.find_spec("ray") is None:
         return "needs the package ray (`pip install tgi-py[ray]`)"
-    return "" if redis_server.is_installed() else redis_server.WITHOUT
+    return "" if ray_nodes.has_redis() else ray_nodes.WITHOUT_REDIS
 
 
 def main() -> int:
@@ -268,7 +269,7 @@ def main() -> int:
     finally:
         if not asked.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    return 1 if report.failures else 0
+    return report.status
 
 
 def made(folder: Path) -> Path:

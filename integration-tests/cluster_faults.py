@@ -1,4 +1,4 @@
-"""The kinds of faults of a deployment on several machines: each is injected, lasts a while, and is lifted."""
+"""The faults of a deployment on several machines, as rows: each is injected, lasts a while, and is lifted."""
 
 import contextlib
 import os
@@ -6,7 +6,8 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -38,177 +39,183 @@ class ClusterFault:
         return f"{self.at_s:.2f} +{self.lifted_s - self.at_s:.1f} s: {self.kind}, {self.victim}, {self.rows} requests"
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A fault that has begun, and how it is lifted after a while. `end` returns the ports of a front that died."""
+
+    machine: Machine
+    target: str
+    rows: int
+    at_s: float
+    end: Callable[[], frozenset[int] | None] = lambda: None
+    range_s: tuple[float, float] = SHORT_OR_LONG_S
+    pid: int | None = None
+
+
+Begin = Callable[["Injector"], Begun | None]
+
+
+@dataclass(slots=True)
 class Injector:
-    def __init__(self, deployment: Deployment, rng: random.Random) -> None:
-        self._deployment = deployment
-        self._rng = rng
-        self.kinds: dict[str, Callable[[], ClusterFault | None]] = {
-            "shard killed": lambda: self._kill("shard"),
-            "engine killed": lambda: self._kill("engine"),
-            "launcher killed": lambda: self._kill("launcher"),
-            "front killed": self._kill_front,
-            "shard stopped": lambda: self._stop("shard"),
-            "engine stopped": lambda: self._stop("engine"),
-            "launcher stopped": lambda: self._stop("launcher"),
-            "front stopped": self._stop_front,
-            "machine killed": self._kill_machine,
-            "machine stopped": self._stop_machine,
-            "power lost": self._lose_power,
-            "cable pulled": lambda: self._for_a_while("cable pulled", Machine.unplug, Machine.plug),
-            "partition": lambda: self._for_a_while("partition", Machine.cut_off, Machine.join),
-            "slow link": self._slow,
-            "3 to 1 to 3 replicas": self._scale,
-        }
+    """Injects faults at victims that it draws. A kind of KINDS or, on Ray, of RAY_KINDS too."""
+
+    deployment: Deployment
+    rng: random.Random
+    kinds: dict[str, Begin] = field(default_factory=lambda: KINDS)
 
     def inject(self, kind: str) -> ClusterFault:
         """Injects a fault, after the deployment has become whole if no process of that role is alive now."""
         for _ in range(TRIES):
             with contextlib.suppress(psutil.NoSuchProcess):  # the victim has just ended by itself
-                fault = self.kinds[kind]()
-                if fault is not None:
-                    return fault
-            self._deployment.until_whole()
+                if (begun := self.kinds[kind](self)) is not None:
+                    return self._lifted(kind, begun)
+            self.deployment.until_whole()
         raise RuntimeError(f"{kind}: a whole deployment has no such victim")
 
-    def _draw(self) -> Machine | None:
+    def _lifted(self, kind: str, begun: Begun) -> ClusterFault:
+        time.sleep(self.rng.uniform(*begun.range_s))
+        ports = begun.end() or frozenset()
+        victim = begun.machine.address + (f", process {begun.pid}" if begun.pid else "")
+        return ClusterFault(kind, victim, begun.target, begun.at_s, time.time(), begun.rows, ports)
+
+    def draw(self) -> Machine | None:
         """A machine that has a replica."""
-        replicas = self._deployment.replicas
-        return self._rng.choice(replicas) if replicas else None
+        replicas = self.deployment.replicas
+        return self.rng.choice(replicas) if replicas else None
 
-    def _about(self, machine: Machine) -> tuple[str, int]:
+    def about(self, machine: Machine) -> tuple[str, int]:
         """The engine's address, and the number of its requests."""
-        return self._deployment.target(machine), self._deployment.rows(machine)
+        return self.deployment.target(machine), self.deployment.rows(machine)
 
-    def _pause(self, range_s: tuple[float, float]) -> None:
-        time.sleep(self._rng.uniform(*range_s))
 
-    def _fault(
-        self, kind: str, machine: Machine, target: str, at_s: float, rows: int, pid: int | None = None
-    ) -> ClusterFault:
-        victim = machine.address if pid is None else f"{machine.address}, process {pid}"
-        return ClusterFault(kind, victim, target, at_s, time.time(), rows)
+def hurt_process(injector: Injector, role: str, is_killed: bool, is_beside: bool = False) -> Begun | None:
+    """Kills or stops a process of a replica. `is_beside`: no stream passes through it, so its stop hits none."""
+    machine = injector.draw()
+    victims = injector.deployment.find(machine, role) if machine is not None else []
+    if machine is None or not victims:
+        return None
+    victim, (target, rows) = injector.rng.choice(victims), injector.about(machine)
+    at_s = time.time()
+    rows = 0 if is_beside and not is_killed else rows
+    if not is_killed:
+        return Begun(machine, target, rows, at_s, _stopped(victim), pid=victim.pid)
+    victim.kill()
+    if role == "launcher":
+        injector.deployment.restart_launcher(machine)
+    return Begun(machine, target, rows, at_s, range_s=(0, 0), pid=victim.pid)
 
-    def _kill(self, role: str) -> ClusterFault | None:
-        machine = self._draw()
-        victims = self._deployment.find(machine, role) if machine is not None else []
-        if machine is None or not victims:
-            return None
-        victim, target, rows = self._rng.choice(victims), *self._about(machine)
-        at_s = time.time()
-        victim.kill()
-        if role == "launcher":
-            self._deployment.restart_launcher(machine)
-        return self._fault(f"{role} killed", machine, target, at_s, rows, victim.pid)
 
-    def _stop(self, role: str) -> ClusterFault | None:
-        machine = self._draw()
-        victims = self._deployment.find(machine, role) if machine is not None else []
-        if machine is None or not victims:
-            return None
-        victim, target, rows = self._rng.choice(victims), *self._about(machine)
-        at_s = time.time()
-        victim.send_signal(signal.SIGSTOP)
-        self._pause(SHORT_OR_LONG_S)
-        with contextlib.suppress(psutil.NoSuchProcess):  # the launcher has killed the process
+def _stopped(victim: psutil.Process) -> Callable[[], None]:
+    """Stops a process. Returns what lets it go on, if nothing has killed it."""
+    victim.send_signal(signal.SIGSTOP)
+
+    def end() -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
             victim.send_signal(signal.SIGCONT)
-        return self._fault(f"{role} stopped", machine, target, at_s, rows, victim.pid)
 
-    def _kill_front(self) -> ClusterFault | None:
-        fronts = self._deployment.fronts()
-        if len(fronts) < 2:
-            return None
-        victim = self._rng.choice(fronts)
-        victim.send_signal(signal.SIGSTOP)  # a front takes no connection between the look at them and its death
-        ports, at_s = client_ports(victim), time.time()
-        victim.kill()
-        return ClusterFault("front killed", f"process {victim.pid}", "", at_s, time.time(), len(ports), ports)
+    return end
 
-    def _stop_front(self) -> ClusterFault | None:
-        fronts = self._deployment.fronts()
-        if len(fronts) < 2:
-            return None
-        victim, at_s = self._rng.choice(fronts), time.time()
-        victim.send_signal(signal.SIGSTOP)
-        ports = client_ports(victim)
-        self._pause(FRONT_STOP_S)
+
+def hurt_front(injector: Injector, is_killed: bool) -> Begun | None:
+    fronts = injector.deployment.fronts()
+    if len(fronts) < 2:
+        return None
+    victim, at_s = injector.rng.choice(fronts), time.time()
+    go_on = _stopped(victim)  # a front takes no connection between the look at them and its death
+    ports = client_ports(victim)
+
+    def end() -> frozenset[int] | None:
+        """The ports, if the front has died."""
+        if is_killed:
+            victim.kill()
+            return ports
+        go_on()
         try:
-            victim.send_signal(signal.SIGCONT)
-            lives = victim.status() != psutil.STATUS_ZOMBIE
+            return ports if victim.status() == psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
-            lives = False
-        died = frozenset() if lives else ports
-        return ClusterFault("front stopped", f"process {victim.pid}", "", at_s, time.time(), len(ports), died)
+            return ports
 
-    def _kill_machine(self) -> ClusterFault | None:
-        """All processes die; the kernel, which lives, tells the other machines that their connections end."""
-        return self._for_a_while("machine killed", self._deployment.kill_machine, self._deployment.start_machine)
+    range_s = (0.0, 0.0) if is_killed else FRONT_STOP_S
+    return Begun(injector.deployment.front_machine, "", len(ports), at_s, end, range_s, victim.pid)
 
-    def _stop_machine(self) -> ClusterFault | None:
-        """All processes of a machine are stopped, and go on later."""
 
-        def stop(machine: Machine) -> None:
-            signal_all(machine, signal.SIGSTOP)
-            signal_all(machine, signal.SIGSTOP)  # also those that were started by a process that is stopped now
-
-        return self._for_a_while("machine stopped", stop, lambda machine: signal_all(machine, signal.SIGCONT))
-
-    def _lose_power(self) -> ClusterFault | None:
-        """The other machines are told of nothing."""
-
-        def begin(machine: Machine) -> None:
-            machine.unplug()
-            self._deployment.kill_machine(machine)
-
-        def end(machine: Machine) -> None:
-            machine.plug()
-            self._deployment.start_machine(machine)
-
-        return self._for_a_while("power lost", begin, end)
-
-    def _for_a_while(
-        self, kind: str, begin: Callable[[Machine], None], end: Callable[[Machine], None]
-    ) -> ClusterFault | None:
-        machine = self._draw()
-        if machine is None:
-            return None
-        target, rows = self._about(machine)
+def hurt_driver(injector: Injector, is_killed: bool) -> Begun | None:
+    """The process of the fronts' launcher that asks Ray for replicas, if it is alive."""
+    machine = injector.deployment.front_machine
+    for driver in injector.deployment.find(machine, "driver"):
         at_s = time.time()
-        begin(machine)
-        self._pause(SHORT_OR_LONG_S)
-        end(machine)
-        return self._fault(kind, machine, target, at_s, rows)
+        if not is_killed:
+            return Begun(machine, "", 0, at_s, _stopped(driver), pid=driver.pid)
+        driver.kill()
+        return Begun(machine, "", 0, at_s, range_s=(0, 0), pid=driver.pid)
+    return None
 
-    def _scale(self) -> ClusterFault | None:
-        """Two replicas are asked to leave, and come again once they have left."""
-        if len(self._deployment.replicas) < 3:
-            return None
-        leaving = self._rng.sample(self._deployment.replicas, 2)
-        rows, at_s = sum(map(self._deployment.rows, leaving)), time.time()
-        try:
-            if not self._deployment.leave(leaving):
-                return None
-            self._pause(SHORT_OR_LONG_S)
-        finally:
-            self._deployment.come_back(leaving)
-        victims = " and ".join(machine.address for machine in leaving)
-        return ClusterFault("3 to 1 to 3 replicas", victims, "", at_s, time.time(), rows)
 
-    def _slow(self) -> ClusterFault | None:
-        machine, rng = self._draw(), self._rng
-        if machine is None:
-            return None
-        freezes = rng.random() < 0.5
-        slowness = Slowness(
-            delay_s=rng.uniform(0.005, 0.2),
-            drop=rng.uniform(0, 0.03),
-            freeze_every_s=rng.uniform(0.5, 2) if freezes else 0.0,
-            freeze_for_s=rng.uniform(0.2, 5) if freezes else 0.0,
-        )
-        target, rows = self._about(machine)
-        at_s = time.time()
-        with machine.slowed(slowness, rng.randrange(2**31)):
-            self._pause(SLOW_FOR_S)
-        return self._fault("slow link", machine, target, at_s, rows)
+def hurt_head(injector: Injector) -> Begun:
+    deployment, at_s = injector.deployment, time.time()
+    deployment.kill_head()
+    return Begun(deployment.front_machine, "", 0, at_s, deployment.start_head)
+
+
+def hurt_machine(
+    injector: Injector, begin: Callable[[Deployment, Machine], None], end: Callable[[Deployment, Machine], None]
+) -> Begun | None:
+    machine, deployment = injector.draw(), injector.deployment
+    if machine is None:
+        return None
+    target, rows = injector.about(machine)
+    at_s = time.time()
+    begin(deployment, machine)
+    return Begun(machine, target, rows, at_s, lambda: end(deployment, machine))
+
+
+def lose_power(deployment: Deployment, machine: Machine) -> None:
+    """The other machines are told of nothing."""
+    machine.unplug()
+    deployment.kill_machine(machine)
+
+
+def power_is_back(deployment: Deployment, machine: Machine) -> None:
+    machine.plug()
+    deployment.start_machine(machine)
+
+
+def stop_all(_: Deployment, machine: Machine) -> None:
+    signal_all(machine, signal.SIGSTOP)
+    signal_all(machine, signal.SIGSTOP)  # also those that were started by a process that is stopped now
+
+
+def scale(injector: Injector) -> Begun | None:
+    """Two replicas are asked to leave, and come again once they have left."""
+    deployment = injector.deployment
+    if len(deployment.replicas) < 3:
+        return None
+    leaving = injector.rng.sample(deployment.replicas, 2)
+    rows, at_s = sum(map(deployment.rows, leaving)), time.time()
+    have_left = False
+    try:
+        have_left = deployment.leave(leaving)
+    finally:
+        if not have_left:
+            deployment.come_back(leaving)
+    return Begun(leaving[0], "", rows, at_s, lambda: deployment.come_back(leaving)) if have_left else None
+
+
+def slow_down(injector: Injector) -> Begun | None:
+    machine, rng = injector.draw(), injector.rng
+    if machine is None:
+        return None
+    freezes = rng.random() < 0.5
+    slowness = Slowness(
+        delay_s=rng.uniform(0.005, 0.2),
+        drop=rng.uniform(0, 0.03),
+        freeze_every_s=rng.uniform(0.5, 2) if freezes else 0.0,
+        freeze_for_s=rng.uniform(0.2, 5) if freezes else 0.0,
+    )
+    target, rows = injector.about(machine)
+    stack, at_s = contextlib.ExitStack(), time.time()
+    stack.enter_context(machine.slowed(slowness, rng.randrange(2**31)))
+    return Begun(machine, target, rows, at_s, stack.close, SLOW_FOR_S)
 
 
 def signal_all(machine: Machine, number: signal.Signals) -> None:
@@ -237,3 +244,32 @@ def turns(kinds: Sequence[str], count: int, rng: random.Random) -> list[str]:
     drawn = [kinds[i % len(kinds)] for i in range(count)]
     rng.shuffle(drawn)
     return drawn
+
+
+def _pair(what: str, hurt: Callable[..., Begun | None], **options: object) -> dict[str, Begin]:
+    """The rows of a process that is killed, and that is stopped for a while."""
+    kinds = (("killed", True), ("stopped", False))
+    return {f"{what} {how}": partial(hurt, is_killed=is_killed, **options) for how, is_killed in kinds}
+
+
+KINDS: dict[str, Begin] = {
+    **_pair("shard", hurt_process, role="shard"),
+    **_pair("engine", hurt_process, role="engine"),
+    **_pair("launcher", hurt_process, role="launcher"),
+    **_pair("front", hurt_front),
+    # All processes die; the kernel, which lives, tells the other machines that their connections end.
+    "machine killed": partial(hurt_machine, begin=lambda d, m: d.kill_machine(m), end=lambda d, m: d.start_machine(m)),
+    "machine stopped": partial(hurt_machine, begin=stop_all, end=lambda _, m: signal_all(m, signal.SIGCONT)),
+    "power lost": partial(hurt_machine, begin=lose_power, end=power_is_back),
+    "cable pulled": partial(hurt_machine, begin=lambda _, m: m.unplug(), end=lambda _, m: m.plug()),
+    "partition": partial(hurt_machine, begin=lambda _, m: m.cut_off(), end=lambda _, m: m.join()),
+    "slow link": slow_down,
+    "3 to 1 to 3 replicas": scale,
+}
+RAY_KINDS: dict[str, Begin] = KINDS | {
+    # A replica's engine ends with its actor, and an actor with its raylet.
+    **_pair("actor", hurt_process, role="actor", is_beside=True),
+    **_pair("raylet", hurt_process, role="raylet", is_beside=True),
+    **_pair("driver", hurt_driver),
+    "head killed": hurt_head,
+}

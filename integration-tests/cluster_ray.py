@@ -4,16 +4,16 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
-from cluster import API_PORT, ARGUMENTS, Deployment
+from cluster import API_PORT, Deployment
 from machines import Machine, Network
 from processes import family
-from ray_nodes import RayNodes, is_raylet
+from ray_nodes import RayNodes, Redis, is_raylet
 from ray_service import RayService
-from redis_server import Redis
-from server_process import LAUNCHER, wait_until
+from server_process import wait_until
 
 from text_generation_benchmark.metrics import metric
 from text_generation_common.cluster.files import role_folder
@@ -38,15 +38,8 @@ class RayDeployment(Deployment):
     replica, and one machine more than there are replicas is spare: it takes the replica of a machine that is lost. The
     last machine has Redis."""
 
-    def __init__(
-        self,
-        network: Network,
-        folder: Path,
-        arguments: Sequence[str] = ARGUMENTS,
-        failpoints: str = "",
-        launcher: Path = LAUNCHER,
-    ) -> None:
-        super().__init__(network, folder, arguments, failpoints, launcher)
+    def __init__(self, network: Network, folder: Path, *more: Any, **options: Any) -> None:
+        super().__init__(network, folder, *more, **options)
         *self.others, self._store = self.others
         ray = folder / "ray"
         ray.mkdir(mode=0o700, exist_ok=True)

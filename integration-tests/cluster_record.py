@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-import mixed
-from cluster import Notice
+from asks import Ask
 from cluster_faults import ClusterFault
-from mixed import MixedAnswer, MixedAsk
+from logs import Notice
+from outcome import table
+from streams import StreamAnswer, differences
 
 # Kinds that end an engine for certain, so that every run must notice them.
 ENDED = ("power lost", "machine killed")
@@ -80,6 +81,10 @@ class ClusterResult:
         found += [f"{len(self.effects)} faults, fewer than {faults}"] if len(self.effects) < faults else []
         return found + ([f"{self.rows} requests on victims, fewer than {rows}"] if self.rows < rows else [])
 
+    def details(self) -> list[str]:
+        """Each stream that was lost, and each that differs."""
+        return [*self.lost, *self.different]
+
     def failures(self) -> list[str]:
         found = [f"{len(self.lost)} of {self.streams} streams lost: {self.lost[0]}"] if self.lost else []
         found += [f"{len(self.different)} outcomes differ: {self.different[0]}"] if self.different else []
@@ -90,46 +95,32 @@ def result(
     seed: int,
     faults: Sequence[ClusterFault],
     notices: Sequence[Notice],
-    asked: Sequence[MixedAsk],
-    expected: Sequence[MixedAnswer],
-    answers: Sequence[MixedAnswer],
+    asked: Sequence[Ask],
+    expected: Sequence[StreamAnswer],
+    answers: Sequence[StreamAnswer],
     different: Sequence[str],
 ) -> ClusterResult:
     """`different`: what was found to differ otherwise, such as texts that were asked for again."""
-    lost, with_front, other = [], 0, list(different)
-    for answer in answers:
-        ask = asked[answer.ask]
-        if answer.error:
-            if any(answer.port in fault.ports and answer.started_s < fault.lifted_s for fault in faults):
-                with_front += 1
-            else:
-                lost.append(
-                    f"{ask.kind}, port {answer.port}, {answer.started_s:.2f} … {answer.ended_s:.2f}: {answer.error}"
-                )
-        elif not mixed.is_as_expected(ask, answer, expected[answer.ask]):
-            when = f"{answer.started_s:.2f} … {answer.ended_s:.2f}"
-            other.append(f"{ask.kind}, {when}: {_difference(answer, expected[answer.ask])}")
+    broken, other = differences(asked, expected, answers)
+    lost = [answer for answer in broken if not _is_with_front(answer, faults)]
     return ClusterResult(
         seed,
         [effect(fault, notices, answers) for fault in faults],
         len(answers),
         Counter(asked[answer.ask].kind for answer in answers),
-        with_front,
-        lost,
-        other,
+        len(broken) - len(lost),
+        [f"{asked[a.ask].kind}, port {a.port}, {a.started_s:.2f} … {a.ended_s:.2f}: {a.error}" for a in lost],
+        [*different, *other],
         stalls(asked, answers),
     )
 
 
-def _difference(answer: MixedAnswer, expected: MixedAnswer) -> str:
-    pairs = zip(answer.outcome, expected.outcome, strict=False)
-    place = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-    if place is None:
-        return f"{len(answer.outcome)} events instead of {len(expected.outcome)}"
-    return f"event {place}: {answer.outcome[place]} instead of {expected.outcome[place]}"
+def _is_with_front(answer: StreamAnswer, faults: Sequence[ClusterFault]) -> bool:
+    """Whether the front that had the connection has died."""
+    return any(answer.port in fault.ports and answer.started_s < fault.lifted_s for fault in faults)
 
 
-def effect(fault: ClusterFault, notices: Sequence[Notice], answers: Sequence[MixedAnswer]) -> Effect:
+def effect(fault: ClusterFault, notices: Sequence[Notice], answers: Sequence[StreamAnswer]) -> Effect:
     streams = [answer.arrivals_s for answer in answers if answer.arrivals_s and not answer.error]
     in_text = [arrivals for arrivals in streams if arrivals[0] <= fault.at_s < arrivals[-1]]
     heard = [
@@ -175,7 +166,7 @@ def _gaps(arrivals: Sequence[float], at_s: float) -> Iterator[float]:
         yield arrivals[place] - arrivals[place - 1]
 
 
-def stalls(asked: Sequence[MixedAsk], answers: Sequence[MixedAnswer]) -> list[str]:
+def stalls(asked: Sequence[Ask], answers: Sequence[StreamAnswer]) -> list[str]:
     """The gaps of streams that are longer than STALL_S, to be compared with the logs."""
     found = []
     for answer in answers:
@@ -188,31 +179,21 @@ def stalls(asked: Sequence[MixedAsk], answers: Sequence[MixedAnswer]) -> list[st
 
 def as_table(found: ClusterResult) -> str:
     """The Markdown table: a row for each kind of fault."""
-    lines = [
-        "| fault | times | requests on the victim | noticed after, median and worst s | flowing after, worst s"
-        " | longest gap of a stream, median and worst s |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for kind in dict.fromkeys(effect.fault.kind for effect in found.effects):
         effects = [effect for effect in found.effects if effect.fault.kind == kind]
         noticed = [effect.noticed_s for effect in effects if effect.noticed_s is not None]
         flowing = [effect.flowing_s for effect in effects if effect.flowing_s is not None]
         gaps = [effect.gap_s for effect in effects]
-        cells = [
-            kind,
-            len(effects),
-            sum(effect.fault.rows for effect in effects),
-            f"{median(noticed):.1f}, {max(noticed):.1f} ({len(noticed)} ×)" if noticed else "–",
-            f"{max(flowing):.1f}" if flowing else "–",
-            f"{median(gaps):.1f}, {max(gaps):.1f}",
-        ]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines.append("")
-    lines.append(
+        noticed_text = f"{median(noticed):.1f}, {max(noticed):.1f} ({len(noticed)} ×)" if noticed else "–"
+        flowing_text = f"{max(flowing):.1f}" if flowing else "–"
+        counts = [len(effects), sum(effect.fault.rows for effect in effects)]
+        rows.append([kind, *counts, noticed_text, flowing_text, f"{median(gaps):.1f}, {max(gaps):.1f}"])
+    head = "fault|times|requests on the victim|noticed after, median and worst s|flowing after, worst s"
+    return (
+        f"{table(f'{head}|longest gap of a stream, median and worst s', rows)}\n\n"
         f"Seed {found.seed}: {len(found.effects)} faults, {found.rows} requests on their victims (on average"
         f" {found.in_text / max(1, len(found.effects)):.0f} of the streams were in mid-text at a fault),"
         f" {found.streams} streams of {len(found.kinds)} kinds; {found.with_front} lost with their front,"
-        f" {len(found.lost)} lost otherwise,"
-        f" {len(found.different)} with another outcome."
+        f" {len(found.lost)} lost otherwise, {len(found.different)} with another outcome."
     )
-    return "\n".join(lines)

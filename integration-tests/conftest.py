@@ -8,7 +8,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import scenarios
 from scale import SHORT
 from server_process import ServerProcess
 from streams import StreamAnswer
@@ -32,4 +31,4 @@ def server() -> Iterator[ServerProcess]:
 @pytest.fixture(scope="session")
 def one_shard() -> list[StreamAnswer]:
     """The answer of each stream in a run without faults, with one shard."""
-    return scenarios.undisturbed(SHORT, 1)
+    return SHORT.undisturbed(1)

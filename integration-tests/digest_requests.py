@@ -11,8 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from asks import Ask, mixed_asks
 from exchanges import Exchange
-from mixed import MixedAsk, mixed_asks
 
 from text_generation_router.api.common.generation_stream import CREDITS
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
@@ -89,18 +89,18 @@ def mistakes(*tables: str) -> list[list[Any]]:
     return [row[1:] for table in tables for row in ROWS if row[0] == f"refused {table}"]
 
 
-def crowded_asks() -> list[MixedAsk]:
+def crowded_asks() -> list[Ask]:
     """NUM_ASKS requests, the same in every run. No answer uses up the credits of its stream, so that no request pauses,
     however slowly its client reads: the shards' work would depend on the client's speed."""
     found = []
     for i, ask in enumerate(mixed_asks(NUM_ASKS // 2, TOKENS, of_digest=True)):
         parameters = {"max_new_tokens": 400, "details": True}
         body = {"inputs": QUESTION.format(i % 10, i // 10 % 10), "parameters": parameters}
-        found += [MixedAsk("question", "/generate_stream", body), _within_credits(ask)]
+        found += [Ask("question", "/generate_stream", body), _within_credits(ask)]
     return found
 
 
-def _within_credits(ask: MixedAsk) -> MixedAsk:
+def _within_credits(ask: Ask) -> Ask:
     """The request, for a text of fewer than CREDITS tokens, top tokens included."""
     native = ask.body.get("parameters")
     name, tops = ("max_new_tokens", "top_n_tokens") if native else ("max_tokens", "top_logprobs")
@@ -109,7 +109,7 @@ def _within_credits(ask: MixedAsk) -> MixedAsk:
     return replace(ask, body=ask.body | {"parameters": fields} if native else fields)
 
 
-def with_one_outcome(ask: MixedAsk) -> MixedAsk:
+def with_one_outcome(ask: Ask) -> Ask:
     """The request, with best_of among texts that are all greedy. The server draws the seeds of sampled texts, and
     sampled texts may share more or fewer of their first tokens in the prefix cache."""
     if ask.kind != "best_of":
@@ -117,18 +117,18 @@ def with_one_outcome(ask: MixedAsk) -> MixedAsk:
     return replace(ask, body=ask.body | {"parameters": ask.body["parameters"] | {"top_k": 1}})
 
 
-def asks_for_options() -> Iterator[MixedAsk]:
+def asks_for_options() -> Iterator[Ask]:
     """Requests for each option, and on each route, that `mixed_asks` does not use."""
     length = {"max_new_tokens": 24, "details": True}
     for more in named("options").values():
-        yield MixedAsk("options", "/generate", {"inputs": STORY, "parameters": length | more}, is_streamed=False)
+        yield Ask("options", "/generate", {"inputs": STORY, "parameters": length | more}, is_streamed=False)
     v1 = named("options of /v1")
     for is_streamed in (False, True):
         body = {"inputs": STORY, "stream": is_streamed, "parameters": length | {"seed": 7}}
-        yield MixedAsk("options", "/", body, is_streamed)
+        yield Ask("options", "/", body, is_streamed)
         openai = v1["all"] | v1["streamed"] if is_streamed else v1["all"]
         for path in ("/v1/completions", "/v1/chat/completions"):
-            yield MixedAsk("options", path, openai | v1[path], is_streamed)
+            yield Ask("options", path, openai | v1[path], is_streamed)
 
 
 def routes() -> Iterator[Exchange]:

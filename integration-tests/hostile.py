@@ -31,7 +31,7 @@ INVALID_VALUES = (
     "/* */ 1",
 )
 LARGE_WRONG_ITEMS = {
-    **{"numbers": "1", "objects": "{}", "lists": "[]", "nulls": "null", "long numbers": "1" * 300, "reals": "1.5e-7"},
+    **{"numbers": "1", "objects": "{}", "lists": "[]", "nulls": "null", "long numbers": "1" * 300, "reals": "1.5e-7"}
 }
 WRONG_TYPES = ("{}", "[[]]", "[null]", '{"$ref":"#"}', '[{"a":[]}]', '{"__proto__":{"x":1}}', '{"__class__":"x"}')
 STRANGE_TEXTS = (

@@ -17,13 +17,12 @@ from multiprocessing.synchronize import Event
 
 import hostile
 import httpx
-import processes
-import psutil
+from calls import client_of
 from scale import SHORT
 from server_process import ServerProcess
+from victim import MIB, router_bytes
 
 ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")
-MIB = 2**20
 REST_S = 3.0
 
 
@@ -43,55 +42,40 @@ def watch_live(port: int, ready: Event, until: Event, answers: "multiprocessing.
     answers.put(taken)
 
 
-def memory(router: psutil.Process) -> int:
-    total = 0
-    for process in (router, *router.children(recursive=True)):
-        try:
-            total += processes.resident(process)
-        except psutil.Error:  # the process ended meanwhile
-            continue
-    return total
-
-
-async def attack(
-    url: str, body: hostile.Body, at_once: int, repeat: int, router: psutil.Process
-) -> tuple[Counter[str], int]:
+async def attack(server: ServerProcess, body: hostile.Body, at_once: int, repeat: int) -> tuple[Counter[str], int]:
     statuses: Counter[str] = Counter()
     peak = 0
 
     async def send(client: httpx.AsyncClient, route: str) -> None:
         for _ in range(repeat):
             try:
-                answer = await client.post(
-                    f"{url}{route}", content=body.content, headers={"content-type": body.content_type}
-                )
+                answer = await client.post(route, content=body.content, headers={"content-type": body.content_type})
                 statuses[str(answer.status_code)] += 1
             except httpx.TransportError as error:
                 statuses[type(error).__name__] += 1
 
-    async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+    async with client_of(server.url) as client:
         sending = asyncio.gather(*(send(client, route) for route in ROUTES for _ in range(at_once)))
         while not sending.done():
-            peak = max(peak, memory(router))
+            peak = max(peak, router_bytes(server))
             await asyncio.sleep(0.02)
         await sending
     return statuses, peak
 
 
 def measure(server: ServerProcess, body: hostile.Body, at_once: int, repeat: int) -> str:
-    router = processes.router(server.pid)
-    before = memory(router)
+    before = router_bytes(server)
     ready, until, answers = multiprocessing.Event(), multiprocessing.Event(), multiprocessing.Queue()
     watcher = multiprocessing.Process(target=watch_live, args=(server.port, ready, until, answers))
     watcher.start()
     ready.wait()
-    statuses, peak = asyncio.run(attack(server.url, body, at_once, repeat, router))
+    statuses, peak = asyncio.run(attack(server, body, at_once, repeat))
     time.sleep(0.5)
     until.set()
     taken = sorted(answers.get())
     watcher.join()
     time.sleep(REST_S)
-    after = memory(router)
+    after = router_bytes(server)
     worst, p99 = 1000 * taken[-1], 1000 * taken[-1 - len(taken) // 100]
     outcome = " ".join(f"{count}x{status}" for status, count in sorted(statuses.items()))
     grown = f"{(peak - before) / MIB:+6.0f} MiB, {(after - before) / MIB:+4.0f} afterwards"

@@ -16,15 +16,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import processes
 import victim
 from assaults import ASSAULTS, LONG_TEXT, Assault
 from calls import DEMO_MODEL
+from outcome import Report, table
 from server_process import LAUNCHER, ServerProcess
-
-from text_generation_benchmark.output import replace_table
 
 VICTIM_KEY, ATTACKER_KEY = "victim-key", "attacker-key"
 NUM_VICTIMS = 60
@@ -36,7 +36,7 @@ SECRET = "4927"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Attack:
     """The result of one assault. A first-token time is infinite if the victim's request was refused."""
 
     assault: str
@@ -88,25 +88,25 @@ def _with_template(folder: Path, template: str) -> Path:
     return folder
 
 
-def measure(assault: Assault, launcher: Path, seconds: float) -> Outcome:
+def measure(assault: Assault, launcher: Path, seconds: float) -> Attack:
     with served(assault, launcher) as server:
         return measure_on(server, assault, seconds, NUM_VICTIMS)
 
 
-def measure_on(server: ServerProcess, assault: Assault, seconds: float, victims: int) -> Outcome:
+def measure_on(server: ServerProcess, assault: Assault, seconds: float, victims: int) -> Attack:
     victim.alone(server.url, VICTIM_KEY, 10)  # warm up
     _one_of_each(server)
     alone = victim.alone(server.url, VICTIM_KEY, victims)
     step_s = victim.step_s(server.url, VICTIM_KEY, _longest_prompt(server))
     before = victim.router_bytes(server)
-    pids = _pids(server)
+    pids = processes.serving(server.pid)
     with victim.Watch(server) as watch, _attack(assault, server, seconds + 2.0) as attacker:
         time.sleep(1.0)
         attacked = victim.regularly(server.url, VICTIM_KEY, victims, seconds / victims)
         statuses = _statuses(attacker, seconds)
     time.sleep(SETTLE_S)
     after = victim.router_bytes(server)
-    return Outcome(
+    return Attack(
         assault.name,
         statuses,
         victim.percentile(alone, 0.99),
@@ -116,7 +116,7 @@ def measure_on(server: ServerProcess, assault: Assault, seconds: float, victims:
         max(watch.live_s),
         (max(watch.bytes) - before) / victim.MIB,
         (after - before) / victim.MIB,
-        _pids(server) != pids or not server.is_ready(),
+        processes.serving(server.pid) != pids or not server.is_ready(),
     )
 
 
@@ -124,12 +124,11 @@ def _one_of_each(server: ServerProcess) -> None:
     """Sends a large body, a chat, and one with a grammar, for which children start. The memory that a server allocates
     for its first such requests would otherwise be counted as the attack's.
     """
-    headers = {"authorization": f"Bearer {VICTIM_KEY}"}
     large = {"inputs": "a", "parameters": {"stop": ["b" * 100_000], "max_new_tokens": 1}}
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
     bodies = (("/generate", large), *(("/v1/chat/completions", chat | more) for more in ({}, {"guided_regex": "a"})))
     for path, body in bodies:
-        httpx.post(server.url + path, json=body, headers=headers, timeout=victim.PATIENCE_S)
+        _post(server, VICTIM_KEY, path, body)
 
 
 def _longest_prompt(server: ServerProcess) -> str:
@@ -159,10 +158,6 @@ def _statuses(attacker: "subprocess.Popen[str]", seconds: float) -> dict[str, in
     return counts
 
 
-def _pids(server: ServerProcess) -> set[int]:
-    return {process.pid for process in [*processes.shards(server.pid).values(), processes.router(server.pid)]}
-
-
 def recovered_digits(server: ServerProcess) -> int:
     """Guesses digits of another key's secret from `cached_tokens`, with ten guesses for each digit. Returns the number
     of digits found (D3 of the security review).
@@ -180,9 +175,12 @@ def recovered_digits(server: ServerProcess) -> int:
 
 def _cached(server: ServerProcess, key: str, prompt: str) -> int:
     body = {"inputs": prompt, "parameters": {"details": True, "max_new_tokens": 1}}
+    return int(_post(server, key, "/generate", body).raise_for_status().json()["details"]["cached_tokens"])
+
+
+def _post(server: ServerProcess, key: str, path: str, body: dict[str, Any]) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"}
-    answer = httpx.post(f"{server.url}/generate", json=body, headers=headers, timeout=victim.PATIENCE_S)
-    return int(answer.raise_for_status().json()["details"]["cached_tokens"])
+    return httpx.post(server.url + path, json=body, headers=headers, timeout=victim.PATIENCE_S)
 
 
 def _ms(seconds: float) -> str:
@@ -190,30 +188,25 @@ def _ms(seconds: float) -> str:
 
 
 def as_markdown(
-    rows: Sequence[tuple[Assault, Sequence[Outcome]]], recovered: Sequence[int], labels: Sequence[str]
+    rows: Sequence[tuple[Assault, Sequence[Attack]]], recovered: Sequence[int], labels: Sequence[str]
 ) -> str:
     """A table with one row for each assault, and the figures of the versions side by side."""
     columns = [f"{figure}, {label}" for label in labels for figure in ("first token p99", "/live p99, worst", "MiB")]
-    lines = [
-        "| assault | what it takes | alone p99 | limit | " + " | ".join(columns) + " | |",
-        "| --- | --- | --- | --- |" + " --- |" * (len(columns) + 1),
-    ]
+    lines = []
     for assault, outcomes in rows:
         newest = outcomes[-1]
-        cells = [_cells(outcome) for outcome in outcomes]
         verdict = "; ".join(newest.failures()) or "held"
-        alone, limit = _ms(newest.alone_p99_s), _ms(newest.limit_s)
-        name, resource = assault.name, assault.resource
-        lines.append(f"| {name} | {resource} | {alone} | {limit} | {' | '.join(cells)} | {verdict} |")
-    secrets = " and ".join(
-        f"{count} of {len(SECRET)} ({label})" for count, label in zip(recovered, labels, strict=True)
-    )
-    return "\n".join([*lines, "", f"Digits of another key's secret that `cached_tokens` gave away: {secrets}."])
+        figures = [cell for each in outcomes for cell in _cells(each)]
+        lines.append([assault.name, assault.resource, _ms(newest.alone_p99_s), _ms(newest.limit_s), *figures, verdict])
+    counts = zip(recovered, labels, strict=True)
+    secrets = " and ".join(f"{count} of {len(SECRET)} ({label})" for count, label in counts)
+    head = "|".join(["assault", "what it takes", "alone p99", "limit", *columns, " "])
+    return f"{table(head, lines)}\n\nDigits of another key's secret that `cached_tokens` gave away: {secrets}."
 
 
-def _cells(outcome: Outcome) -> str:
+def _cells(outcome: Attack) -> list[str]:
     live = f"{_ms(outcome.live_p99_s)}, {_ms(outcome.live_worst_s)}"
-    return f"{_ms(outcome.attacked_p99_s)} | {live} | {outcome.peak_mib:+.0f}, {outcome.kept_mib:+.0f}"
+    return [_ms(outcome.attacked_p99_s), live, f"{outcome.peak_mib:+.0f}, {outcome.kept_mib:+.0f}"]
 
 
 def main() -> int:
@@ -244,11 +237,10 @@ def main() -> int:
     for launcher in launchers.values():
         with served(ASSAULTS["/info"], launcher) as server:
             recovered.append(recovered_digits(server))
-    table = as_markdown(rows, recovered, list(launchers))
-    print(f"\n{table}")
-    if asked.write is not None:
-        asked.write.write_text(replace_table(asked.write.read_text(), table, "attacks"))
-    return 1 if any(outcomes[-1].failures() for _, outcomes in rows) else 0
+    report = Report(asked.write)
+    failures = [f"{assault.name}: {failure}" for assault, found in rows for failure in found[-1].failures()]
+    report.take("attacks", as_markdown(rows, recovered, list(launchers)), failures)
+    return report.status
 
 
 if __name__ == "__main__":

@@ -53,10 +53,11 @@ import digest_requests as requests
 import httpx
 import processes
 import psutil
+from asks import Ask
 from calls import DEMO_MODEL, client_of, metric, metrics
 from exchanges import Said, all_said
-from mixed import STREAM_LIMIT_S, MixedAnswer, MixedAsk, answer_of
 from server_process import LAUNCHER, ServerProcess, wait_until
+from streams import STREAM_LIMIT_S, StreamAnswer, answer_of
 from written import WritingServer
 
 from text_generation_benchmark.metrics import metric as read_metric
@@ -150,7 +151,7 @@ def line(server: ServerProcess, num_shard: int, steps: Path) -> Digest:
 def one_by_one(server: ServerProcess, num_shard: int) -> Digest:
     asked = list(requests.asks_for_options())
 
-    async def answers() -> list[MixedAnswer]:
+    async def answers() -> list[StreamAnswer]:
         async with client_of(server.url) as client:
             return [await answer_of(client, asked, place) for place in range(len(asked))]
 
@@ -162,8 +163,8 @@ def _digest(
     server: ServerProcess,
     run: str,
     num_shard: int,
-    asked: Sequence[MixedAsk],
-    answers: Sequence[MixedAnswer],
+    asked: Sequence[Ask],
+    answers: Sequence[StreamAnswer],
     failed: Sequence[str],
 ) -> Digest:
     # Texts of best_of depend on seeds that the server draws, and completions name the model's folder: both are left
@@ -174,7 +175,7 @@ def _digest(
     return Digest(run, num_shard, _kernels(server), total, len(answers), preemptions, failed)
 
 
-def _failed(asked: Sequence[MixedAsk], answers: Sequence[MixedAnswer]) -> list[str]:
+def _failed(asked: Sequence[Ask], answers: Sequence[StreamAnswer]) -> list[str]:
     return [f"{asked[answer.ask].kind}: {answer.error}" for answer in answers if answer.error]
 
 
@@ -183,9 +184,9 @@ def _kernels(server: ServerProcess) -> str:
     return found[1] if found else "unknown"
 
 
-async def _storm_answers(server: ServerProcess, asked: Sequence[MixedAsk]) -> list[MixedAnswer]:
+async def _storm_answers(server: ServerProcess, asked: Sequence[Ask]) -> list[StreamAnswer]:
     """The answers that the client received, in the order of `asked`."""
-    answers: list[MixedAnswer] = []
+    answers: list[StreamAnswer] = []
     places = iter(range(len(asked)))
 
     async def send() -> None:
@@ -201,7 +202,7 @@ async def _storm_answers(server: ServerProcess, asked: Sequence[MixedAsk]) -> li
     return sorted(answers, key=lambda answer: answer.ask)
 
 
-async def _line_answers(server: ServerProcess, asked: Sequence[MixedAsk], num_shard: int) -> list[MixedAnswer]:
+async def _line_answers(server: ServerProcess, asked: Sequence[Ask], num_shard: int) -> list[StreamAnswer]:
     """As `_storm_answers`, but all requests are in the queue before the first step. While shards are replaced, the
     router accepts requests and runs none. So the first shards are killed, and the next shards are stopped until the
     queue is complete.

@@ -5,7 +5,6 @@ makes the same bodies again.
 """
 
 import argparse
-import asyncio
 import copy
 import json
 import random
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from attacks import CONCURRENCY, Attacked, Findings
-from calls import client_of
+from attacks import Attacked, Findings, document, throw
+from hostile import Body
 from scale import SHORT
 from server_process import ServerProcess
 
@@ -92,28 +91,15 @@ def wrong_form(route: str, status: int, content: bytes) -> str:
 
 
 def throw_mutants(server: ServerProcess, seed: int, count: int) -> Attacked:
-    document = httpx.get(f"{server.url}/api-doc/openapi.json", timeout=30).raise_for_status().json()
-    findings, shots = Findings(server), mutants(document, seed, count)
+    shots = ((route, Body(f"{body[:300]!r}", body, False)) for route, body in mutants(document(server), seed, count))
 
-    async def throw(client: httpx.AsyncClient) -> None:
-        for route, body in shots:
-            what = f"{route}, {body[:300]!r}"
-            try:
-                response = await client.post(route, content=body, headers={"content-type": "application/json"})
-                findings.answer(what, response.status_code, response.content)
-                if wrong := wrong_form(route, response.status_code, response.content):
-                    findings.wrong(f"{what}: {wrong}")
-                if b'"type":"server_error"' in response.content or b'"api_error"' in response.content:
-                    findings.wrong(f"{what}: a server error in a stream, {response.content[-300:]!r}")
-            except httpx.TransportError as error:
-                findings.broken(what, len(body), error)
+    def check(findings: Findings, what: str, route: str, body: Body, response: httpx.Response) -> None:
+        if wrong := wrong_form(route, response.status_code, response.content):
+            findings.wrong(f"{what}: {wrong}")
+        if b'"type":"server_error"' in response.content or b'"api_error"' in response.content:
+            findings.wrong(f"{what}: a server error in a stream, {response.content[-300:]!r}")
 
-    async def run() -> None:
-        async with client_of(server.url) as client:
-            await asyncio.gather(*(throw(client) for _ in range(CONCURRENCY)))
-
-    asyncio.run(run())
-    return findings.result()
+    return throw(server, shots, check)
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 from assaults import LONG_TEXT, post, text
 from calls import DEMO_MODEL
+from outcome import table
 from server_process import LAUNCHER, ServerProcess
 from victim import PATIENCE_S, percentile
 
@@ -88,9 +89,7 @@ def _another(asked: AskedGrammar, number: int) -> Any:
         return asked.text + "\n" * (number + 1)
     try:
         value = json.loads(asked.text)
-    except RecursionError:
-        return asked.text
-    except json.JSONDecodeError:
+    except (RecursionError, json.JSONDecodeError):
         return asked.text
     return [*value[:-1], f"{number}"] if isinstance(value, list) else value | {"title": f"{number}"}
 
@@ -139,22 +138,21 @@ async def measure(port: int, rounds: int, window_s: float, rate: float, new_toke
 
 
 def told(windows: Sequence[dict[str, Any]]) -> str:
-    means: dict[str, list[float]] = {kind: [] for kind in dict.fromkeys(ORDER)}
-    lines = ["| window | seconds | answers | tokens | mean ms | p50 ms | p99 ms | worst ms |"]
-    lines.append("| --- |" + " --- |" * 7)
-    for window in windows:
-        means[window["kind"]].append(sum(window["ms"]) / len(window["ms"]))
-    for kind in means:
-        ms = list(chain.from_iterable(w["ms"] for w in windows if w["kind"] == kind))
-        seconds = sum(w["end"] - w["begin"] for w in windows if w["kind"] == kind)
-        answers: Counter[int] = sum((Counter(w["answers"]) for w in windows if w["kind"] == kind), Counter())
-        figures = " | ".join(f"{f:.2f}" for f in (sum(ms) / len(ms), *(percentile(ms, p) for p in (0.5, 0.99, 1.0))))
+    rows, average, by_window = [], {}, []
+    for kind in dict.fromkeys(ORDER):
+        these = [window for window in windows if window["kind"] == kind]
+        means = [sum(window["ms"]) / len(window["ms"]) for window in these]
+        average[kind] = sum(means) / len(means)
+        by_window.append(f"{kind} " + " ".join(f"{mean:.2f}" for mean in means))
+        ms = list(chain.from_iterable(window["ms"] for window in these))
+        answers = sum((Counter(window["answers"]) for window in these), Counter())
         shown = ", ".join(f"{n} × {status}" for status, n in sorted(answers.items())) or "–"
-        lines.append(f"| {kind} | {seconds:.0f} | {shown} | {len(ms)} | {figures} |")
-    lines.append("means by window: " + "; ".join(f"{k} " + " ".join(f"{m:.2f}" for m in v) for k, v in means.items()))
-    average = {kind: sum(values) / len(values) for kind, values in means.items()}
-    lines.append(", ".join(f"evil / {other}: {average['evil'] / average[other]:.3f}" for other in ("plain", "none")))
-    return "\n".join(lines)
+        figures = [f"{each:.2f}" for each in (sum(ms) / len(ms), *(percentile(ms, p) for p in (0.5, 0.99, 1.0)))]
+        seconds = sum(window["end"] - window["begin"] for window in these)
+        rows.append([kind, f"{seconds:.0f}", shown, len(ms), *figures])
+    ratios = ", ".join(f"evil / {other}: {average['evil'] / average[other]:.3f}" for other in ("plain", "none"))
+    head = "window|seconds|answers|tokens|mean ms|p50 ms|p99 ms|worst ms"
+    return f"{table(head, rows)}\nmeans by window: {'; '.join(by_window)}\n{ratios}"
 
 
 def main() -> None:

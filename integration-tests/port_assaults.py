@@ -82,10 +82,7 @@ def _secure(address: tuple[str, int], folder: Path) -> Iterator[ssl.SSLSocket]:
     context.load_verify_locations(folder / "ca.crt")
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection(address, timeout=ENDED_LIMIT_S) as plain,
-        context.wrap_socket(plain) as secure,
-    ):
+    with socket.create_connection(address, timeout=ENDED_LIMIT_S) as plain, context.wrap_socket(plain) as secure:
         yield secure
 
 

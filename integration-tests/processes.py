@@ -65,6 +65,11 @@ def _replica(process: psutil.Process) -> int:
     return int(found[1]) if found else 0
 
 
+def serving(launcher: int) -> set[int]:
+    """The pids of the shards and the router."""
+    return {process.pid for process in [*shards(launcher).values(), router(launcher)]}
+
+
 def _children(launcher: int, program: str, *arguments: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(launcher).children():

@@ -13,6 +13,7 @@ import datetime
 import ipaddress
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -25,12 +26,45 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from machines import Machine, Network
-from redis_server import Redis
+from server_process import wait_until
 
 GCS_PORT = 6379
 START_LIMIT_S = 120.0
 OBJECT_STORE_BYTES = 100_000_000
 RAY = Path(sys.executable).with_name("ray")
+REDIS_PORT = 6380
+REDIS_LIMIT_S = 30.0
+WITHOUT_REDIS = "needs redis-server (the package redis-server of Debian)"
+
+
+def has_redis() -> bool:
+    return shutil.which("redis-server") is not None
+
+
+class Redis:
+    """A Redis without files, where the head of a Ray cluster keeps its state. Ends with its machine. `folder` gets its
+    settings and its log."""
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        self._machine = machine
+        self._folder = folder
+        self.address = f"{machine.address}:{REDIS_PORT}"
+        self.password = secrets.token_hex(16)
+
+    def start(self) -> None:
+        settings = self._folder / "redis.conf"
+        settings.touch(mode=0o600)
+        lines = [f"bind {self._machine.address}", f"port {REDIS_PORT}", f"requirepass {self.password}", 'save ""']
+        settings.write_text("\n".join([*lines, ""]))
+        self._machine.start(["redis-server", str(settings)], self._folder / "redis.log")
+        wait_until(self._answers, REDIS_LIMIT_S, f"redis-server starts on {self.address}")
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection((self._machine.address, REDIS_PORT), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
 
 
 class RayNodes:

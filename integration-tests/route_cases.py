@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from asks import WORDS
 from digest_requests import CHOSEN, CUSTOM_TOOLS, FLAT_FUNCTIONS, FUNCTIONS, LARK, PATTERN, RULES, SCHEMA
-from streams import WORDS
 
 from text_generation_router.openapi.document import document_of
 from text_generation_router.openapi.operation_json import Interface

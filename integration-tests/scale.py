@@ -1,10 +1,14 @@
 """Sizes of a chaos run: the long form, whose figures are published, and the short form, run for every change."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from asks import Ask, asks
 from server_process import ServerProcess
-from streams import Ask, asks
+from streams import Comparison, StreamAnswer, StreamClients, compare, run_streams, undisturbed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,35 @@ class Scale:
     def server(self, num_shard: int, *more: str, environ: Mapping[str, str] | None = None) -> ServerProcess:
         always = ("--dtype", "float32", "--json-output", "--num-shard", str(num_shard))
         return ServerProcess(*always, *self.arguments, *more, environ=environ)
+
+    def undisturbed(self, num_shard: int) -> list[StreamAnswer]:
+        return undisturbed(self.server(num_shard), self.asks())
+
+    def beside(
+        self, url: str, harm: Callable[[], Any], tokens: int | None = None, early_only: bool = False
+    ) -> tuple[list[StreamAnswer], Any]:
+        """The answers to all streams, or the early ones, and the result of `harm`, called or awaited when the streams
+        have received `tokens` tokens together; None: a quarter of the early streams' tokens."""
+
+        async def meanwhile(clients: StreamClients) -> Any:
+            await clients.wait_for_tokens(self.num_streams * self.new_tokens // 4 if tokens is None else tokens)
+            return await harm() if inspect.iscoroutinefunction(harm) else await asyncio.to_thread(harm)
+
+        asked = self.asks()[: self.num_streams] if early_only else self.asks()
+        return run_streams(url, asked, self.num_streams, meanwhile)
+
+    def compared_beside(self, url: str, expected: Sequence[StreamAnswer], harm: Callable[[], Any]) -> Comparison:
+        """All streams while `harm` is done, with those of a run without faults."""
+        return compare(expected, self.beside(url, harm)[0])
+
+    def assert_loses_connections_only(
+        self, url: str, expected: Sequence[StreamAnswer], harm: Callable[[], Any]
+    ) -> None:
+        """Streams may be lost while `harm` is done, but not all of them; all others are as without faults."""
+        answers, _ = self.beside(url, harm)
+        ended = [(one, got) for one, got in zip(expected, answers, strict=True) if not got.error]
+        assert ended, "the living front had no stream"
+        assert compare([one for one, _ in ended], [got for _, got in ended]).failures() == []
 
 
 LONG = Scale(64, 32, 256, (80, 300), {1: 155, 2: 130}, 8.0, 5, {1: 20, 2: 5}, 30, 500, ())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import make_attacks
 import pytest
 from assaults import ASSAULTS
-from make_attacks import Outcome
+from make_attacks import Attack
 from server_process import LAUNCHER, ServerProcess
 
 pytestmark = pytest.mark.alone
@@ -20,7 +20,7 @@ def target() -> Iterator[ServerProcess]:
         yield server
 
 
-def check(outcome: Outcome) -> None:
+def check(outcome: Attack) -> None:
     assert not math.isinf(outcome.attacked_p99_s), "a request of the other key was refused"
     assert not math.isinf(outcome.live_worst_s) and not outcome.restarted
     assert outcome.peak_mib <= make_attacks.MEMORY_MIB

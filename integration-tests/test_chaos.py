@@ -1,21 +1,17 @@
-"""The short form of `make chaos`: clients do not notice it when the server's own processes fail."""
+"""The short form of `make chaos`: clients do not notice it when the server's own processes fail, hang or are slow."""
 
-import departures
-import mixed
+from collections.abc import Iterator
+
+import faults
 import outside
-import poison
 import pytest
-import scenarios
+from asks import KINDS
+from faults import Run
 from scale import SHORT
+from server_process import ServerProcess
 from streams import StreamAnswer
 
 SEED = 1
-
-
-@pytest.fixture(scope="module")
-def two_shards() -> list[StreamAnswer]:
-    """As `one_shard`, with two shards."""
-    return scenarios.undisturbed(SHORT, 2)
 
 
 @pytest.mark.parametrize(
@@ -24,41 +20,65 @@ def two_shards() -> list[StreamAnswer]:
 def test_no_stream_notices_that_shards_are_killed_from_outside(num_shard: int, num_drains: int) -> None:
     killed = outside.kill_from_outside(SHORT, num_shard, SHORT.num_kills[num_shard], num_drains, SEED)
     assert killed.failures() == []
-    assert len(killed.kills) >= SHORT.num_kills[num_shard] and len(killed.kinds) == len(mixed.KINDS)
+    assert len(killed.kills) >= SHORT.num_kills[num_shard] and len(killed.kinds) == len(KINDS)
 
 
 def test_a_request_that_kills_its_shards_ends_by_name_and_no_neighbour_notices(one_shard: list[StreamAnswer]) -> None:
-    assert poison.poison(SHORT, one_shard, alone=0).failures() == []
+    assert faults.poison(Run(SHORT, expected=one_shard), alone=0).failures() == []
 
 
 @pytest.mark.alone
-def test_a_stopped_shard_is_seen_and_no_stream_notices(two_shards: list[StreamAnswer]) -> None:
-    assert scenarios.stop_shard(SHORT, 2, SEED, two_shards).failures() == []
+def test_a_stopped_shard_is_seen_and_no_stream_notices() -> None:
+    assert faults.stop_shard(Run(SHORT, 2, SEED, SHORT.undisturbed(2))).failures() == []
 
 
 def test_exceptions_in_steps_restart_nothing_and_no_stream_notices(one_shard: list[StreamAnswer]) -> None:
-    assert scenarios.raise_in_steps(SHORT, 1, one_shard).failures() == []
+    assert faults.raise_in_steps(Run(SHORT, expected=one_shard)).failures() == []
 
 
 @pytest.mark.alone
 def test_sigterm_lets_all_streams_finish(one_shard: list[StreamAnswer]) -> None:
-    assert scenarios.terminate(SHORT, one_shard).failures() == []
+    assert faults.terminate(Run(SHORT, expected=one_shard)).failures() == []
 
 
 def test_a_killed_router_is_started_again_and_leaves_nothing() -> None:
-    assert departures.kill_router(SHORT, 1).failures() == []
+    assert faults.kill_router(Run(SHORT)).failures() == []
 
 
 @pytest.mark.alone
 def test_a_killed_launcher_leaves_no_process_file_or_memory() -> None:
-    assert departures.kill_launcher(SHORT, 2).failures() == []
+    assert faults.kill_launcher(Run(SHORT, 2)).failures() == []
 
 
 @pytest.mark.alone
 def test_clients_that_never_read_lose_their_slots_and_cost_no_memory() -> None:
-    assert departures.never_read(SHORT).failures() == []
+    assert faults.never_read(Run(SHORT)).failures() == []
 
 
 @pytest.mark.alone
 def test_clients_that_leave_at_once_free_their_slots_at_once() -> None:
-    assert departures.all_leave_at_once(SHORT).freed_s < 10  # a loose limit in seconds; `make chaos` measures the time
+    found = faults.all_leave_at_once(Run(SHORT))
+    assert found.figures["slots free after s"] < 10  # a loose limit; `make chaos` measures the time
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("fault", [faults.replace_stopped, faults.replace_stuck])
+def test_a_router_that_is_stopped_or_whose_event_loop_is_stuck_is_replaced_and_the_shard_is_kept(fault) -> None:
+    assert fault(Run(SHORT)).failures() == []
+
+
+@pytest.fixture(scope="module")
+def spared() -> Iterator[ServerProcess]:
+    """A server whose router is never replaced, so that several tests can harm it one after the other."""
+    with SHORT.server(1) as server:
+        yield server
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("victim", "seconds"), [("router", 2.0), ("launcher", 10.0), ("machine", 5.0)])
+def test_a_router_that_is_only_slow_is_kept_and_no_stream_notices(
+    spared: ServerProcess, one_shard: list[StreamAnswer], victim: str, seconds: float
+) -> None:
+    """`make chaos` takes the processor away for a minute."""
+    run = Run(SHORT, expected=one_shard)
+    assert faults.leave_server_alone(spared, run, victim, seconds).failures() == []

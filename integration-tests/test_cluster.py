@@ -1,20 +1,20 @@
 """The short form of `make test-cluster`: two replicas on machines of their own are lost, under streams."""
 
-import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import machines
 import pytest
-from cluster_by_hand import DeploymentByHand
-from cluster_faults import ClusterFault, Injector
+from cluster import DeploymentByHand
+from cluster_faults import Injector
 from machines import Network
 from scale import SHORT
-from streams import StreamAnswer, StreamClients, compare, run_streams
+from streams import StreamAnswer, compare
 
 # A machine is lost after seconds of silence.
 pytestmark = pytest.mark.alone
+EIGHTH = SHORT.num_streams * SHORT.new_tokens // 8
 ALWAYS = ("--dtype", "float32", "--json-output", "--num-shard", "1")
 
 
@@ -27,19 +27,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentB
         yield deployment
 
 
-def streams_beside(deployment: DeploymentByHand, inject: Callable[[], ClusterFault]) -> list[StreamAnswer]:
-    """The answers to SHORT's streams, during which a fault is injected."""
-
-    async def meanwhile(clients: StreamClients) -> None:
-        await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 8)
-        await asyncio.to_thread(inject)
-
-    answers, _ = run_streams(deployment.url, SHORT.asks(), SHORT.num_streams, meanwhile)
-    return answers
-
-
 def test_no_stream_notices_that_replicas_are_lost(deployment: DeploymentByHand, one_shard: list[StreamAnswer]) -> None:
     injector = Injector(deployment, random.Random(1))
     for kind in ("power lost", "engine killed", "partition"):
-        answers = streams_beside(deployment, partial(injector.inject, kind))
-        assert str(compare(one_shard, answers)) == str(compare(one_shard, one_shard)), kind
+        answers, _ = SHORT.beside(deployment.url, partial(injector.inject, kind), EIGHTH)
+        assert compare(one_shard, answers).failures() == [], kind

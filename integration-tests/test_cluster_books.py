@@ -6,26 +6,26 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import cluster
 import cluster_chaos
-import cluster_poison
 import cluster_record
+import logs
 import psutil
 import pytest
-from cluster import Notice
+from asks import mixed_asks
 from cluster_chaos import Injection, Plan
-from cluster_faults import ClusterFault, turns
-from cluster_poison import ClusterPoisoned
+from cluster_faults import Begun, ClusterFault, turns
 from cluster_record import NOTICED_LIMIT_S
-from mixed import MixedAnswer, mixed_asks
-from streams import compare
+from faults import poisoned
+from logs import Notice
+from machines import Machine
+from streams import StreamAnswer, compare
 
 ASKED = mixed_asks(14, (20, 40))
 TARGET = "10.77.0.3:5000"
 
 
-def answer(*arrivals_s: float, ask: int = 0, error: str = "", port: int = 1, outcome: str = "a") -> MixedAnswer:
-    return MixedAnswer(ask, arrivals_s[0] - 1, arrivals_s[-1], arrivals_s, (outcome,), error, port)
+def answer(*arrivals_s: float, ask: int = 0, error: str = "", port: int = 1, outcome: str = "a") -> StreamAnswer:
+    return StreamAnswer(ask, arrivals_s[0] - 1, arrivals_s[-1], arrivals_s, (outcome,), error, port)
 
 
 def fault(kind: str = "power lost", at_s: float = 100.0, ports: frozenset[int] = frozenset()) -> ClusterFault:
@@ -40,7 +40,7 @@ def connected(at_s: float) -> Notice:
     return Notice(at_s, TARGET, "0", False, "term 1")
 
 
-def result(*answers: MixedAnswer, faults: tuple[ClusterFault, ...] = (), notices: tuple[Notice, ...] = ()):
+def result(*answers: StreamAnswer, faults: tuple[ClusterFault, ...] = (), notices: tuple[Notice, ...] = ()):
     expected = [answer(1.0, ask=place) for place in range(len(ASKED))]
     return cluster_record.result(1, faults, notices, ASKED, expected, answers, ())
 
@@ -102,7 +102,7 @@ def test_notices_are_read_from_the_fronts_log() -> None:
         line(f"engine {TARGET} is connected, term 5"), "not JSON", '{"cut', line("another"),
         line(f"engine {TARGET} is lost: silent for 3 s"),
     ])  # fmt: skip
-    assert list(cluster.read_notices(log)) == [
+    assert list(logs.read_notices(log)) == [
         Notice(at.timestamp(), TARGET, "1", False, "term 5"),
         Notice(at.timestamp(), TARGET, "1", True, "silent for 3 s"),
     ]
@@ -117,7 +117,7 @@ def test_a_growing_log_is_read_line_by_line(tmp_path: Path) -> None:
         + "\n"
     )
     log.write_text(line + line[:30])
-    notices = cluster.NoticeLog(log)
+    notices = logs.NoticeLog(log)
     assert len(notices.read()) == len(notices.read()) == 1
     with log.open("a") as file:
         file.write(line[30:])
@@ -137,18 +137,14 @@ class BrokenDeployment:
 
 
 def test_a_deployment_that_does_not_recover_ends_the_faults_and_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    class KindsOfTest:
-        def __init__(self, deployment: BrokenDeployment, rng: random.Random) -> None:
-            pass
+    def impossible(injector: object) -> Begun:
+        raise psutil.AccessDenied(1)
 
-        def inject(self, kind: str) -> ClusterFault:
-            if kind == "impossible":
-                raise psutil.AccessDenied(1)
-            return fault(kind)
-
+    machine = Machine("machine", "port", "10.77.0.3", ("bridge", "other"))
+    kinds = {"power lost": lambda injector: Begun(machine, TARGET, 7, 100.0, range_s=(0, 0)), "impossible": impossible}
     monkeypatch.setattr(cluster_chaos, "GAP_S", (0.0, 0.0))
     monkeypatch.setattr(cluster_chaos, "OVERLAPPING", 0.0)
-    way = cluster_chaos.WayToStart(BrokenDeployment, KindsOfTest, 0, "none", "none")
+    way = cluster_chaos.WayToStart(BrokenDeployment, kinds, 0, "none", "none")
     notes: list[str] = []
     injection = Injection(BrokenDeployment(), Plan(1, ["power lost", "impossible"], 8), way, notes.append)
     injection.run()
@@ -168,21 +164,21 @@ def test_a_replica_is_down_from_the_first_death_until_it_is_ready() -> None:
 
     died, ready = "fault injected: shard.chunk kill at pass 1", "Setting max batch total tokens to 512"
     log = "\n".join([line(0, ready), line(1, died), line(2, died), line(5, ready), line(9, died)])
-    assert list(cluster_poison.down(log)) == [(at + 1, at + 5), (at + 9, float("inf"))]
+    assert list(logs.down(log)) == [(at + 1, at + 5), (at + 9, float("inf"))]
 
 
 def test_replicas_that_are_down_at_a_time_are_counted() -> None:
-    assert cluster_poison.most_at_once([]) == 0
-    assert cluster_poison.most_at_once([(1, 3), (3, 5), (6, 7)]) == 1
-    assert cluster_poison.most_at_once([(1, 4), (3, 5), (6, 7)]) == 2
+    assert logs.most_at_once([]) == 0
+    assert logs.most_at_once([(1, 3), (3, 5), (6, 7)]) == 1
+    assert logs.most_at_once([(1, 4), (3, 5), (6, 7)]) == 2
 
 
 def test_a_poison_that_has_two_replicas_down_or_no_named_error_is_a_failure() -> None:
     same = compare([], [])
-    fine = ClusterPoisoned("a shard", 5, 1, f"they died 3 times {cluster_poison.NAMED}", same)
-    assert fine.failures() == [] and "| a shard | 5 | 1 | yes | 0 | 0 | 0 |" in cluster_poison.as_table([fine])
-    bad = ClusterPoisoned("a shard", 0, 2, "Internal", same)
-    assert [failure.split()[0] for failure in bad.failures()] == ["the", "2", "it"]
+    assert poisoned([5], 1, ["they died 3 times on nothing else"], same, "on nothing else").failures() == []
+    bad = poisoned([0], 2, ["Internal"], same, "on nothing else")
+    words = ["a request killed", "2 replicas down", "a request ended"]
+    assert [" ".join(failure.split()[:3]) for failure in bad.failures()] == words
 
 
 def test_kinds_come_equally_often_in_an_order_of_the_seed() -> None:

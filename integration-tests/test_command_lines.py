@@ -180,11 +180,7 @@ PROGRAMS = Programs("server", "router", "engine")
 TOLD = {
     "router": (RouterFlags, router.app, lambda plan: router_command(plan, PROGRAMS, {}, PLACE, 7, plan.http.port, 9)),
     "front": (RouterFlags, router.app, lambda plan: front_command(plan, PROGRAMS, {}, PLACE, 0, 7, plan.http.port, 9)),
-    "engine": (
-        EngineFlags,
-        engine_cli.app,
-        lambda plan: engine_command(plan, PROGRAMS, {}, SITE, "unix:///e", 9),
-    ),
+    "engine": (EngineFlags, engine_cli.app, lambda plan: engine_command(plan, PROGRAMS, {}, SITE, "unix:///e", 9)),
 }
 
 

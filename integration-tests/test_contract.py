@@ -10,6 +10,9 @@ import pytest
 from calls import at_once, client_of, events_of, generate, metric, settled_metric, settled_metrics, stream, tokenizer
 from server_process import ServerProcess
 
+from text_generation.types import Parameters
+from text_generation_router.api.tgi.schemas import GenerateParameters
+
 QUESTION = "<|user|>What is 2 + 3?</s><|assistant|>"
 
 
@@ -262,3 +265,7 @@ def test_streams_are_framed_as_tgi_frames_them(server: ServerProcess) -> None:
     assert headers["content-type"] == "text/event-stream" and headers["x-accel-buffering"] == "no"
     assert [event["index"] for event in events] == [1, 2, 3]
     assert content.startswith(b'data: {"index":1,"token":{"id":') and content.endswith(b"}\n\n")
+
+
+def test_every_parameter_of_the_client_is_one_of_the_router() -> None:
+    assert set(Parameters.model_fields) <= set(GenerateParameters.model_fields)

@@ -7,15 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from calls import at_once
-from demo_model.corpus import (
-    SECOND_MIX,
-    Turn,
-    World,
-    facts,
-    json_request,
-    story_request,
-    sum_question,
-)
+from demo_model.corpus import SECOND_MIX, Turn, World, facts, json_request, story_request, sum_question
 from demo_model.tool_corpus import ToolCase, call_case, held_out_cases, words_case
 from server_process import ServerProcess
 

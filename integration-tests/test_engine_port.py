@@ -1,7 +1,6 @@
 """An engine and a front in servers of their own, joined by TCP with certificates: strangers are refused, each by one
 clear line of the log, and no stream notices them."""
 
-import asyncio
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import reach
 from engine_port import HOST, OTHER_HOST, Certificates, EngineProcess, pretended
 from scale import SHORT
 from server_process import LAUNCHER, ServerProcess, wait_until
-from streams import StreamAnswer, StreamClients, compare, run_streams
+from streams import StreamAnswer, compare
 
 from text_generation_common.cluster.identity import Identity, Role
 from text_generation_common.cluster.issuing import Issued
@@ -63,10 +62,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         "not yet valid": certificates.issued(Role.ENGINE, shift_days=2),
         "self-signed": certificates.self_signed(Role.ENGINE),
     }
-    with (
-        pretended(list(wrong.values()), certificates.ca) as addresses,
-        EngineProcess(*tls(Role.ENGINE)) as engine,
-    ):
+    with pretended(list(wrong.values()), certificates.ca) as addresses, EngineProcess(*tls(Role.ENGINE)) as engine:
         engines = ",".join([*addresses, engine.address])
         with ServerProcess("--dtype", "float32", *SHORT.arguments, "--engines", engines, *tls(Role.FRONT)) as front:
             engine.wait_until_ready()
@@ -155,13 +151,9 @@ def test_streams_go_on_beside_assaults_on_the_engine_s_port(pair, one_shard: lis
             assert port_assaults.oversized(channel) is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert port_assaults.health(channel) is grpc.StatusCode.OK
 
-    async def beside(clients: StreamClients) -> None:
-        await clients.wait_for_tokens(SHORT.num_streams)
-        await asyncio.to_thread(assault)
-
     connected = pair.front.log().count("is connected")
-    answers, _ = run_streams(pair.front.url, SHORT.asks(), SHORT.num_streams, beside)
-    assert compare(one_shard, answers).is_equal
+    answers, _ = SHORT.beside(pair.front.url, assault, SHORT.num_streams)
+    assert compare(one_shard, answers).failures() == []
     assert pair.front.log().count("is connected") == connected == 1
     assert pair.engine.log().count("refused") < 50, "the log does not grow with connections"
 
@@ -172,17 +164,16 @@ def test_streams_go_on_while_certificates_are_replaced_and_an_engine_starts_with
     """The engine that has served until then shows the new certificate too, to new connections."""
     issued = pair.certificates.issued(Role.ENGINE)
 
-    async def replace(clients: StreamClients) -> bytes:
-        await clients.wait_for_tokens(SHORT.num_streams)
+    def replace() -> bytes:
         pair.certificates.folder(Role.ENGINE, issued)
         pair.certificates.folder(Role.FRONT)
-        shown = await asyncio.to_thread(port_assaults.shown, pair.at, pair.certificates.folder(Role.FRONT))
+        shown = port_assaults.shown(pair.at, pair.certificates.folder(Role.FRONT))
         processes.engine(pair.engine.pid).kill()
         return shown
 
-    answers, shown = run_streams(pair.front.url, SHORT.asks(), SHORT.num_streams, replace)
+    answers, shown = SHORT.beside(pair.front.url, replace, SHORT.num_streams)
     assert shown == ssl.PEM_cert_to_DER_cert(issued.certificate.decode())
-    assert compare(one_shard, answers).is_equal
+    assert compare(one_shard, answers).failures() == []
     assert pair.front.log().count("is connected") == 2
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from asks import Ask, asks
 from calls import DEMO_MODEL, NEAR_TIE, at_once, metric, tokenizer
 from demo_model.corpus import SECOND_MIX, World, story_request, sum_question
 from fallback_checkpoints import expected_logprobs, make_model
-from scenarios import restarts
+from faults import restarts
 from server_process import ServerProcess
-from streams import Ask, StreamAnswer, asks, run_streams
+from streams import StreamAnswer, run_streams
 from test_demo_model import ask
 
 # Few tokens of prompts for a step, so that long prompts come in chunks beside the rows of other texts.
@@ -107,13 +108,13 @@ def test_streams_are_those_of_transformers_though_steps_fail(servers: Servers, m
     whole, _ = run_streams(server.url, asked, AT_ONCE)
     assert [(stream.error, stream.ids) for stream in disturbed] == [("", stream.ids) for stream in whole]
     for one, stream in zip(asked, disturbed, strict=True):
-        if one.seed is None:
+        if "seed" not in one.body["parameters"]:
             assert distance(model, one, stream) <= NEAR_TIE
 
 
 def distance(model: torch.nn.Module, asked: Ask, stream: StreamAnswer) -> float:
     """The log-probability of transformers' best token less that of the stream's, where it is largest."""
-    prompt, ids = torch.tensor(tokenizer().encode(asked.prompt).ids), list(stream.ids)
+    prompt, ids = torch.tensor(tokenizer().encode(asked.body["inputs"]).ids), list(stream.ids)
     expected = expected_logprobs(model, prompt, ids)
     chosen = expected.gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1)
     return float((expected.max(dim=1).values - chosen).max())

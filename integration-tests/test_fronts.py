@@ -16,9 +16,10 @@ import processes
 import psutil
 import pytest
 import reach
+from asks import asks
 from scale import SHORT
 from server_process import ServerProcess, wait_until
-from streams import StreamAnswer, StreamClients, asks, compare, run_streams
+from streams import StreamAnswer, StreamClients, compare, run_streams
 
 from text_generation_benchmark.metrics import metric
 from text_generation_proto import engine_pb2 as pb
@@ -74,41 +75,22 @@ def test_half_requests_keep_no_other_address_out(server, addresses: tuple[str, .
 
 def test_a_killed_engine_is_replaced_and_no_stream_notices(server, one_shard: list[StreamAnswer]) -> None:
     engine, shards = processes.engine(server.pid), set(processes.shards(server.pid).values())
-
-    async def kill(clients: StreamClients) -> None:
-        await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 4)
-        engine.kill()
-
-    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, kill)
-    assert str(compare(one_shard, answers)) == str(compare(one_shard, one_shard))
+    assert SHORT.compared_beside(server.url, one_shard, engine.kill).failures() == []
     assert processes.engine(server.pid) != engine
     assert set(processes.shards(server.pid).values()) == shards
 
 
 def test_killed_shards_are_replaced_and_no_stream_notices(server, one_shard: list[StreamAnswer]) -> None:
     engine = processes.engine(server.pid)
-
-    async def kill(clients: StreamClients) -> None:
-        await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 4)
-        processes.shards(server.pid)[0].kill()
-
-    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, kill)
-    assert str(compare(one_shard, answers)) == str(compare(one_shard, one_shard))
+    shard = processes.shards(server.pid)[0]
+    assert SHORT.compared_beside(server.url, one_shard, shard.kill).failures() == []
     assert processes.engine(server.pid) == engine
 
 
 def test_a_killed_front_costs_its_own_connections_only(server, one_shard: list[StreamAnswer]) -> None:
     before = processes.routers(server.pid)
     assert len(before) == FRONTS
-
-    async def kill(clients: StreamClients) -> None:
-        await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 4)
-        before[0].kill()
-
-    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, kill)
-    ended = [(expected, got) for expected, got in zip(one_shard, answers, strict=True) if not got.error]
-    assert compare([expected for expected, _ in ended], [got for _, got in ended]).is_equal
-    assert ended, "the living front had no stream"
+    SHORT.assert_loses_connections_only(server.url, one_shard, before[0].kill)
     wait_until(lambda: len(processes.routers(server.pid)) == FRONTS, 30, "another front is started")
     assert before[1] in processes.routers(server.pid)
 
@@ -196,11 +178,10 @@ def test_a_restart_of_all_fronts_under_load_fails_no_request(server, one_shard: 
     def num_leaving() -> int:
         return len(set(processes.routers(server.pid)) & set(before))
 
-    async def restart(clients: StreamClients) -> None:
+    async def restart() -> None:
         async with asyncio.timeout(RESTART_LIMIT_S), asyncio.TaskGroup() as tasks:
             for ask in (asking.kept, asking.kept, asking.kept, asking.new):
                 tasks.create_task(ask())
-            await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 4)
             os.kill(server.pid, signal.SIGUSR2)
             while "Restarted 2 webservers" not in server.log():
                 await asyncio.sleep(0.1)
@@ -209,21 +190,14 @@ def test_a_restart_of_all_fronts_under_load_fails_no_request(server, one_shard: 
                 await asyncio.sleep(0.05)
             asking.end()
 
-    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, restart)
-    assert str(compare(one_shard, answers)) == str(compare(one_shard, one_shard))
+    assert SHORT.compared_beside(server.url, one_shard, restart).failures() == []
     wait_until(lambda: not num_leaving(), 30, "the old fronts end")
     assert len(processes.routers(server.pid)) == FRONTS
 
 
 def test_a_front_that_is_ended_by_others_is_replaced_and_no_stream_notices(server, one_shard) -> None:
     before = processes.routers(server.pid)
-
-    async def terminate(clients: StreamClients) -> None:
-        await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 4)
-        before[0].terminate()
-
-    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, terminate)
-    assert str(compare(one_shard, answers)) == str(compare(one_shard, one_shard))
+    assert SHORT.compared_beside(server.url, one_shard, before[0].terminate).failures() == []
     wait_until(lambda: before[0] not in processes.routers(server.pid), 30, "the front has left")
     wait_until(lambda: len(processes.routers(server.pid)) == FRONTS, 30, "another front is there")
 
@@ -245,12 +219,6 @@ def value_of(server: ServerProcess, name: str) -> float:
 
 def test_sigterm_lets_all_streams_finish(one_shard: list[StreamAnswer]) -> None:
     with SHORT.server(1, "--api-workers", str(FRONTS)) as server:
-
-        async def terminate(clients: StreamClients) -> None:
-            await clients.wait_for_tokens(SHORT.num_streams * SHORT.new_tokens // 4)
-            os.kill(server.pid, signal.SIGTERM)
-
-        early = SHORT.asks()[: SHORT.num_streams]
-        answers, _ = run_streams(server.url, early, SHORT.num_streams, terminate)
-        assert compare(one_shard[: SHORT.num_streams], answers).is_equal
+        answers, _ = SHORT.beside(server.url, psutil.Process(server.pid).terminate, early_only=True)
+        assert compare(one_shard[: SHORT.num_streams], answers).failures() == []
         assert server.stop() == 0

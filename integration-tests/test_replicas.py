@@ -3,7 +3,7 @@
 import asyncio
 import statistics
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
 import processes
@@ -12,14 +12,12 @@ import reach
 from calls import metric
 from scale import SHORT
 from server_process import LAUNCHER, ServerProcess, wait_until
-from streams import StreamAnswer, StreamClients, compare, run_streams
+from streams import StreamAnswer
 from tenants import greedy_answers_meanwhile
 
 REPLICAS, FRONTS, ROWS = 3, 2, 24  # rows of each replica
 LIMIT_S = 120
 ADMIN = {"Authorization": "Bearer an-administrator"}
-QUARTER = SHORT.num_streams * SHORT.new_tokens // 4
-Disturb = Callable[[StreamClients], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +39,6 @@ async def until(server: ServerProcess, expected: list[str]) -> None:
     await asyncio.to_thread(wait_until, lambda: states(server) == expected, LIMIT_S, f"replicas are {expected}")
 
 
-def assert_equal_beside(server: ServerProcess, expected: list[StreamAnswer], disturb: Disturb) -> None:
-    """Every stream ends with its text while `disturb` runs."""
-    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, disturb)
-    assert str(compare(expected, answers)) == str(compare(expected, expected))
-
-
 def test_the_api_s_port_alone_is_open_and_no_socket_is_for_other_users(server) -> None:
     assert reach.addresses(server.pid) == {("127.0.0.1", server.port)}
     assert reach.open_to_others(server.pid) == []
@@ -58,8 +50,7 @@ def test_replicas_are_taken_away_and_added_under_load_and_no_stream_notices(serv
     engines = processes.engines(server.pid)
     assert engines.keys() == processes.shards_of_replicas(server.pid).keys() == set(range(REPLICAS))
 
-    async def scale(clients: StreamClients) -> None:
-        await clients.wait_for_tokens(QUARTER)
+    async def scale() -> None:
         async with httpx.AsyncClient(headers=ADMIN, timeout=30) as client:
             answer = await client.post(f"{server.url}/admin/replicas", json={"replicas": 1})
         assert (answer.status_code, answer.json()["wanted"]) == (200, 1)
@@ -69,7 +60,7 @@ def test_replicas_are_taken_away_and_added_under_load_and_no_stream_notices(serv
         assert told.stdout.startswith("3 wanted"), told.stderr
         await until(server, ["ready"] * REPLICAS)
 
-    assert_equal_beside(server, one_shard, scale)
+    assert SHORT.compared_beside(server.url, one_shard, scale).failures() == []
     assert processes.engines(server.pid)[0] == engines[0]
 
 
@@ -87,27 +78,18 @@ def test_a_client_with_many_requests_at_all_replicas_does_not_crowd_out_another(
 
 
 def test_a_killed_engine_and_a_killed_shard_of_other_replicas_cost_no_stream(server, one_shard) -> None:
-    async def kill(clients: StreamClients) -> None:
-        await clients.wait_for_tokens(QUARTER)
+    def kill() -> None:
         processes.engines(server.pid)[0].kill()
         processes.shards_of_replicas(server.pid)[1].kill()
 
-    assert_equal_beside(server, one_shard, kill)
+    assert SHORT.compared_beside(server.url, one_shard, kill).failures() == []
     wait_until(lambda: states(server) == ["ready"] * REPLICAS, LIMIT_S, "both are replaced")
 
 
 def test_a_killed_front_costs_its_own_connections_only(server, one_shard: list[StreamAnswer]) -> None:
     engines = processes.engines(server.pid)
     victim, other = processes.routers(server.pid)
-
-    async def kill(clients: StreamClients) -> None:
-        await clients.wait_for_tokens(QUARTER)
-        victim.kill()
-
-    answers, _ = run_streams(server.url, SHORT.asks(), SHORT.num_streams, kill)
-    ended = [(expected, got) for expected, got in zip(one_shard, answers, strict=True) if not got.error]
-    assert compare([expected for expected, _ in ended], [got for _, got in ended]).is_equal
-    assert ended, "the living front had no stream"
+    SHORT.assert_loses_connections_only(server.url, one_shard, victim.kill)
     wait_until(lambda: len(processes.routers(server.pid)) == FRONTS, LIMIT_S, "another front is started")
     assert other in processes.routers(server.pid)
     assert processes.engines(server.pid) == engines

@@ -8,9 +8,11 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import asks as streams_of
 import hostile
 import httpx
 import pytest
+from asks import WORDS, Ask
 from calls import (
     METRICS_AGE_S,
     at_once,
@@ -24,7 +26,6 @@ from calls import (
     tokenizer,
 )
 from server_process import ServerProcess, wait_until
-from streams import WORDS, Ask
 from tenants import body_of, greedy_answers_meanwhile
 
 BASE = ("--dtype", "float32", "--max-concurrent-requests", "320")
@@ -73,7 +74,9 @@ def asks() -> list[Ask]:
     shared = " ".join(rng.choice(WORDS) for _ in range(60))
     prompts = [" ".join(rng.choice(WORDS) for _ in range(1 + 2 * i)) for i in range(40)]
     prompts = [f"{shared} {prompt}" if i % 5 == 0 else prompt for i, prompt in enumerate(prompts)]
-    return [Ask(prompt, i if i % 2 else None, rng.choice((16, 32, 64))) for i, prompt in enumerate(prompts)]
+    return [
+        streams_of.plain(prompt, i if i % 2 else None, rng.choice((16, 32, 64))) for i, prompt in enumerate(prompts)
+    ]
 
 
 def growth_of(server: ServerProcess, *names: str) -> Callable[[], list[float]]:
@@ -83,7 +86,7 @@ def growth_of(server: ServerProcess, *names: str) -> Callable[[], list[float]]:
 
 
 def call(ask: Ask) -> Any:
-    return stream(ask.prompt, **ask.body()["parameters"])
+    return stream(ask.body["inputs"], **ask.body["parameters"])
 
 
 def text_and_ids(events: list[Any]) -> Said:
@@ -104,14 +107,17 @@ def leavers() -> list[Any]:
 
     def leaver(ask: Ask, num_events: int) -> Any:
         async def listen(client: httpx.AsyncClient) -> None:
-            async with client.stream("POST", "/generate_stream", json=ask.body()) as response:
+            async with client.stream("POST", "/generate_stream", json=ask.body) as response:
                 async for event in events_of(response):
                     if event["index"] >= num_events:
                         return
 
         return listen
 
-    return [leaver(Ask(ask.prompt, rng.randint(50, 99), 100), rng.randint(0, 40)) for ask in asks()[::2]]
+    return [
+        leaver(streams_of.plain(ask.body["inputs"], rng.randint(50, 99), 100), rng.randint(0, 40))
+        for ask in asks()[::2]
+    ]
 
 
 def answers_among_leavers(server: ServerProcess) -> list[list[Any]]:

@@ -1,7 +1,8 @@
-"""No source file of this repository executes code that it reads from a file or a network."""
+"""No source file of this repository executes code that it reads from a file or a network. No class name stands twice in
+the packages, except in the clients, whose users know the names of classes."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,36 @@ def test_the_converter_alone_may_load_and_weights_only() -> None:
     tree = ast.parse("import pickle\nre.compile('a')\nmodel.eval()\ntorch.load(path, weights_only=True)")
     assert offences(CONVERTER, tree) == []
     assert len(offences("server/text_generation_server/server.py", tree)) == 2
+
+
+def files() -> Iterator[tuple[str, str]]:
+    """Path and text of each source file of the packages, except tests and the generated files of proto/."""
+    for package in sorted(path.parent for path in ROOT.glob("[a-z]*/*/__init__.py")):
+        if package.parent.name != "proto":
+            for path in sorted(package.rglob("*.py")):
+                if "tests" not in path.parts:
+                    yield str(path.relative_to(ROOT)), path.read_text()
+
+
+def doubles(texts: Iterable[tuple[str, str]]) -> list[str]:
+    places: dict[str, list[str]] = {}
+    for name, text in texts:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{name}:{node.lineno}")
+    return [f"{name}: {', '.join(where)}" for name, where in sorted(places.items()) if len(where) > 1]
+
+
+def test_no_class_name_stands_twice() -> None:
+    found = doubles(files())
+    assert not found, "each class needs a name of its own:\n" + "\n".join(found)
+
+
+def test_all_packages_are_looked_at_for_class_names() -> None:
+    folders = {"benchmark", "common", "launcher", "router", "server", "tools"}
+    assert {name.split("/")[0] for name, _ in files()} >= folders
+
+
+def test_a_class_name_that_stands_twice_is_found() -> None:
+    texts = [("a.py", "class Limits: ...\nclass Rows: ..."), ("b.py", "def f():\n    class Limits: ...")]
+    assert doubles(texts) == ["Limits: a.py:1, b.py:2"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from calls import DEMO_MODEL, NEAR_TIE, at_once, distance_to_greedy, generate, token_ids, tokenizer
+from logs import mib_read
 from scale import SHORT
-from shard_figures import mib_read
 
 from text_generation_benchmark.checkpoint import write_checkpoint
 from text_generation_benchmark.shapes import LlamaShape

@@ -43,11 +43,11 @@ AROUND = {"UnauthorizedError", "NoSuchRouteError", "MethodError", "UnsupportedMe
 ELSEWHERE = {
     "BodyError": "the parent of others",
     "InternalError": "a mistake of ours: no request is known that causes it",
-    "GenerationError": "a request that kills shards: poison.py",
+    "GenerationError": "a request that kills shards: faults.py",
     "IncompleteGenerationError": "the end of the server: router http/tests/test_graceful_stop.py",
     "IncompleteStreamError": "the same in a stream",
     "ShuttingDownError": "the end of the server: router http/tests/test_graceful_stop.py",
-    "UnhealthyError": "a dead shard: kills.py",
+    "UnhealthyError": "a dead shard: outside.py",
     "TooManyConnectionsError": "thousands of connections: router http/tests",
     "RequestTimeoutError": "a body that does not arrive: router http/tests",
     "InvalidRequestError": "bytes that are not HTTP: router http/tests",

@@ -2,17 +2,16 @@
 
 import asyncio
 import http.client
-import json
 import math
 import threading
 import time
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 import httpx
 import processes
 import psutil
+from calls import client_of, events_of
 from server_process import ServerProcess
 
 PROMPT = "Once upon a time there was a fox"
@@ -37,10 +36,8 @@ async def first_token_s(client: httpx.AsyncClient, prompt: str = PROMPT, tokens:
         body = {"inputs": prompt, "parameters": parameters}
         async with client.stream("POST", "/generate_stream", json=body) as response:
             first_s = math.inf
-            async for line in response.aiter_lines():
-                if not line.startswith("data:"):
-                    continue
-                if "token" not in json.loads(line.removeprefix("data:")):
+            async for event in events_of(response):
+                if "token" not in event:
                     return math.inf
                 first_s = min(first_s, time.perf_counter() - started_s)
             return first_s
@@ -48,46 +45,43 @@ async def first_token_s(client: httpx.AsyncClient, prompt: str = PROMPT, tokens:
         return math.inf
 
 
-def _client(url: str, key: str) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    headers = {"authorization": f"Bearer {key}"}
-    return httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits, headers=headers)
-
-
-def alone(url: str, key: str, count: int) -> list[float]:
-    """First-token times of requests sent one after the other."""
-
+def _with_client(url: str, key: str, call: Callable[[httpx.AsyncClient], Awaitable[list[float]]]) -> list[float]:
     async def run() -> list[float]:
-        async with _client(url, key) as client:
-            return [await first_token_s(client) for _ in range(count)]
+        async with client_of(url) as client:
+            client.timeout = httpx.Timeout(PATIENCE_S)
+            client.headers["authorization"] = f"Bearer {key}"
+            return await call(client)
 
     return asyncio.run(run())
+
+
+def alone(url: str, key: str, count: int, prompts: Callable[[int], str] = lambda _: PROMPT, tokens: int = TOKENS):
+    """First-token times of requests sent one after the other."""
+
+    async def call(client: httpx.AsyncClient) -> list[float]:
+        return [await first_token_s(client, prompts(i), tokens) for i in range(count)]
+
+    return _with_client(url, key, call)
 
 
 def regularly(url: str, key: str, count: int, every_s: float) -> list[float]:
     """First-token times of requests that start at fixed times, even if earlier requests have not been answered."""
 
-    async def run() -> list[float]:
-        async with _client(url, key) as client:
-            asked = []
-            for _ in range(count):
-                asked.append(asyncio.create_task(first_token_s(client)))
-                await asyncio.sleep(every_s)
-            return list(await asyncio.gather(*asked))
+    async def call(client: httpx.AsyncClient) -> list[float]:
+        asked = []
+        for _ in range(count):
+            asked.append(asyncio.create_task(first_token_s(client)))
+            await asyncio.sleep(every_s)
+        return list(await asyncio.gather(*asked))
 
-    return asyncio.run(run())
+    return _with_client(url, key, call)
 
 
 def step_s(url: str, key: str, prompt: str, count: int = 5) -> float:
     """Seconds of the longest step: the first-token time of a prompt that fills a step's whole budget, without other
     requests.
     """
-
-    async def run() -> list[float]:
-        async with _client(url, key) as client:
-            return [await first_token_s(client, f"{i} {prompt}", 1) for i in range(count)]
-
-    return percentile(asyncio.run(run()), 0.5)
+    return percentile(alone(url, key, count, lambda i: f"{i} {prompt}", 1), 0.5)
 
 
 class Watch:
@@ -105,9 +99,7 @@ class Watch:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._ended.set()
         for thread in self._threads:
             thread.join(PATIENCE_S)

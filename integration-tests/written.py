@@ -6,7 +6,7 @@ The model has no weights that mean anything: a fault puts the ids of the text in
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,106 +125,53 @@ def tools_of(schemas: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": n, "parameters": schema}} for n, schema in schemas.items()]
 
 
-def chat(inputs: str, schemas: dict[str, Any], **fields: Any) -> Any:
-    """A call for `at_once`: the answer's choices."""
-    body = chat_body(inputs, schemas) | fields
-
-    async def call(client: httpx.AsyncClient) -> list[Answer]:
-        answer = await _json(client, "/v1/chat/completions", body)
-        return [_of_message(choice["message"], choice["finish_reason"]) for choice in answer["choices"]]
-
-    return call
-
-
-def chat_stream(inputs: str, schemas: dict[str, Any], **fields: Any) -> Any:
-    """A call for `at_once`: the answer's choices, put together from the chunks of a stream."""
-    body = chat_body(inputs, schemas) | fields | {"stream": True}
-
-    async def call(client: httpx.AsyncClient) -> list[Answer]:
-        messages: list[dict[str, Any]] = [{} for _ in range(fields.get("n", 1))]
-        endings: list[str | None] = [None for _ in messages]
-        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            async for event in events_of(response):
-                assert "choices" in event, event
-                for choice in event["choices"]:
-                    assert endings[choice["index"]] is None
-                    _add(messages[choice["index"]], choice["delta"])
-                    endings[choice["index"]] = choice["finish_reason"]
-        return [_of_message(message, str(ending)) for message, ending in zip(messages, endings, strict=True)]
-
-    return call
+def _chat_joined(events: list[Any], num_choices: int) -> list[Answer]:
+    """The answer's choices, put together from the chunks of a stream."""
+    messages: list[dict[str, Any]] = [{} for _ in range(num_choices)]
+    endings: list[str | None] = [None for _ in messages]
+    for event in events:
+        assert "choices" in event, event
+        for choice in event["choices"]:
+            assert endings[choice["index"]] is None
+            _add(messages[choice["index"]], choice["delta"])
+            endings[choice["index"]] = choice["finish_reason"]
+    return [_of_message(message, str(ending)) for message, ending in zip(messages, endings, strict=True)]
 
 
-def anthropic(inputs: str, schemas: dict[str, Any], **fields: Any) -> Any:
-    """A call for `at_once`: the answer of /v1/messages. The arguments are objects there."""
-    body = messages_body(inputs, schemas) | fields
-
-    async def call(client: httpx.AsyncClient) -> Answer:
-        answer = await _json(client, "/v1/messages", body)
-        return _of_blocks(answer["content"], answer["stop_reason"])
-
-    return call
-
-
-def anthropic_stream(inputs: str, schemas: dict[str, Any], **fields: Any) -> Any:
-    """A call for `at_once`: the answer of /v1/messages, put together from a stream's events."""
-    body = messages_body(inputs, schemas) | fields | {"stream": True}
-    fields = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
-
-    async def call(client: httpx.AsyncClient) -> Answer:
-        blocks: list[dict[str, Any]] = []
-        ending = ""
-        async with client.stream("POST", "/v1/messages", json=body) as response:
-            async for event in events_of(response):
-                if event["type"] == "content_block_start":
-                    assert event["index"] == len(blocks)
-                    blocks.append(event["content_block"] | {"json": ""})
-                elif event["type"] == "content_block_delta":
-                    assert event["index"] == len(blocks) - 1
-                    delta = event["delta"]
-                    if delta["type"] == "input_json_delta":
-                        blocks[-1]["json"] += delta["partial_json"]
-                    else:
-                        blocks[-1][fields[delta["type"]]] += delta[fields[delta["type"]]]
-                elif event["type"] == "message_delta":
-                    ending = event["delta"]["stop_reason"]
-        return _of_blocks([block | {"input": object_of(block["json"])} for block in blocks], ending)
-
-    return call
+def _anthropic_joined(events: list[Any], _: int) -> Answer:
+    names = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+    blocks: list[dict[str, Any]] = []
+    ending = ""
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append(event["content_block"] | {"json": ""})
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == len(blocks) - 1
+            delta = event["delta"]
+            if delta["type"] == "input_json_delta":
+                blocks[-1]["json"] += delta["partial_json"]
+            else:
+                blocks[-1][names[delta["type"]]] += delta[names[delta["type"]]]
+        elif event["type"] == "message_delta":
+            ending = event["delta"]["stop_reason"]
+    return _of_blocks([block | {"input": object_of(block["json"])} for block in blocks], ending)
 
 
-def responses(inputs: str, schemas: dict[str, Any]) -> Any:
-    """A call for `at_once`: the answer of /v1/responses."""
-    body = responses_body(inputs, schemas)
-
-    async def call(client: httpx.AsyncClient) -> Answer:
-        answer = await _json(client, "/v1/responses", body)
-        return _of_items(answer["output"], answer["status"])
-
-    return call
-
-
-def responses_stream(inputs: str, schemas: dict[str, Any]) -> Any:
-    """A call for `at_once`: the answer of /v1/responses, put together from the deltas of a stream."""
-    body = responses_body(inputs, schemas) | {"stream": True}
-
-    async def call(client: httpx.AsyncClient) -> Answer:
-        items: list[dict[str, Any]] = []
-        ending = ""
-        async with client.stream("POST", "/v1/responses", json=body) as response:
-            async for event in events_of(response):
-                kind = event["type"]
-                if kind == "response.output_item.added":
-                    items.append(event["item"] | {"text": ""})
-                elif kind.endswith(".delta"):
-                    items[event["output_index"]]["text"] += event["delta"]
-                elif kind in ("response.completed", "response.incomplete"):
-                    ending = event["response"]["status"]
-        for item in items:
-            item |= {"arguments": item["text"], "content": [{"text": item["text"]}]}
-        return _of_items(items, ending)
-
-    return call
+def _responses_joined(events: list[Any], _: int) -> Answer:
+    items: list[dict[str, Any]] = []
+    ending = ""
+    for event in events:
+        kind = event["type"]
+        if kind == "response.output_item.added":
+            items.append(event["item"] | {"text": ""})
+        elif kind.endswith(".delta"):
+            items[event["output_index"]]["text"] += event["delta"]
+        elif kind in ("response.completed", "response.incomplete"):
+            ending = event["response"]["status"]
+    for item in items:
+        item |= {"arguments": item["text"], "content": [{"text": item["text"]}]}
+    return _of_items(items, ending)
 
 
 def chat_body(inputs: str, schemas: dict[str, Any]) -> dict[str, Any]:
@@ -240,13 +187,6 @@ def messages_body(inputs: str, schemas: dict[str, Any]) -> dict[str, Any]:
 def responses_body(inputs: str, schemas: dict[str, Any]) -> dict[str, Any]:
     tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in schemas.items()]
     return {"model": "m", "input": inputs, "tools": tools, "max_output_tokens": MOST_TOKENS}
-
-
-async def _json(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = await client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def _add(message: dict[str, Any], delta: dict[str, Any]) -> None:
@@ -305,3 +245,36 @@ def object_of(arguments: str) -> dict[str, Any]:
     except json.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _api(path: str, body_of: Callable[..., dict[str, Any]], whole: Callable[[Any], Any], joined: Any = None) -> Any:
+    """Makes calls for `at_once`, from the last message, the schemas of the tools and more fields. `joined`: puts an
+    answer together from the events of a stream."""
+
+    def make(inputs: str, schemas: dict[str, Any], **fields: Any) -> Any:
+        body = body_of(inputs, schemas) | fields
+
+        async def call(client: httpx.AsyncClient) -> Any:
+            if joined is not None:
+                async with client.stream("POST", path, json=body | {"stream": True}) as response:
+                    return joined([event async for event in events_of(response)], fields.get("n", 1))
+            response = await client.post(path, json=body)
+            assert response.status_code == 200, response.text
+            return whole(response.json())
+
+        return call
+
+    return make
+
+
+def _choices(answer: Any) -> list[Answer]:
+    return [_of_message(choice["message"], choice["finish_reason"]) for choice in answer["choices"]]
+
+
+_CHAT = ("/v1/chat/completions", chat_body, _choices)
+_ANTHROPIC = ("/v1/messages", messages_body, lambda answer: _of_blocks(answer["content"], answer["stop_reason"]))
+_RESPONSES = ("/v1/responses", responses_body, lambda answer: _of_items(answer["output"], answer["status"]))
+# Calls of each API, for whole answers and streams. A chat gives its choices, the others one answer.
+chat, chat_stream = _api(*_CHAT), _api(*_CHAT, _chat_joined)
+anthropic, anthropic_stream = _api(*_ANTHROPIC), _api(*_ANTHROPIC, _anthropic_joined)
+responses, responses_stream = _api(*_RESPONSES), _api(*_RESPONSES, _responses_joined)

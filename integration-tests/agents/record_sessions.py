@@ -151,11 +151,7 @@ def _event(name: str, **values: Any) -> Event:
     return name, {"type": name, **values}
 
 
-ANSWERS = {
-    "/v1/messages": anthropic_answer,
-    "/v1/chat/completions": chat_answer,
-    "/v1/responses": responses_answer,
-}
+ANSWERS = {"/v1/messages": anthropic_answer, "/v1/chat/completions": chat_answer, "/v1/responses": responses_answer}
 
 
 @dataclass

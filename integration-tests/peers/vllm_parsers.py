@@ -34,12 +34,7 @@ TOOL_PARSERS = {
     "qwen3-coder": "qwen3_coder",
     "seed-oss": "seed_oss",
 }
-REASONING_PARSERS = {
-    "granite": "granite",
-    "mistral": "mistral",
-    "seed-oss": "seed_oss",
-    "think": "deepseek_r1",
-}
+REASONING_PARSERS = {"granite": "granite", "mistral": "mistral", "seed-oss": "seed_oss", "think": "deepseek_r1"}
 # Readers that read reasoning of their format themselves.
 OWN_REASONING = {"glm45": "glm45", "kimi-k2": "kimi_k2", "minimax-m2": "minimax_m2", "qwen3-coder": "qwen3"}
 
