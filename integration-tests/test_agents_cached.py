@@ -16,7 +16,7 @@ from server_process import ServerProcess
 from text_generation_common.flags.model import FormatFlags
 from text_generation_router.api.common.body_kinds import job_of
 from text_generation_router.api.common.fields import ListLimits
-from text_generation_router.api.common.speech import Speech
+from text_generation_router.api.common.styles import Speech
 from text_generation_router.api.reading_child import make_handlers, setup_of
 from text_generation_router.text.templates.files import load_chat_template
 

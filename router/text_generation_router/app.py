@@ -21,10 +21,9 @@ from text_generation_router.config import RouterConfig
 from text_generation_router.http.answer_headers import identified
 from text_generation_router.http.cors import cors, preflights
 from text_generation_router.http.errors import add_error_handlers
-from text_generation_router.http.gate import gated
+from text_generation_router.http.gate import gated, paced
 from text_generation_router.http.keys import OpenRoute, guarded
 from text_generation_router.http.request_log import Logged
-from text_generation_router.http.starts import paced
 from text_generation_router.metrics.key_usage import add_usages, salt_of
 from text_generation_router.metrics.tracing import traced
 from text_generation_router.openapi.routes import DocumentRoutes

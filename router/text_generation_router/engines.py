@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,18 +19,26 @@ from text_generation_common.flags.cluster import SecurityFlags
 from text_generation_common.link import Link, LinkEvent, LinkMessage, ReplicaReport
 from text_generation_common.tasks import cancelled
 from text_generation_router.config import RouterConfig
-from text_generation_router.engine.config import EngineConfig
+from text_generation_router.engine.lifecycle import EngineConfig
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import EngineRun
 from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
 from text_generation_router.errors import ScalingError, StartError
 from text_generation_router.fleet.best_score import placement_of
 from text_generation_router.fleet.engine import RemoteEngine
-from text_generation_router.fleet.engine_file import FollowedFile
-from text_generation_router.fleet.engine_names import FollowedName
+from text_generation_router.fleet.engine_file import FollowedFile, FollowedName
 from text_generation_router.fleet.policies import MOST_ENGINES
 from text_generation_router.metrics.metrics import Metrics
-from text_generation_router.sockets import inherited_socket
+
+# Sockets that a router inherits from its launcher.
+
+
+def inherited_socket(flag: str, descriptor: int) -> socket.socket:
+    try:
+        return socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise StartError(f"{flag} {descriptor} is not a socket: {error.strerror}") from error
+
 
 logger = logging.getLogger("text_generation_router")
 

@@ -23,12 +23,11 @@ from text_generation_router.api.common.ignored import IgnoredParameters
 from text_generation_router.api.common.inference import Inference
 from text_generation_router.api.common.permits import Permits
 from text_generation_router.api.common.services import Services
-from text_generation_router.api.common.speech import Speech
-from text_generation_router.api.common.styles import style_of
+from text_generation_router.api.common.styles import Speech, style_of
 from text_generation_router.app import answers_at_once, create_app
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.protocol import Snapshot
-from text_generation_router.engines import find_engine
+from text_generation_router.engines import find_engine, inherited_socket
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.http.accepting import SharedPlace
 from text_generation_router.http.caller import Callers
@@ -41,7 +40,6 @@ from text_generation_router.http.uvicorn_parts import check_uvicorn
 from text_generation_router.metrics.joint import joined_with_others
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
-from text_generation_router.sockets import inherited_socket
 from text_generation_router.text.grammars.checking import GrammarChecker, children_of
 from text_generation_router.text.model_files import find_model_files
 from text_generation_router.text.sampling_defaults import read_defaults

@@ -20,7 +20,7 @@ from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_common.tasks import cancelled
-from text_generation_router.engine.config import EngineConfig
+from text_generation_router.engine.lifecycle import EngineConfig
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.shard_groups import ShardGroups
 from text_generation_router.engine_service.identity import EngineIdentity, engine_digest

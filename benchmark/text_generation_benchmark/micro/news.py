@@ -27,7 +27,7 @@ from text_generation_router.engine_service.news import load_to_pb
 from text_generation_router.fleet import reading
 from text_generation_router.fleet.cache_index import CacheIndex
 from text_generation_router.fleet.choice import EngineChoice
-from text_generation_router.wire.arrays import UINT64, packed
+from text_generation_router.wire.version import UINT64, packed
 
 TENANTS = 20  # tenants whose service a Load reports
 WARM, PACE_S = 100, 0.001

@@ -15,8 +15,7 @@ from text_generation_benchmark.simulation.stepped import Arrival, SteppedEngine,
 from text_generation_benchmark.simulation.trace import Floats
 from text_generation_router.fleet.block_hashes import BLOCK_TOKENS
 from text_generation_router.fleet.cache_news import CacheLog
-from text_generation_router.fleet.choice import EngineLoad
-from text_generation_router.fleet.moves import GAIN_S, Move, QueuedRequest, plan_moves
+from text_generation_router.fleet.choice import GAIN_S, EngineLoad, Move, QueuedRequest, plan_moves
 from text_generation_router.fleet.news_limits import EVERY_MS, next_pace_ms
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest

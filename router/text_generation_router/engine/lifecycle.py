@@ -9,8 +9,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from text_generation_router.engine.config import EngineConfig
+from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_router.engine.loop import StepLoop
 from text_generation_router.engine.protocol import EpochWatcher, JoiningRules, Snapshot, TokenLimits
 from text_generation_router.engine.requests import Requests
@@ -20,6 +21,18 @@ from text_generation_router.errors import ShardsError, WarmupRefusedError
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.blame import reaches
 from text_generation_router.scheduling.step import ForwardStep
+
+# The user's settings of an engine.
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of an engine. A token limit that is None is chosen by warm-up."""
+
+    tokens: TokenFlags
+    scheduling: SchedulingFlags
+    max_concurrent_requests: int
+
 
 logger = logging.getLogger("text_generation_router")
 

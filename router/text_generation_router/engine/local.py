@@ -9,8 +9,7 @@ from text_generation_common import faults
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.audit import Audit
 from text_generation_router.engine.compiling import Compiling
-from text_generation_router.engine.config import EngineConfig
-from text_generation_router.engine.lifecycle import Lifecycle
+from text_generation_router.engine.lifecycle import EngineConfig, Lifecycle
 from text_generation_router.engine.loop import StepLoop
 from text_generation_router.engine.overload import Overload
 from text_generation_router.engine.protocol import EpochWatcher, Load, Sink, Snapshot, Submission

@@ -1,13 +1,25 @@
 """The fronts that are connected to an engine."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Mapping
+from typing import TypeVar
 
 from text_generation_router.engine.protocol import Snapshot
-from text_generation_router.engine_service.counts import FrontCounts
-from text_generation_router.engine_service.leases import leases
-from text_generation_router.engine_service.work import FrontWork
+from text_generation_router.engine_service.work import FrontCounts, FrontWork
 from text_generation_router.errors import FrontLostError
+
+# Permits of an engine, shared out among the fronts: how many requests each front may have on it.
+
+F = TypeVar("F", bound=Hashable)
+
+
+def leases(permits: int, used: Mapping[F, int]) -> dict[F, int]:
+    """The lease of each front: the permits that the others do not use, so that one front may have the whole load.
+    `used`: requests that each front has on the engine. Fronts that take permits at the same time may take more than
+    there are, until they are told of each other.
+    """
+    total = sum(used.values())
+    return {front: max(0, permits - (total - count)) for front, count in used.items()}
 
 
 class ConnectedFronts:

@@ -14,8 +14,8 @@ from text_generation_common.tasks import cancelled
 from text_generation_proto import engine_pb2_grpc as pb_grpc
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine_service.identity import EngineIdentity
-from text_generation_router.engine_service.limits import ENVELOPE_BYTES, MESSAGE_BYTES, submit_bytes
 from text_generation_router.engine_service.servicer import EngineServicer
+from text_generation_router.engine_service.work import ENVELOPE_BYTES, MESSAGE_BYTES, submit_bytes
 from text_generation_router.fleet.cache_news import CacheLog
 from text_generation_router.metrics.metrics import Metrics
 

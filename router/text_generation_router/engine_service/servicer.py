@@ -15,20 +15,18 @@ from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc as pb_grpc
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine_service.arrivals import Arrivals, ArrivingFront, arriving_front
-from text_generation_router.engine_service.counts import FrontCounts
 from text_generation_router.engine_service.fronts import ConnectedFronts
 from text_generation_router.engine_service.identity import EngineIdentity
 from text_generation_router.engine_service.news import NewsDesk
 from text_generation_router.engine_service.outbox import Outbox
-from text_generation_router.engine_service.trial import Trial
-from text_generation_router.engine_service.work import FrontWork
+from text_generation_router.engine_service.sinks import Trial
+from text_generation_router.engine_service.work import FrontCounts, FrontWork
 from text_generation_router.errors import FrontLostError
 from text_generation_router.fleet.cache_news import CacheLog
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.page import OwnFamilies, render_in_turns
-from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.facts import facts_of
-from text_generation_router.wire.version import check_version
+from text_generation_router.wire.version import WireError, check_version
 
 logger = logging.getLogger("text_generation_router")
 

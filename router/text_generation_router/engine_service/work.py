@@ -3,30 +3,68 @@
 import time
 from collections.abc import Callable, Collection
 
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.local import LocalEngine, NewRequest
 from text_generation_router.engine.protocol import Ended, Snapshot
 from text_generation_router.engine_service.allowance import Allowance
-from text_generation_router.engine_service.counts import FrontCounts
-from text_generation_router.engine_service.limits import MESSAGE_BYTES, submit_bytes
-from text_generation_router.engine_service.outbox import Outbox
-from text_generation_router.engine_service.pace import (
-    AT_ONCE,
+from text_generation_router.engine_service.arrivals import (
+    MESSAGES_AT_ONCE,
+    MESSAGES_PER_SECOND,
     NEWS_AT_ONCE,
     NEWS_PER_SECOND,
     PART,
-    PER_SECOND,
     Pace,
 )
-from text_generation_router.engine_service.sinks import RequestSink, StepSender
-from text_generation_router.engine_service.trial import Trial
-from text_generation_router.errors import Refusal, RefusedError
+from text_generation_router.engine_service.outbox import Outbox
+from text_generation_router.engine_service.sinks import RequestSink, StepSender, Trial
+from text_generation_router.errors import FrontLostError, Refusal, RefusedError
 from text_generation_router.scheduling.share import Share
 from text_generation_router.wire.endings import ended_to_pb, refused_to_pb
-from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.facts import facts_of
 from text_generation_router.wire.submits import Submitted, submitted
-from text_generation_router.wire.version import VERSION, WITH_BEGUN
+from text_generation_router.wire.version import VERSION, WITH_BEGUN, WireError
+
+# Metrics of an engine's connections to its fronts.
+
+# What ended a front's stream: the front itself, or an error of the front.
+REASONS: dict[type[BaseException], str] = {WireError: "protocol", FrontLostError: "unread"}
+CLOSED, FAILED = "closed", "failed"
+
+
+class FrontCounts:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.fronts = Gauge("tgi_engine_fronts", "Fronts that are connected", registry=registry)
+        self.dropped = Counter(
+            "tgi_engine_dropped_messages", "Messages about requests that are unknown", registry=registry
+        )
+        self.turned_away = Counter(
+            "tgi_engine_turned_away", "Fronts that were refused because too many connect", registry=registry
+        )
+        self._ends = Counter("tgi_engine_front_ends", "Fronts whose stream ended", ["why"], registry=registry)
+        for reason in (CLOSED, FAILED, *REASONS.values()):
+            self._ends.labels(why=reason)
+
+    def ended(self, error: BaseException | None) -> None:
+        """Notes that a front's stream ended. None: the front closed it, or its connection broke."""
+        self._ends.labels(why=CLOSED if error is None else REASONS.get(type(error), FAILED)).inc()
+
+
+# The sizes of messages that proto/engine.proto allows.
+
+MESSAGE_BYTES = 4 * 2**20
+# A Submit may have as many bytes besides 4 for each token of the context.
+SUBMIT_BYTES = 2**20
+# Bytes of the message around a Submit.
+ENVELOPE_BYTES = 16
+
+
+def submit_bytes(snapshot: Snapshot) -> int:
+    """The largest Submit."""
+    tokens = max(snapshot.model.max_positions, snapshot.limits.max_total_tokens)
+    return 4 * tokens + SUBMIT_BYTES
+
 
 UNLIMITED = 2**63
 
@@ -60,7 +98,7 @@ class FrontWork:
         self._last_index = -1
         now_s = time.monotonic()
         self._allowance = Allowance(now_s)
-        self._pace = Pace(AT_ONCE, PER_SECOND, now_s)
+        self._pace = Pace(MESSAGES_AT_ONCE, MESSAGES_PER_SECOND, now_s)
         self.news_pace = Pace(NEWS_AT_ONCE, NEWS_PER_SECOND, now_s)
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from text_generation_router.fleet.requests import RemoteGroup, RemoteRequest
 from text_generation_router.fleet.suspects import SuspectTrial
 from text_generation_router.fleet.values import Cancel, Credit, EndAt, Order, RemoteCounts, Withdraw
-from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.version import WireError
 
 # Messages about requests that have ended or moved are normal: tokens of steps in flight. An engine that sends more of
 # them than this for each request it has had, and MOST_LATE more, floods the front.

@@ -18,8 +18,8 @@ from text_generation_router.fleet.requests import RemoteGroup, RemoteRequest
 from text_generation_router.fleet.values import EngineFirst, EngineLoss, RemoteCounts, ToldLoad
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
-from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.steps import TokenRun
+from text_generation_router.wire.version import WireError
 
 logger = logging.getLogger("text_generation_router")
 

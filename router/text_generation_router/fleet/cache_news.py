@@ -1,10 +1,123 @@
 """What an engine tells its fronts about its prefix cache: first all of it, then changes."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-from text_generation_router.fleet.block_hashes import BlockHasher
-from text_generation_router.fleet.cached_blocks import CachedBlocks
+import numpy as np
+
+from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, BlockHasher, Ids
 from text_generation_router.scheduling.memory.observer import CacheObserver
+from text_generation_router.scheduling.memory.radix_tree import Node
+
+# The engine's half of the cache's news: turns changes of the prefix cache into hashes of whole blocks.
+
+
+@dataclass(slots=True)
+class NodeBlocks:
+    """The blocks that end within a node."""
+
+    start: int  # number of tokens before the node
+    hashes: list[int] = field(default_factory=list)
+
+
+class CachedBlocks:
+    """An observer of the prefix cache. Calls `added` with the hashes of blocks that are cached from now on, blocks that
+    come first in a text first, and `removed` with hashes of blocks that are not cached any more.
+
+    Namespaces are tuples of texts. An observer begins with an empty cache.
+    """
+
+    def __init__(
+        self, hasher: BlockHasher, on_added: Callable[[list[int]], None], on_removed: Callable[[list[int]], None]
+    ) -> None:
+        self._hasher = hasher
+        self._on_added, self._on_removed = on_added, on_removed
+        # Roots have no entry. Other nodes without an entry are detached or below a detached node: no search finds them.
+        self._of: dict[Node, NodeBlocks] = {}
+
+    def hashes(self) -> Iterator[int]:
+        """The hashes of all blocks, in no order."""
+        for blocks in self._of.values():
+            yield from blocks.hashes
+
+    def begin(self) -> None:
+        removed = list(self.hashes())
+        self._of.clear()
+        if removed:
+            self._on_removed(removed)
+
+    def added(self, node: Node, count: int) -> None:
+        blocks = self._of.get(node) or self._enter(node)
+        if blocks is None:
+            return
+        end = blocks.start + len(node)
+        whole = (end - count) // BLOCK_TOKENS * BLOCK_TOKENS  # number of tokens whose blocks are hashed already
+        if end - whole >= BLOCK_TOKENS:
+            new = self._hasher.blocks(self._hash_before(node), self._ids_from(node, blocks, whole))
+            blocks.hashes += new
+            self._on_added(new)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        if (blocks := self._of.get(lower)) is None:
+            return
+        end = blocks.start + len(upper)
+        count = end // BLOCK_TOKENS - blocks.start // BLOCK_TOKENS
+        self._of[upper] = NodeBlocks(blocks.start, blocks.hashes[:count])
+        blocks.start, blocks.hashes = end, blocks.hashes[count:]
+
+    def cut(self, leaf: Node, kept: int) -> None:
+        if (blocks := self._of.get(leaf)) is None:
+            return
+        count = (blocks.start + kept) // BLOCK_TOKENS - blocks.start // BLOCK_TOKENS
+        removed = blocks.hashes[count:]
+        if kept:
+            del blocks.hashes[count:]
+        else:
+            del self._of[leaf]
+        if removed:
+            self._on_removed(removed)
+
+    def detached(self, top: Node) -> None:
+        below, removed = [top], list[int]()
+        for node in below:
+            if (blocks := self._of.pop(node, None)) is not None:
+                removed += blocks.hashes
+                below.extend(node.children.values())
+        if removed:
+            self._on_removed(removed)
+
+    def _enter(self, node: Node) -> NodeBlocks | None:
+        """The entry of a new node. None: no search finds the node."""
+        parent = node.parent
+        assert parent is not None, "a root has no tokens"
+        if node.is_detached:
+            return None
+        if parent.parent is None:
+            start = 0
+        elif (above := self._of.get(parent)) is not None:
+            start = above.start + len(parent)
+        else:
+            return None
+        blocks = self._of[node] = NodeBlocks(start)
+        return blocks
+
+    def _hash_before(self, node: Node) -> int:
+        """The hash of the last block known on the path to the end of `node`, or that of the namespace."""
+        for held in node.path():
+            if (blocks := self._of.get(held)) is not None and blocks.hashes:
+                return blocks.hashes[-1]
+        assert isinstance(held.namespace, tuple)
+        return self._hasher.root(held.namespace)
+
+    def _ids_from(self, node: Node, blocks: NodeBlocks, start: int) -> Ids:
+        """The token ids from position `start` to the end of `node`."""
+        runs, missing, above = [node.ids[max(0, start - blocks.start) :]], blocks.start - start, node.parent
+        while missing > 0 and above is not None:
+            runs.append(above.ids[-missing:])
+            missing -= len(runs[-1])
+            above = above.parent
+        return np.concatenate(runs[::-1])
+
 
 # Most hashes of 8 bytes in one message, which is then smaller than 64 KiB.
 MAX_HASHES = 8000

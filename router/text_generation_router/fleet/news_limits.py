@@ -1,6 +1,6 @@
 """How often a front wants news of its engines, and how much news an engine may send."""
 
-from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.version import WireError
 
 # Bytes that may come at once: the whole cache of an engine with 8 million blocks. Then bytes per second: many times the
 # news of an engine that computes 100,000 tokens per second.

@@ -21,15 +21,12 @@ from text_generation_router.fleet.values import (
     Withdraw,
 )
 from text_generation_router.scheduling.share import Share
-from text_generation_router.wire.arrays import INT32, UINT64, unpacked
-from text_generation_router.wire.checks import check_ids
 from text_generation_router.wire.endings import ended_of, refused_of
-from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.facts import snapshot_of
 from text_generation_router.wire.prompts import logprobs_of
 from text_generation_router.wire.steps import TokenRun, runs_of
-from text_generation_router.wire.submits import submit_of
-from text_generation_router.wire.version import VERSION, check_version
+from text_generation_router.wire.submits import check_ids, submit_of
+from text_generation_router.wire.version import INT32, UINT64, VERSION, WireError, check_version, unpacked
 
 # Most characters of an engine's id, which names losses, and bytes of a digest.
 MOST_ID_CHARS, MOST_DIGEST_BYTES = 128, 128

@@ -12,9 +12,9 @@ from text_generation_router.fleet.values import EngineFirst
 from text_generation_router.scheduling.blame import MAX_SUSPICIONS
 from text_generation_router.scheduling.prompt_logprobs import KnownLogprobs, PromptLogprobs
 from text_generation_router.scheduling.request import GenerationRequest, Past
-from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.steps import TokenRun, check_positions
 from text_generation_router.wire.submits import Submitted
+from text_generation_router.wire.version import WireError
 
 # Most tokens that an engine makes for a request beyond its credits: those of steps that were sent before.
 BEYOND_CREDITS = 512

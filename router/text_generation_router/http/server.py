@@ -18,7 +18,6 @@ from starlette.types import ASGIApp
 from text_generation_common.tasks import cancelled
 from text_generation_router.http.accepting import SharedListener, SharedPlace
 from text_generation_router.http.closing import CLOSE
-from text_generation_router.http.crowds import Crowds
 from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
@@ -26,6 +25,27 @@ from text_generation_router.http.protocol import Connection
 from text_generation_router.http.request_log import RefusalLog
 from text_generation_router.http.room import ConnectionRoom
 from text_generation_router.offload.malloc import give_back_memory
+
+# Gives memory back when a crowd of connections has gone. A connection's objects refer to each other, so only Python's
+# garbage collector frees them. The collector runs when many new objects have been made, and a server that has become
+# quiet makes few.
+
+# Connections that are a crowd: each takes about 30 KB while it has a request.
+CROWD = 256
+
+
+class Crowds:
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back = give_back
+        self._most = 0  # most connections since memory was last given back
+
+    def note(self, num_connections: int) -> None:
+        """Notes the number of open connections. Calls `give_back` when three quarters of a crowd have gone."""
+        self._most = max(self._most, num_connections)
+        if self._most >= CROWD and num_connections <= self._most // 4:
+            self._most = num_connections
+            self._give_back()
+
 
 logger = logging.getLogger(__name__)
 

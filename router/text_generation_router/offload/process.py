@@ -8,8 +8,8 @@ import sys
 from contextlib import suppress
 
 from text_generation_common.secret_values import inherited_environment
+from text_generation_router.offload.child import ANSWER_HEAD, LENGTH, JobOutcome
 from text_generation_router.offload.errors import JobFailedError, JobLostError
-from text_generation_router.offload.frames import ANSWER_HEAD, LENGTH, JobOutcome
 
 CHILD = "text_generation_router.offload.child"
 # Seconds for a child to import the modules of its handlers, on a busy machine.

@@ -1,9 +1,13 @@
 """Makes the OpenAPI document of the table of operations. Starts nothing, and needs no model."""
 
+import ast
+import inspect
 from collections.abc import Iterator, Mapping
+from functools import cache
+from types import ModuleType
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import AliasChoices, BaseModel, TypeAdapter
 
 from text_generation_router.api.anthropic import fields as anthropic_fields
 from text_generation_router.api.common.contract import Contract, Refused, Renamed, Rule
@@ -12,11 +16,49 @@ from text_generation_router.api.openai import fields as openai_fields
 from text_generation_router.api.responses import fields as responses_fields
 from text_generation_router.api.tgi import fields as tgi_fields
 from text_generation_router.openapi.anthropic_answers import AnthropicErrorJson
-from text_generation_router.openapi.descriptions import described
 from text_generation_router.openapi.native_answers import ErrorJson
 from text_generation_router.openapi.operation_json import ANSWER_HEADERS, Interface, Schemas, operation_json
 from text_generation_router.openapi.operations import Tag
 from text_generation_router.openapi.v1_answers import V1ErrorJson
+
+# Descriptions of the fields of request bodies: the text below a field, read from the source. pydantic could read it
+# for every class, at each start; only the document needs it.
+
+
+def described(root: type[BaseModel]) -> dict[str, dict[str, str]]:
+    """The descriptions of `root` and of all classes that are derived from it, by the name of the class, and then by the
+    field's name in the document."""
+    return {kind.__name__: dict(_of(kind)) for kind in {root, *_derived(root)}}
+
+
+def _derived(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for derived in kind.__subclasses__():
+        yield derived
+        yield from _derived(derived)
+
+
+def _of(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    for name, field in kind.model_fields.items():
+        owner = next(base for base in kind.__mro__ if name in inspect.get_annotations(base))
+        text = field.description or _texts(inspect.getmodule(owner)).get(owner.__name__, {}).get(name)
+        alias = field.validation_alias
+        if text:
+            yield str(alias.choices[0] if isinstance(alias, AliasChoices) else alias or name), text
+
+
+@cache
+def _texts(module: ModuleType | None) -> Mapping[str, Mapping[str, str]]:
+    """By class and field."""
+    classes = ast.parse(inspect.getsource(module)).body if module is not None else []
+    return {node.name: dict(_below(node)) for node in classes if isinstance(node, ast.ClassDef)}
+
+
+def _below(body: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(told))):
+                yield name, inspect.cleandoc(told)
+
 
 REF = "#/components/schemas/{model}"
 CONTRACTS: dict[str, Contract] = {

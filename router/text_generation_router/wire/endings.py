@@ -6,7 +6,7 @@ from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.scheduling.request import EndReason
-from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.version import WireError
 
 REASONS = {
     EndReason.LENGTH: pb.LENGTH,

@@ -2,7 +2,7 @@
 
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.protocol import JoiningRules, ModelInfo, Snapshot, TokenLimits
-from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.version import WireError
 
 
 def facts_of(snapshot: Snapshot) -> pb.Facts:

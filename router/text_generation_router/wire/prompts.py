@@ -6,8 +6,7 @@ import numpy as np
 
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
-from text_generation_router.wire.arrays import FLOAT32, INT32, packed, unpacked
-from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.version import FLOAT32, INT32, WireError, packed, unpacked
 
 PIECE_BYTES = 2**20
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.protocol import Tokens, TopToken
-from text_generation_router.wire.arrays import FLOAT32, INT32, UINT32, UINT64, packed, unpacked
-from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.version import FLOAT32, INT32, UINT32, UINT64, WireError, packed, unpacked
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ has its own body, prompts, events and answer, and nothing else.
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -14,8 +14,7 @@ from starlette.responses import Response
 
 from text_generation_router.api.common.body_kinds import B, BodyKind
 from text_generation_router.api.common.fields import AnsweredRequest
-from text_generation_router.api.common.generation import Generation, Result, close_all
-from text_generation_router.api.common.headers import stream_headers, timing_headers
+from text_generation_router.api.common.generation import Generation, Result, Timing, close_all
 from text_generation_router.api.common.services import Services
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
@@ -23,6 +22,39 @@ from text_generation_router.http.disconnect import end_at_half_close, unless_dis
 from text_generation_router.http.encoding import json_response
 from text_generation_router.http.sse import EventStream
 from text_generation_router.text.validation import Prompt
+
+# The headers that successful answers carry.
+
+
+def stream_headers(compute_type: str, characters: int) -> dict[str, str]:
+    return {
+        "x-compute-type": compute_type,
+        "x-compute-characters": str(characters),
+        "x-accel-buffering": "no",  # without this header nginx buffers events
+    }
+
+
+def timing_headers(compute_type: str, timings: Sequence[Timing]) -> dict[str, str]:
+    """Headers with the sums of times over all prompts of the request. Times are in milliseconds, except x-compute-time
+    in seconds.
+    """
+    return {
+        "x-compute-type": compute_type,
+        "x-compute-time": str(sum(timing.total_s for timing in timings)),
+        "x-compute-characters": str(sum(timing.prompt_characters for timing in timings)),
+        "x-total-time": _milliseconds(timing.total_s for timing in timings),
+        "x-validation-time": _milliseconds(timing.validation_s for timing in timings),
+        "x-queue-time": _milliseconds(timing.queue_s for timing in timings),
+        "x-inference-time": _milliseconds(timing.inference_s for timing in timings),
+        "x-time-per-token": _milliseconds(t.inference_s / max(t.generated_tokens, 1) for t in timings),
+        "x-prompt-tokens": str(sum(timing.prompt_tokens for timing in timings)),
+        "x-generated-tokens": str(sum(timing.generated_tokens for timing in timings)),
+    }
+
+
+def _milliseconds(seconds: Iterable[float]) -> str:
+    return str(sum(int(value * 1000) for value in seconds))
+
 
 A = TypeVar("A", bound=AnsweredRequest)
 

@@ -11,8 +11,7 @@ from text_generation_router.api.admin import ReplicaControl
 from text_generation_router.api.common.body import Bodies
 from text_generation_router.api.common.ignored import IgnoredParameters
 from text_generation_router.api.common.inference import Inference
-from text_generation_router.api.common.speech import Speech
-from text_generation_router.api.common.styles import Style, style_of
+from text_generation_router.api.common.styles import Speech, Style, style_of
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.protocol import Engine
 from text_generation_router.http.caller import Caller, Callers

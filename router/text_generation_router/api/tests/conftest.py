@@ -21,8 +21,7 @@ from text_generation_router.api.common.ignored import IgnoredParameters
 from text_generation_router.api.common.inference import Inference
 from text_generation_router.api.common.permits import Permits
 from text_generation_router.api.common.services import Services
-from text_generation_router.api.common.speech import Speech
-from text_generation_router.api.common.styles import style_of
+from text_generation_router.api.common.styles import Speech, style_of
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig, RouterFlags
 from text_generation_router.engine.protocol import (

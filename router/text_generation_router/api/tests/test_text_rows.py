@@ -1,6 +1,6 @@
 """The tokens of an answer's text among those of its reasoning, calls and markers."""
 
-from text_generation_router.api.responses.text_rows import TextRows, rows_by_message
+from text_generation_router.api.responses.routes import TextRows, rows_by_message
 from text_generation_router.text.tokens.events import Token
 from text_generation_router.text.tokens.pieces import CallStart, Reasoning, Text
 

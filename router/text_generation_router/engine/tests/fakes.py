@@ -11,7 +11,7 @@ import numpy as np
 from text_generation_common.errors import NOT_FINITE
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_common.sampling import Sampling
-from text_generation_router.engine.config import EngineConfig
+from text_generation_router.engine.lifecycle import EngineConfig
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import Ended, EngineRun, ModelInfo, Tokens
 from text_generation_router.engine.shards import ShardView, StepAnswer, WarmupAnswer

@@ -1,4 +1,4 @@
-from text_generation_router.engine.retry_after import MAX_RETRY_AFTER_S, RetryAfter
+from text_generation_router.engine.overload import MAX_RETRY_AFTER_S, RetryAfter
 
 
 def test_retry_after_is_the_forecast_in_steps_times_the_mean_duration_of_the_last_steps() -> None:

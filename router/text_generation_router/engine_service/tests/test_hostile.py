@@ -17,15 +17,13 @@ from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc as pb_grpc
 from text_generation_router.engine.tests.fakes import INFO, expected_tokens, prompt
 from text_generation_router.engine_service import arrivals, servicer
-from text_generation_router.engine_service.counts import FrontCounts
+from text_generation_router.engine_service.arrivals import Pace
 from text_generation_router.engine_service.outbox import Outbox
-from text_generation_router.engine_service.pace import Pace
+from text_generation_router.engine_service.sinks import Trial
 from text_generation_router.engine_service.tests.raw_front import EngineWorld, RawFront, hello, serve, submit
-from text_generation_router.engine_service.trial import Trial
-from text_generation_router.engine_service.work import FrontWork
+from text_generation_router.engine_service.work import FrontCounts, FrontWork
 from text_generation_router.metrics.metrics import Metrics
-from text_generation_router.wire.errors import WireError
-from text_generation_router.wire.version import VERSION
+from text_generation_router.wire.version import VERSION, WireError
 
 ODD_NUMBERS = (0, 1, 2, 5, 255, 2**31 - 1, 2**32 - 1)
 ODD_FLOATS = (0.0, 1.0, -1.0, 1e30, math.inf, math.nan)

@@ -4,8 +4,7 @@ from collections import Counter
 import pytest
 
 from text_generation_router.errors import OverloadedError
-from text_generation_router.fairness.slots import MAX_IDLE, FairSlots
-from text_generation_router.fairness.threads import FairThreads
+from text_generation_router.fairness.slots import MAX_IDLE, FairSlots, FairThreads
 from text_generation_router.scheduling.share import Share
 
 

@@ -21,8 +21,8 @@ from text_generation_router.fleet.values import Credit, EngineFirst, EngineLoss,
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.scheduling.share import Share
-from text_generation_router.wire.errors import WireError
 from text_generation_router.wire.steps import TokenRun
+from text_generation_router.wire.version import WireError
 
 FIRST = EngineFirst(0.5, 0.25, 3)
 

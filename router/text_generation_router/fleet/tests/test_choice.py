@@ -4,8 +4,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.fleet.choice import LOAD_WEIGHT, ROW_TOKENS, EngineChoice, EngineLoad
-from text_generation_router.fleet.moves import Move, QueuedRequest, plan_moves
+from text_generation_router.fleet.choice import (
+    LOAD_WEIGHT,
+    ROW_TOKENS,
+    EngineChoice,
+    EngineLoad,
+    Move,
+    QueuedRequest,
+    plan_moves,
+)
 
 
 def choice_of(*loads: EngineLoad, turn: int = 0) -> EngineChoice:

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Collection
 
 from text_generation_common.cluster.endpoints import TcpEndpoint
 from text_generation_common.tasks import cancelled
-from text_generation_router.fleet import engine_names
-from text_generation_router.fleet.engine_names import FollowedName
+from text_generation_router.fleet import engine_file as engine_names
+from text_generation_router.fleet.engine_file import FollowedName
 
 NAME = TcpEndpoint("engines.svc", 9000)
 LIMIT_S = 30.0

@@ -14,7 +14,7 @@ from text_generation_router.fleet.news_limits import (
     NewsBudget,
     next_pace_ms,
 )
-from text_generation_router.wire.errors import WireError
+from text_generation_router.wire.version import WireError
 
 PACES = (250, 500, 1000)
 

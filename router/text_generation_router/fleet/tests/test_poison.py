@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from text_generation_router.engine.tests.fakes import Listener, expected_tokens
-from text_generation_router.engine_service.trial import Trial
+from text_generation_router.engine_service.sinks import Trial
 from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.fleet.books import DEADLY, HUNG
 from text_generation_router.fleet.suspects import MAX_ALONE

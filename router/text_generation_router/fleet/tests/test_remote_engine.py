@@ -28,8 +28,8 @@ from text_generation_router.fleet.tests.engines import SNAPSHOT
 from text_generation_router.fleet.tests.fake_service import FakeService
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
-from text_generation_router.wire.arrays import UINT64, packed
 from text_generation_router.wire.prompts import pieces_of
+from text_generation_router.wire.version import UINT64, packed
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
 

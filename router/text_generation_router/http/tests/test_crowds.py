@@ -1,4 +1,4 @@
-from text_generation_router.http.crowds import CROWD, Crowds
+from text_generation_router.http.server import CROWD, Crowds
 
 
 def given_back_at(*connections: int) -> list[int]:

@@ -3,7 +3,7 @@ from itertools import count
 
 import pytest
 
-from text_generation_router.http.shared_page import SharedPage
+from text_generation_router.api.service import SharedPage
 
 
 def counted_page(gap_s: float) -> SharedPage:

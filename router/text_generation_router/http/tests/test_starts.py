@@ -1,6 +1,6 @@
 import asyncio
 
-from text_generation_router.http.starts import Starts
+from text_generation_router.http.gate import Starts
 
 
 async def begin_all(owners: str, *cancelled: int) -> list[str]:

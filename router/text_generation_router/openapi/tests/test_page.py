@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from text_generation_router.openapi.page import FILES, STATIC, takes_gzip
+from text_generation_router.openapi.routes import FILES, STATIC, takes_gzip
 
 
 def test_the_page_loads_only_files_that_the_server_has(server):

@@ -8,7 +8,7 @@ import orjson
 
 from text_generation_router.text.grammars.asked import RefusedGrammarError
 from text_generation_router.text.grammars.keywords import OF_TYPE, SUPPORTED
-from text_generation_router.text.grammars.narrowing import narrow
+from text_generation_router.text.grammars.loosening import narrow
 from text_generation_router.text.grammars.rules import Rules, literal, without
 from text_generation_router.text.schema_references import target
 

@@ -11,8 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from text_generation_router.text.grammars.asked import MAX_DEPTH, RefusedGrammarError
-from text_generation_router.text.grammars.keyword_types import check_types
-from text_generation_router.text.grammars.keywords import CALENDAR, LIST, MAP, ONE
+from text_generation_router.text.grammars.keywords import CALENDAR, LIST, MAP, ONE, check_types
 from text_generation_router.text.grammars.unions import have_discriminator
 from text_generation_router.text.grammars.unsupported import drop_neutral, may_be, take_nullable, unsupported
 from text_generation_router.text.json_depth import is_deeper

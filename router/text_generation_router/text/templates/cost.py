@@ -11,8 +11,13 @@ from typing import TypeVar
 
 from jinja2 import nodes
 
-from text_generation_router.text.templates.nodes import (
+from text_generation_router.text.templates.variables import (
+    ABSENT,
     LOOP_NUMBERS,
+    MAX_KEPT,
+    TEXT_FILTERS,
+    TemplateVariables,
+    UnboundedError,
     has_arguments,
     is_call_of,
     is_date_format,
@@ -23,13 +28,6 @@ from text_generation_router.text.templates.nodes import (
     is_short_text,
     names_set_in,
     only_text,
-)
-from text_generation_router.text.templates.variables import (
-    ABSENT,
-    MAX_KEPT,
-    TEXT_FILTERS,
-    TemplateVariables,
-    UnboundedError,
 )
 
 F = TypeVar("F")

@@ -11,7 +11,19 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from text_generation_router.text.tokens.pipeline import flat_steps
+# The steps of a tokenizer's normalizer, pre-tokenizer or decoder, taken out of the nested lists of tokenizer.json.
+
+
+def flat_steps(step: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
+    """The steps in order: `step` itself or, if it is a `Sequence`, the steps that it lists under `key`. None has no
+    steps.
+    """
+    if step is None:
+        return []
+    if step.get("type") == "Sequence":
+        return [inner for part in step[key] for inner in flat_steps(part, key)]
+    return [step]
+
 
 # Most code points that Unicode composition joins into one (the longest canonical decomposition).
 MAX_COMPOSED = 4

@@ -10,8 +10,7 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer
 
-from text_generation_router.text.tokens.length_bound import byte_symbols
-from text_generation_router.text.tokens.pipeline import flat_steps
+from text_generation_router.text.tokens.length_bound import byte_symbols, flat_steps
 
 BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")

@@ -14,11 +14,10 @@ from text_generation_common.model_files import MissingFileError, ModelFileError,
 from text_generation_common.weights.tokenizer_files import unreadable
 from text_generation_common.weights.tokenizer_probe import identity_of, probe_tokenizer
 from text_generation_router.errors import StartError, ValidationError
-from text_generation_router.fairness.threads import FairThreads
+from text_generation_router.fairness.slots import FairThreads
 from text_generation_router.offload.malloc import give_back_memory
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.tokens.certain_cuts import TextPart, cut_into_parts
-from text_generation_router.text.tokens.joints import Joints
+from text_generation_router.text.tokens.certain_cuts import Joints, TextPart, cut_into_parts
 from text_generation_router.text.tokens.length_bound import max_chars_per_token
 
 T = TypeVar("T")

@@ -16,11 +16,11 @@ from text_generation_common.grammars import COMPILER_STACK_BYTES
 from text_generation_router.errors import GrammarError, OverloadedError
 from text_generation_router.offload.errors import JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.scheduling.share import Share
-from text_generation_router.text.grammars import checking, checking_child, deaths, verification
+from text_generation_router.text.grammars import checking, checking_child, verification
+from text_generation_router.text.grammars import checking as deaths
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind, MadeGrammar
-from text_generation_router.text.grammars.checking import GrammarChecker, KeptGrammars, children_of
+from text_generation_router.text.grammars.checking import DeadlyTexts, GrammarChecker, KeptGrammars, children_of
 from text_generation_router.text.grammars.checking_child import NICENESS
-from text_generation_router.text.grammars.deaths import DeadlyTexts
 from text_generation_router.text.grammars.forms import CallsForm, ChatForm, WantedGrammar
 from text_generation_router.text.grammars.tests.evil_grammars import deadly, rule_chain
 from text_generation_router.text.grammars.tests.random_grammars import draw
