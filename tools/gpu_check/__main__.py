@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 JOURNALS = ROOT / ".gpu-check"
 CHECKS, TABLE = "tools/gpu_check/checks", "server/text_generation_server/kernels/tests"
 LIMIT_S = 540  # a lent GPU's calls end after 600 seconds, and starting takes some of them
-END_S = 30  # of them, for the ends of pytest and for the results
+END_S = 30  # these seconds are left for pytest's end and for the results
 GPU = torch.cuda.is_available()
 # Triton's kernels; without a GPU a few of them.
 TABLE_KEYWORD = "triton" if GPU else "triton and (silu_mul_takes or embed_picks or norm_of_a_sum)"
@@ -52,7 +53,9 @@ def main() -> None:
     for folder in (journal.parent, out):
         folder.mkdir(parents=True, exist_ok=True)
     journal.touch()
-    statuses = [run(paths, workers, keyword, arguments.keyword, journal, until_s) for paths, workers, keyword in SUITES]
+    statuses = [
+        run(paths, workers, (keyword, arguments.keyword), journal, until_s) for paths, workers, keyword in SUITES
+    ]
     entries = list(read(journal).values())
     verdicts = {target: verdict(target, figures_of(entries), GPU) for target in TARGETS}
     text = as_markdown(f"# GPU check on {device}, {date}", entries, verdicts, GPU)
@@ -71,21 +74,20 @@ def main() -> None:
 
 
 def fingerprint() -> str:
-    """Of all sources, so that results of two versions are never mixed."""
+    """A hash of all sources, so that results of two versions are never mixed."""
     packages = ("benchmark", "common", "launcher", "router", "server", "tools")
     files = sorted(path for package in packages for path in (ROOT / package).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
-def run(paths: list[str], workers: int, keyword: str, more: str, journal: Path, until_s: float) -> int:
+def run(paths: list[str], workers: int, keywords: Iterable[str], journal: Path, until_s: float) -> int:
     """pytest's exit status."""
-    chosen = " and ".join(f"({words})" for words in (keyword, more) if words)
+    chosen = " and ".join(f"({words})" for words in keywords if words)
     command = [sys.executable, "-m", "pytest", *OPTIONS, f"--journal={journal}", f"--until={until_s}"]
     command += [f"--numprocesses={workers}", *(["-k", chosen] if chosen else []), *paths]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     with suppress(subprocess.TimeoutExpired):
-        left_s = until_s + END_S * 0.7 - time.time()
-        return subprocess.run(command, cwd=ROOT, env=environment, timeout=left_s).returncode
+        return subprocess.run(command, cwd=ROOT, env=environment, timeout=until_s + 20 - time.time()).returncode
     return LATE
 
 

@@ -8,9 +8,10 @@ from triton.testing import do_bench_cudagraph
 
 from text_generation_benchmark.shapes import LLAMA_8B, LlamaShape
 
+SMALL = LlamaShape(hidden=128, intermediate=320, layers=2, heads=4, kv_heads=2, vocabulary=4000, tied=False)
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
-SHAPE = LLAMA_8B if GPU else LlamaShape(128, 320, 2, 4, 2, 4000, 1024, tied=False)
+SHAPE = LLAMA_8B if GPU else SMALL
 # Triton's interpreter computes bfloat16 wrongly.
 DTYPE = torch.bfloat16 if GPU else torch.float16
 
@@ -20,7 +21,7 @@ Measured = Callable[..., None]
 
 
 def seconds_per_call(calls: Sequence[Call]) -> float:
-    """Of the fastest run. On a GPU the calls are recorded as a graph, so the host's launch time does not count."""
+    """The fastest run counts. On a GPU the calls are recorded as a graph, so the host's launch time does not count."""
 
     def run() -> None:
         for call in calls:

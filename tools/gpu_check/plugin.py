@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-LIMIT_S = 60  # of a test without a mark
+LIMIT_S = 60  # for a test without a mark
 DONE, LATER = "done in an earlier call", "no time left in this call"
 
 Entry = dict[str, Any]
@@ -105,16 +105,19 @@ def entry_of(reports: list[pytest.TestReport]) -> Entry:
     """One line for the reports of a test's set-up, call and end, and of its worker's end."""
     said = next((report for report in reports if report.failed), None)
     said = said or next((report for report in reports if report.skipped), reports[0])
-    outcome, reason = said.outcome, ""
+    reason = ""
     if said.failed:
         lines = said.longreprtext.splitlines() or ["failed"]
         reason = next((line[1:].strip() for line in lines if line.startswith("E ")), lines[-1])
         reason += "; it broke the GPU" * (len(reports) > 3)
     elif said.skipped and isinstance(said.longrepr, tuple):
         reason = said.longrepr[2].removeprefix("Skipped: ")
-    found: dict[str, Any] = {"test": said.nodeid, "outcome": LATER if reason == LATER else outcome, "reason": reason}
+    found: dict[str, Any] = {
+        "test": said.nodeid,
+        "outcome": LATER if reason == LATER else said.outcome,
+        "reason": reason,
+    }
     found["s"] = round(sum(report.duration for report in reports), 1)
     output = max((report.capstdout for report in reports), key=len)
     found["log"] = f"{said.longreprtext[-4000:]}\n{output[-4000:]}" if said.failed else ""
-    calls = [report for report in reports if report.when == "call"]
-    return found | {"lines": [line for report in calls for line in report.user_properties]}
+    return found | {"lines": [line for report in reports if report.when == "call" for line in report.user_properties]}

@@ -41,10 +41,10 @@ def as_markdown(head: str, entries: list[Entry], verdicts: Mapping[Target, str],
     rows = [(of.name, f"{'≥' if of.at_least else '≤'} {of.limit:.0%}", said) for of, said in verdicts.items()]
     parts.append(table(("target", "wanted", "verdict"), rows))
     outcomes = ("passed", "failed", "skipped", LATER)
-    counts = {outcome: Counter(e["test"].partition("::")[0] for e in entries if e["outcome"] == outcome)
-              for outcome in outcomes}  # fmt: skip
-    files = list(dict.fromkeys(entry["test"].partition("::")[0] for entry in entries))
-    lines = [(file, *(str(counts[outcome][file]) for outcome in outcomes)) for file in files]
+    counts = Counter((entry["test"].partition("::")[0], entry["outcome"]) for entry in entries)
+    lines = [
+        (file, *(str(counts[file, outcome]) for outcome in outcomes)) for file in dict.fromkeys(f for f, _ in counts)
+    ]
     parts.append(table(("tests", *outcomes), lines))
     tables: dict[str, list[Mapping[str, str]]] = {}
     for title, line in (line for entry in entries for line in entry["lines"]):

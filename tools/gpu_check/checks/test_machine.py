@@ -38,10 +38,10 @@ def test_the_sanitizer_finds_no_bad_access_to_memory(pytestconfig: pytest.Config
     journal = pytestconfig.getoption("journal", None)
     failed = [test for test, entry in read(Path(journal)).items() if entry["outcome"] == "failed"] if journal else []
     chosen = failed[:1] or [TABLE, "-k", FEW]
-    command = [program, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-m", "pytest", "-q", "-s"]
     # torch's allocator would hand out parts of large blocks, within which no access is out of bounds.
-    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run([*command, *chosen], capture_output=True, text=True, timeout=120, env=environment, cwd=ROOT)
+    variables = "PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1"
+    command = f"env {variables} {program} --tool memcheck --error-exitcode 9 {sys.executable} -m pytest -q -s".split()
+    done = subprocess.run([*command, *chosen], capture_output=True, text=True, timeout=120, cwd=ROOT)
     found = "\n".join(line for line in (done.stdout + done.stderr).splitlines() if "=====" in line)
     measured("compute-sanitizer", {"of": chosen[0], "said": (found.splitlines() or ["nothing"])[-1].strip("= ")})
     assert done.returncode in (0, 1), found[:4000] or done.stdout[-4000:]  # 1: a test has failed for another reason

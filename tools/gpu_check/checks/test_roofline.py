@@ -83,7 +83,7 @@ def test_decode_attention(
     def make() -> Call:
         numbers, lengths, table = int32(*range(rows)), int32(*[length] * rows), random_table(rows, length, width)
         q, kv = random_numbers(rows, heads, SIZE), random_layer(slots, kv_heads, cache)
-        return lambda: KERNELS.attend(q, kv, table, numbers, lengths, None, OPTIONS)
+        return lambda: KERNELS.attend(q, kv, table, numbers, lengths, segments=None, options=OPTIONS)
 
     moved = slots * (slot_bytes(kv_heads, cache) + 4) + 2 * DTYPE.itemsize * rows * heads * SIZE
     said = f"{rows} rows of {length}, table {width} wide, {kv_heads} key heads, {str(cache)[6:]}"
@@ -98,7 +98,7 @@ def test_prefill_attention(start: int, end: int, cache: torch.dtype, roofline: R
         segments, none = Segments(int32(0), int32(start), int32(0, tokens), tokens), int32()
         q, table = random_numbers(tokens, HEADS, SIZE), random_table(1, end, end)
         kv = random_layer(end, SHAPE.kv_heads, cache)
-        return lambda: KERNELS.attend(q, kv, table, none, none, segments, OPTIONS)
+        return lambda: KERNELS.attend(q, kv, table, none, none, segments=segments, options=OPTIONS)
 
     moved = end * slot_bytes(SHAPE.kv_heads, cache) + 2 * DTYPE.itemsize * tokens * HEADS * SIZE
     # Each token sees itself and all before it.

@@ -27,14 +27,13 @@ from text_generation_benchmark.process import ServerCommand, free_port, get, req
 from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.roofline import Ceilings, step_parts
 from text_generation_benchmark.workload import Run, Workload, loads_on
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import read_config
 
 START_S, STOP_S = 100, 10
-LAUNCHER = """import pathlib, sys
-from text_generation_launcher.cli import main
-main(sys.argv[2:], [pathlib.Path(sys.argv[1])])"""
+LAUNCHER = """import pathlib, sys, text_generation_launcher.cli as launcher
+launcher.main(sys.argv[2:], [pathlib.Path(sys.argv[1])])"""
 LIFE_S = 500  # the server ends then, whatever has become of the process that started it
 PROMPTS, NEW_TOKENS = (3, 40, 300, 700), 32  # numbers of tokens; each prompt is asked twice, and all at once
 # Without the ratio, requests join in groups, and only the measured run has all 256 rows together, graphs unrecorded.
@@ -47,6 +46,8 @@ DECODES = [
 ] if GPU else [Workload(4, 32, 900)]  # fmt: skip
 PROMPT, CROWD = (4096, Workload(64, 808, 384)) if GPU else (256, Workload(2, 32, 900))
 RUNS = 3
+
+pytestmark = pytest.mark.limit(150)  # each test may be a call's first, which starts the server
 
 
 @contextmanager
@@ -76,7 +77,6 @@ def served(model: Path, folder: Path, *flags: str) -> Iterator[int]:
     ("flags", "tolerance"),
     [("--dtype float32", 2e-3), ("--dtype bfloat16", 0.1), ("--dtype bfloat16 --kv-cache-dtype fp8_e4m3fn", 0.5)],
 )
-@pytest.mark.limit(120)
 def test_the_demo_model_answers_as_transformers_computes(
     flags: str, tolerance: float, tmp_path: Path, measured: Measured
 ) -> None:
@@ -90,6 +90,7 @@ def test_the_demo_model_answers_as_transformers_computes(
     expected = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     tokenizer, off, behind = Tokenizer.from_file(str(model / "tokenizer.json")), 0.0, 0.0
     for text, tokens in zip(asked, answers, strict=True):
+        assert len(tokens) == NEW_TOKENS
         ids, new = tokenizer.encode(text).ids, torch.tensor([token["id"] for token in tokens])
         logits = expected(torch.tensor([ids + new.tolist()])).logits[0, len(ids) - 1 : -1]
         logprobs = logits.log_softmax(dim=1)
@@ -104,9 +105,7 @@ def test_the_demo_model_answers_as_transformers_computes(
 def answer(port: int, text: str) -> list[dict[str, Any]]:
     parameters = {"max_new_tokens": NEW_TOKENS, "details": True, "ignore_eos_token": True}
     body = json.dumps({"inputs": text, "parameters": parameters}).encode()
-    tokens: list[dict[str, Any]] = json.loads(request(port, "/generate", body))["details"]["tokens"]
-    assert len(tokens) == NEW_TOKENS
-    return tokens
+    return list(json.loads(request(port, "/generate", body))["details"]["tokens"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
 
 
 @pytest.mark.parametrize("load", DECODES, ids=lambda load: f"{load.concurrency}-{'draws' * load.is_sampled}")
-@pytest.mark.limit(150)
 def test_decode_steps(load: Workload, llama: Llama, ceilings: Ceilings, measured: Measured) -> None:
     # A short run comes first, until all streams decode together. After it everything is compiled and recorded.
     llama.run(Workload(load.concurrency, load.input_tokens, load.new_tokens // 4, load.is_sampled))
@@ -139,7 +137,6 @@ def test_decode_steps(load: Workload, llama: Llama, ceilings: Ceilings, measured
     measured("Decode steps", cells | clients | {"99% of gaps ≤ ms": f"{1e3 * result.gap_s(0.99):.2f}"}, **figures)
 
 
-@pytest.mark.limit(60)
 def test_prefill(llama: Llama, ceilings: Ceilings, measured: Measured) -> None:
     runs = []
     for _ in range(1 + RUNS):  # one more, because the first run warms up
@@ -154,7 +151,6 @@ def test_prefill(llama: Llama, ceilings: Ceilings, measured: Measured) -> None:
 
 
 @pytest.mark.parametrize("tokens", [64, 4096] if GPU else [16])
-@pytest.mark.limit(60)
 def test_a_prompt_beside_streams(tokens: int, llama: Llama, measured: Measured) -> None:
     """Mixed steps: the time to the first token of prompts, one after the other, and what the streams notice."""
     with ThreadPoolExecutor(1) as executor:

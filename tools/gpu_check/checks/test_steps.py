@@ -1,7 +1,4 @@
-"""Steps of the demo model on the device: nothing waits for it, and graphs change no bit.
-
-Without a GPU nothing is watched, and both runs launch kernels one by one.
-"""
+"""Steps of the demo model on a GPU: nothing waits for it, graphs change no bit. Without a GPU nothing is watched."""
 
 import gc
 import warnings
@@ -16,7 +13,7 @@ import torch
 from gpu_check.device import DEVICE, GPU
 from shard_tools import Client, make_runner, random_ids, scattered_slots  # type: ignore[import-not-found]
 
-from text_generation_common.model_folder import demo_directory
+from text_generation_common.model_files import demo_directory
 from text_generation_common.sampling import Sampling
 from text_generation_server.device.graphs import DEFAULT_SIZES, MIXED_SIZES, CudaRecorder, DecodeGraphs
 from text_generation_server.device.transfers import moments_of, use_own_stream
@@ -57,10 +54,9 @@ def test_no_step_waits_for_the_device() -> None:
     def step(decoding: list[int], *joining: int, logprobs: int | None = None) -> Counter[str]:
         """How often each line waits for the device."""
         ids = random_ids(100)
-        chunks = [
-            client.first_chunk(request, ids, parameters=sampling.get(request, GREEDY), prompt_logprobs=logprobs)
-            for request in joining
-        ]
+        chunks = []
+        for i in joining:
+            chunks += [client.first_chunk(i, ids, parameters=sampling.get(i, GREEDY), prompt_logprobs=logprobs)]
         with warnings.catch_warnings(record=True) as caught, watched():
             pending = client.launch(decoding, chunks)
         assert not pending.wait().failures

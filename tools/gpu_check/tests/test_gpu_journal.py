@@ -51,7 +51,7 @@ def test_each_test_is_done_once_whatever_the_others_do(tmp_path: Path) -> None:
     tests.write_text(TESTS)
 
     def outcomes(left_s: float, status: int) -> dict[str, str]:
-        assert check.run([str(tests)], 1, "test_", "not nothing", journal, time.time() + left_s) == status
+        assert check.run([str(tests)], 1, ("test_", "not nothing"), journal, time.time() + left_s) == status
         return {test.rpartition("::")[2]: entry["outcome"] for test, entry in read(journal).items()}
 
     names = ("passes", "fails", "is_skipped", "hangs", "breaks_the_gpu", "ends_its_process", "is_behind_them")
@@ -76,14 +76,14 @@ def test_a_journal_whose_writer_was_killed_is_read_to_its_last_whole_line(tmp_pa
 
 def test_tests_that_cannot_be_collected_fail_the_check(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import nothing_of_this_name")
-    assert check.run([str(tmp_path)], 1, "", "", tmp_path / "journal", time.time() + 300) not in (
+    assert check.run([str(tmp_path)], 1, (), tmp_path / "journal", time.time() + 300) not in (
         *check.RAN,
         check.LATE,
     )
 
 
 def test_no_suite_begins_without_time(tmp_path: Path) -> None:
-    assert check.run([str(tmp_path)], 1, "", "", tmp_path / "journal", time.time() - 60) == check.LATE
+    assert check.run([str(tmp_path)], 1, (), tmp_path / "journal", time.time() - 60) == check.LATE
 
 
 def test_a_rehearsal_runs_all_suites_and_meets_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
