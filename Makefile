@@ -17,9 +17,7 @@ GPU_PYTHON ?= 3.12
 GPU_ARCHITECTURE ?= x86_64
 # Packages that our own processes and tests import, and that torch, transformers, grpcio, protobuf and prometheus_client
 # do not install (test_gpu_packages.py).
-GPU_PACKAGES := httptools httpx llguidance orjson pytest starlette uvicorn uvloop
-# The plan that the GPU check runs: a, b or c.
-PLAN ?= a
+GPU_PACKAGES := httptools httpx llguidance orjson pytest pytest-xdist starlette uvicorn uvloop
 # The environment in which vLLM reads calls, for test-peer-parsers.
 VLLM_PYTHON ?= .venv-vllm/bin/python
 # The checkout that bench-guard compares this one with, after a `make install` in it.
@@ -305,11 +303,11 @@ gpu-wheels: install-test
 	du -sh .gpu
 	@test "$$(du -sm .gpu | cut -f1)" -le 48 || { echo ".gpu is larger than 48 MiB: with the checkout it must stay below 64"; false; }
 
-# One of three plans of at most 540 s on a GPU: `make gpu-check PLAN=a`, then b, then c (docs/gpu.md). Without a GPU: a
+# What is left of the tests on a GPU, in at most 540 s: call it again until nothing is left (docs/gpu.md). Without a GPU: a
 # rehearsal. Results go to the folder $OUT, or to benchmark/results/. Installs nothing.
 gpu-check:
 	PYTHONPATH=$(subst $() ,:,$(addprefix $(CURDIR)/,.gpu/site benchmark common launcher router server tools)) \
-		$(PYTHON) -m gpu_check.check --plan $(PLAN) $(ARGS)
+		$(PYTHON) -m gpu_check $(ARGS)
 
 # Attention with every tile that the tuner may choose, and with all options that served models use together, compiled for
 # GPUs that need not be there: hours on two cores. A part of it: ARGS="--capability 90 --dtype bfloat16 --cache same int8

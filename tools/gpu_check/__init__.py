@@ -1,4 +1,4 @@
-"""`make gpu-check`: checks the kernels, their speed and the whole server on a GPU, in a few minutes.
+"""`make gpu-check`: the table of kernel tests, the steps, whole servers and a roofline on a GPU, by pytest.
 
-`check` runs the stages, each in a process of its own. A stage yields findings, and `results` writes them to files.
+`checks/` has the tests that only a GPU can answer. Without a GPU they run with small sizes, as part of `make test`.
 """

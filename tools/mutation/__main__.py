@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 
 from mutation.copies import Copy
 from mutation.mutants import Mutant, mutants_of
-from mutation.rooms import ROOMS, Room, files
+from mutation.rooms import ROOMS, MutatedRoom, files
 from mutation.runs import KILLED, SURVIVED, TIMED_OUT, RunsOfTests
 
 ROOT = Path(__file__).parent.parent.parent
@@ -63,7 +63,9 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def draw(rooms: Sequence[Room], seed: int, total: int, least: int, root: Path = ROOT) -> list[tuple[list[Mutant], int]]:
+def draw(
+    rooms: Sequence[MutatedRoom], seed: int, total: int, least: int, root: Path = ROOT
+) -> list[tuple[list[Mutant], int]]:
     """For each room: the drawn mutants, whose number is in proportion to all mutants of the room, and the number of
     all.
 
@@ -99,7 +101,7 @@ class Outcomes:
                 file.write(json.dumps(asdict(mutant) | {"outcome": outcome} | more) + "\n")
 
 
-def try_room(room: Room, mutants: Sequence[Mutant], copies: Sequence[Copy], outcomes: Outcomes) -> None:
+def try_room(room: MutatedRoom, mutants: Sequence[Mutant], copies: Sequence[Copy], outcomes: Outcomes) -> None:
     tests = files(ROOT, room.tests)
     left: SimpleQueue[Mutant] = SimpleQueue()
     for mutant in mutants:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MutatedRoom:
     name: str
     sources: tuple[str, ...]  # glob patterns of paths, relative to the repository
     tests: tuple[str, ...]
@@ -16,29 +16,29 @@ ROUTER = "router/text_generation_router"
 COMMON = "common/text_generation_common"
 LAUNCHER = "launcher/text_generation_launcher"
 # Folders in which each file must belong to a room, one of the groups of files that are tested together.
-FRONTS = tuple(f"{ROUTER}/{room}" for room in ("wire", "replicas", "remote", "engine_service"))
+FRONTS = tuple(f"{ROUTER}/{room}" for room in ("wire", "fleet", "engine_service"))
 WHOLE = (
     f"{ROUTER}/scheduling", f"{ROUTER}/engine", *FRONTS, f"{SERVER}/step", f"{SERVER}/sampling", LAUNCHER, COMMON,
 )  # fmt: skip
 
 ROOMS = (
-    Room(
+    MutatedRoom(
         "scheduling",
         (f"{ROUTER}/scheduling/*.py", f"{ROUTER}/scheduling/memory/*.py"),
         (f"{ROUTER}/scheduling/tests/test_*.py", f"{ROUTER}/scheduling/memory/tests/test_*.py"),
     ),
-    Room(
+    MutatedRoom(
         "engine",
-        (f"{ROUTER}/engine/*.py", f"{ROUTER}/api/generation_stream.py"),
+        (f"{ROUTER}/engine/*.py", f"{ROUTER}/api/common/generation_stream.py"),
         (f"{ROUTER}/engine/tests/test_*.py", f"{ROUTER}/api/tests/test_generation_*.py"),
     ),
-    Room(
+    MutatedRoom(
         "fronts and engines",
         tuple(f"{room}/*.py" for room in FRONTS),
         tuple(f"{room}/tests/test_*.py" for room in FRONTS),
     ),
-    Room("certificates", (f"{COMMON}/cluster/*.py",), (f"{COMMON}/cluster/tests/test_*.py",)),
-    Room(
+    MutatedRoom("certificates", (f"{COMMON}/cluster/*.py",), (f"{COMMON}/cluster/tests/test_*.py",)),
+    MutatedRoom(
         "worker",
         (
             f"{SERVER}/worker.py", f"{SERVER}/runner.py", f"{SERVER}/forward.py", f"{SERVER}/step/results.py",
@@ -50,7 +50,7 @@ ROOMS = (
             f"{SERVER}/tests/test_steps_in_flight.py", f"{SERVER}/device/tests/test_graphs.py",
         ),
     ),
-    Room(
+    MutatedRoom(
         "batch and preparation",
         (
             f"{SERVER}/step/rows.py", f"{SERVER}/step/preparation.py", f"{SERVER}/step/layout.py",
@@ -58,7 +58,7 @@ ROOMS = (
         ),
         (f"{SERVER}/step/tests/test_rows.py", f"{SERVER}/tests/test_runner.py"),
     ),
-    Room(
+    MutatedRoom(
         "sampling",
         (
             f"{SERVER}/sampling/*.py", f"{SERVER}/step/parameters.py",
@@ -69,7 +69,7 @@ ROOMS = (
             f"{SERVER}/tests/test_steps_in_flight.py",
         ),
     ),
-    Room(
+    MutatedRoom(
         "models and weights files",
         (f"{COMMON}/models/*.py", f"{COMMON}/models/families/*.py", f"{COMMON}/weights/*.py"),
         (
@@ -77,8 +77,8 @@ ROOMS = (
             f"{SERVER}/weights/tests/test_weights_f*.py", f"{LAUNCHER}/tests/test_bad_starts.py",
         ),
     ),
-    Room("replicas on Ray", (f"{LAUNCHER}/ray/*.py",), (f"{LAUNCHER}/ray/tests/test_*.py",)),
-    Room(
+    MutatedRoom("replicas on Ray", (f"{LAUNCHER}/ray/*.py",), (f"{LAUNCHER}/ray/tests/test_*.py",)),
+    MutatedRoom(
         "launcher",
         (f"{LAUNCHER}/*.py", f"{COMMON}/[!s]*.py", f"{COMMON}/s[eh]*.py", f"{COMMON}/flags/*.py"),
         # All tests but test_hung_router.py, which waits for most of a minute.

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from text_generation_router.api.common.body_kinds import BodyKind, Read
+from text_generation_router.api.common.body_kinds import Read, RequestBody
 from text_generation_router.api.common.fields import Body, ListLimits
 from text_generation_router.api.openai.fields import CHAT, CHAT_BODY, COMPLETION, COMPLETION_BODY
 from text_generation_router.api.openai.schemas import ChatOptions
@@ -21,11 +21,15 @@ class VertexRequest(Body):
 
 
 # The body's own field decides which kind it answers.
-INVOKED: dict[str, BodyKind[Any]] = {"inputs": COMPAT_GENERATE_BODY, "messages": CHAT_BODY, "prompt": COMPLETION_BODY}
-INSTANCES: dict[str, BodyKind[Any]] = {"inputs": GENERATE_BODY, "messages": CHAT_BODY}
+INVOKED: dict[str, RequestBody[Any]] = {
+    "inputs": COMPAT_GENERATE_BODY,
+    "messages": CHAT_BODY,
+    "prompt": COMPLETION_BODY,
+}
+INSTANCES: dict[str, RequestBody[Any]] = {"inputs": GENERATE_BODY, "messages": CHAT_BODY}
 
 
-def answered(value: Any, kinds: Mapping[str, BodyKind[Any]], where: str = "") -> BodyKind[Any]:
+def answered(value: Any, kinds: Mapping[str, RequestBody[Any]], where: str = "") -> RequestBody[Any]:
     """The first of `kinds` whose field the value has. `where`: the value's place in the body."""
     for name, kind in kinds.items():
         if isinstance(value, dict) and name in value:
@@ -37,7 +41,7 @@ def _read_invocation(value: dict[str, Any], limits: ListLimits) -> Read[Body]:
     return answered(value, INVOKED).read_value(value, limits)
 
 
-def instances_of(value: dict[str, Any], limits: ListLimits) -> list[tuple[BodyKind[Any], dict[str, Any]]]:
+def instances_of(value: dict[str, Any], limits: ListLimits) -> list[tuple[RequestBody[Any], dict[str, Any]]]:
     """The instances of a body for /vertex, each with its kind."""
     instances = value.get("instances")
     if not isinstance(instances, list) or not instances:
@@ -64,10 +68,10 @@ def _restore_invocation(value: Any) -> Body:
 
 
 BY_NAME = {kind.name: kind for kind in (*INVOKED.values(), *INSTANCES.values())}
-INVOCATION: BodyKind[Body] = BodyKind(
+INVOCATION: RequestBody[Body] = RequestBody(
     "invocation",
     _read_invocation,
     _restore_invocation,
     PARAMETERS.known | COMPLETION.known | CHAT.known,
 )
-VERTEX = BodyKind("vertex", _read_vertex, _restore_vertex, PARAMETERS.known | CHAT.known)
+VERTEX = RequestBody("vertex", _read_vertex, _restore_vertex, PARAMETERS.known | CHAT.known)

@@ -13,7 +13,7 @@ from text_generation_router.api.anthropic.chat import chat_of as chat_of_message
 from text_generation_router.api.anthropic.chat import counted_chat_of
 from text_generation_router.api.anthropic.fields import COUNT_TOKENS_BODY, MESSAGES_BODY
 from text_generation_router.api.cloud_bodies import INVOCATION, INVOKED, VERTEX, answered, instances_of
-from text_generation_router.api.common.body_kinds import BodyKind, Read, compile_schemas, parse
+from text_generation_router.api.common.body_kinds import Read, RequestBody, compile_schemas, parse
 from text_generation_router.api.common.fields import Body, ListLimits
 from text_generation_router.api.openai.fields import CHAT_BODY, COMPLETION_BODY
 from text_generation_router.api.openai.schemas import ChatOptions, ChatRequest
@@ -52,7 +52,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
     own_ways, chat_ways = (CallWays(**values) for values in all_ways)
 
     def rendering(
-        kind: BodyKind[B],
+        kind: RequestBody[B],
         chat_of: Callable[[B], ChatOptions],
         turns: set[str],
         route_names: Mapping[str, str],
@@ -103,7 +103,7 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
     return {name: _handler(dump) for name, dump in dumps.items()}
 
 
-def _dump_of(kind: BodyKind[Body]) -> Dump:
+def _dump_of(kind: RequestBody[Body]) -> Dump:
     def dump(value: dict[str, Any], limits: ListLimits) -> Dumped:
         read = kind.read_value(value, limits)
         # Only fields that were given: a missing `parameters` field must stay missing, because `{}` has another meaning.

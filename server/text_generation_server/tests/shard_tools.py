@@ -17,7 +17,7 @@ from text_generation_server.models import get_model, read_any_config
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
-from text_generation_server.step.results import StepOutput
+from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
 from text_generation_server.weights.files import SafetensorsFiles
 
@@ -70,7 +70,8 @@ def make_runner(
     constraints: Constraints | None = None,
     **recording: Any,
 ) -> ModelRunner:
-    """`with_families`: False if transformers is to compute the model. `recording`: the platform's graphs or moments."""
+    """`with_families`: False if transformers is to compute the model. `recording`: the platform's device, graphs or
+    moments."""
     platform = make_platform(kernels, group, **recording)
     config, files = read_any_config(path, with_families=with_families), SafetensorsFiles(path)
     model = get_model(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format)
@@ -78,8 +79,10 @@ def make_runner(
     return ModelRunner(model, platform, sampler, on_progress, kv_dtype, constraints=constraints)
 
 
-def make_platform(kernels: Kernels | None = None, group: Group = ALONE, **recording: Any) -> Platform:
-    return Platform(CPU, kernels or select_backend(CPU).kernels, group, **recording)
+def make_platform(
+    kernels: Kernels | None = None, group: Group = ALONE, device: torch.device = CPU, **recording: Any
+) -> Platform:
+    return Platform(device, kernels or select_backend(device).kernels, group, **recording)
 
 
 def warm_runner(path: Path, **options: Any) -> ModelRunner:
@@ -111,9 +114,12 @@ class Client:
             parameters or Sampling(), prompt_logprobs,
         )  # fmt: skip
 
-    def step(self, decode_ids: list[int], chunks: list[PromptChunk] | None = None) -> StepOutput:
+    def launch(self, decode_ids: list[int], chunks: list[PromptChunk] | None = None) -> Pending[StepOutput]:
         decoding = [StepBatch(BATCH, decode_ids)] if decode_ids else []
-        output = self.runner.step(decoding, self.take(len(decode_ids)), BATCH, chunks or []).wait()
+        return self.runner.step(decoding, self.take(len(decode_ids)), BATCH, chunks or [])
+
+    def step(self, decode_ids: list[int], chunks: list[PromptChunk] | None = None) -> StepOutput:
+        output = self.launch(decode_ids, chunks).wait()
         for request_id, token, logprob in zip(
             output.request_ids, output.token_ids.tolist(), output.logprobs.tolist(), strict=True
         ):

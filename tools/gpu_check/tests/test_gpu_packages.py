@@ -13,13 +13,13 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[3]
 # What docs/gpu.md says that the machine has.
 THERE = ("torch", "triton", "transformers", "grpcio", "protobuf", "prometheus_client")
-# The processes that the check starts, and its own stages.
+# The processes that the check starts.
 MODULES = (
     *("text_generation_server.cli", "text_generation_server.server", "text_generation_server.load"),
     *("text_generation_server.grammars.compiler", "text_generation_server.grammars.constraints"),
     *("text_generation_router.cli", "text_generation_router.serve", "text_generation_launcher.cli"),
     "text_generation_router.text.grammars.checking_child",
-    *("text_generation_launcher.supervisor", "gpu_check.check", "gpu_check.stages"),
+    *("text_generation_launcher.supervisor", "pytest", "xdist.plugin"),
 )
 PROGRAM = """
 import importlib, importlib.abc, sys
@@ -66,8 +66,9 @@ def test_all_that_our_processes_import_is_there_or_carried(left_out: str):
     ours = {path.name for part in ("common", "router", "server", "launcher", "benchmark", "tools", "proto")
             for path in (ROOT / part).iterdir()}  # fmt: skip
     search = os.pathsep.join(filter(None, sys.path))
-    stages = [f"gpu_check.{path.stem}" for path in (ROOT / "tools/gpu_check").glob("*.py")]
-    command = [sys.executable, "-c", PROGRAM, ",".join(missing - ours), ",".join([*MODULES, *stages])]
+    checks = [*(ROOT / "tools/gpu_check").glob("*.py"), *(ROOT / "tools/gpu_check/checks").glob("*.py")]
+    names = [".".join(path.relative_to(ROOT / "tools").with_suffix("").parts) for path in checks]
+    command = [sys.executable, "-c", PROGRAM, ",".join(missing - ours), ",".join([*MODULES, *names])]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": search}, check=False
     )

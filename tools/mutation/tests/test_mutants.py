@@ -11,7 +11,7 @@ import pytest
 from mutation.__main__ import ROOT, Outcomes, draw, share_killed, table
 from mutation.copies import Copy
 from mutation.mutants import Mutant, mutants_of
-from mutation.rooms import ROOMS, WHOLE, Room, files
+from mutation.rooms import ROOMS, WHOLE, MutatedRoom, files
 from mutation.runs import KILLED, SURVIVED, TIMED_OUT, RunsOfTests
 
 SOURCE = '''"""A docstring."""
@@ -136,7 +136,7 @@ def test_likely_killers_come_first_and_quick_tests_before_slow_ones(copy: Copy) 
 def test_a_draw_is_the_seeds_own_and_has_enough_of_every_room(tmp_path: Path) -> None:
     for name, copies in (("small", 1), ("large", 6)):
         (tmp_path / f"{name}.py").write_text("\n".join(f"A{i} = {i} + 1" for i in range(10 * copies)))
-    rooms = [Room("small", ("small.py",), ()), Room("large", ("large.py",), ())]
+    rooms = [MutatedRoom("small", ("small.py",), ()), MutatedRoom("large", ("large.py",), ())]
     draws = draw(rooms, 12, 50, 10, tmp_path)
     assert draws == draw(rooms, 12, 50, 10, tmp_path) != draw(rooms, 13, 50, 10, tmp_path)
     (small, of_small), (large, of_large) = draws
@@ -145,7 +145,7 @@ def test_a_draw_is_the_seeds_own_and_has_enough_of_every_room(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_a_room_has_all_the_files_and_tests_that_it_names(room: Room) -> None:
+def test_a_room_has_all_the_files_and_tests_that_it_names(room: MutatedRoom) -> None:
     assert [glob for glob in (*room.sources, *room.tests) if not files(ROOT, (glob,))] == []
 
 

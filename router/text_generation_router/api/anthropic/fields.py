@@ -18,7 +18,7 @@ from text_generation_router.api.anthropic.schemas import (
     Turn,
 )
 from text_generation_router.api.common.body_kinds import (
-    BodyKind,
+    RequestBody,
     body_kind,
     object_of,
     objects_of,
@@ -137,9 +137,9 @@ def _block(block: dict[str, Any], where: str) -> tuple[str, ...]:
     return unknown_fields_of_kind(block, block.get("type"), BLOCKS, where)
 
 
-MESSAGES_BODY: BodyKind[MessagesOptions] = body_kind(
+MESSAGES_BODY: RequestBody[MessagesOptions] = body_kind(
     MessagesRequest, "messages", _unknown_in_prompt, MESSAGES, RenderedMessages
 )
-COUNT_TOKENS_BODY: BodyKind[CountOptions] = body_kind(
+COUNT_TOKENS_BODY: RequestBody[CountOptions] = body_kind(
     CountTokensRequest, "count_tokens", _unknown_in_prompt, COUNT_TOKENS, RenderedCount
 )

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from text_generation_router.api.common.body_kinds import B, BodyKind
+from text_generation_router.api.common.body_kinds import B, RequestBody
 from text_generation_router.api.common.fields import AnsweredRequest
 from text_generation_router.api.common.generation import Generation, Result, Timing, close_all
 from text_generation_router.api.common.services import Services
@@ -62,7 +62,7 @@ A = TypeVar("A", bound=AnsweredRequest)
 class AnswerDialect(Protocol[A]):
     """The parts of an answer in which the generating routes differ."""
 
-    body_kind: BodyKind[A]
+    body_kind: RequestBody[A]
     refused_requests: int  # number of requests to count when a field of the body is refused
 
     def num_requests(self, asked: A) -> int:
@@ -103,7 +103,7 @@ class Answers:
         way = self._streamed if asked.stream else self._complete
         return await unless_disconnected(request.receive, way(dialect, asked, caller, started_s))
 
-    async def read(self, request: Request, kind: BodyKind[B], refused_requests: int) -> B:
+    async def read(self, request: Request, kind: RequestBody[B], refused_requests: int) -> B:
         """Reads the body. Raises BodyError or ValidationError, as `Bodies.read` does."""
         end_at_half_close(request.scope)
         with self._inference.counted_refusals(refused_requests):

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from text_generation_router.api.common.body_kinds import BodyKind, Read, job_of, read_answer
+from text_generation_router.api.common.body_kinds import Read, RequestBody, job_of, read_answer
 from text_generation_router.api.common.fields import Body, ListLimits
 from text_generation_router.api.common.ignored import IgnoredParameters
 from text_generation_router.api.common.tidying import Tidying
@@ -61,7 +61,7 @@ class Bodies:
         self._places = Places(OWNERS_BODIES, WAIT_S)
         self.tidying = tidying or Tidying()
 
-    async def read(self, request: Request, kind: BodyKind[B]) -> B:
+    async def read(self, request: Request, kind: RequestBody[B]) -> B:
         """Reads and checks the body. Raises BodyError if the body does not have the form of `kind`, ValidationError
         if a field is refused.
         """
@@ -70,7 +70,7 @@ class Bodies:
         self._ignored.note_left_out(request, read.left_out)
         return read.asked
 
-    async def _read(self, request: Request, kind: BodyKind[B]) -> Read[B]:
+    async def _read(self, request: Request, kind: RequestBody[B]) -> Read[B]:
         self._check_headers(request)
         incoming = Incoming(request, self._payload_limit)
         if await incoming.is_complete_within(LARGE_BYTES):

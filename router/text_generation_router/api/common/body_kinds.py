@@ -41,7 +41,7 @@ ReadValue = Callable[[dict[str, Any], ListLimits], Read[A]]
 
 
 @dataclass(frozen=True, slots=True)
-class BodyKind(Generic[A]):
+class RequestBody(Generic[A]):
     """One kind of body."""
 
     name: str
@@ -112,7 +112,7 @@ def body_kind(
     contract: Contract,
     condensed: type[B] | None = None,
     known: frozenset[str] | None = None,
-) -> BodyKind[B]:
+) -> RequestBody[B]:
     """If a body has a field of a wrong type and an unsupported field, the error names the field of the wrong type, as
     in TGI; with `condensed`, the schema of what a child has read, the unsupported field: it may be the reason why
     another field's type is wrong.
@@ -128,7 +128,7 @@ def body_kind(
         return Read(check(schema, value, limits), unknown, left_out)
 
     SCHEMAS.extend((schema, condensed or schema))
-    return BodyKind(name, read, partial(check, condensed or schema), known or contract.known)
+    return RequestBody(name, read, partial(check, condensed or schema), known or contract.known)
 
 
 def unknown_fields(value: dict[str, Any], contract: Contract, where: str = "") -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def job_of(content: bytes | bytearray, limits: ListLimits) -> bytes:
     return b"\n".join((orjson.dumps(asdict(limits)), content))
 
 
-def read_answer(kind: BodyKind[B], answer: bytes) -> Read[B]:
+def read_answer(kind: RequestBody[B], answer: bytes) -> Read[B]:
     """The values of the body. Raises the error that the child found."""
     value = orjson.loads(answer)
     if "asked" in value:

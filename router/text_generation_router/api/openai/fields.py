@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from text_generation_router.api.common.body_kinds import BodyKind, body_kind, object_of, objects_of, unknown_fields
+from text_generation_router.api.common.body_kinds import RequestBody, body_kind, object_of, objects_of, unknown_fields
 from text_generation_router.api.common.contract import Contract, Refused, Renamed, Tolerated
 from text_generation_router.api.common.known_fields import COMMON, OTHER_FORMS, Rules
 from text_generation_router.api.common.messages import MessageBody
@@ -116,4 +116,4 @@ def unknown_stream_options(value: dict[str, Any]) -> tuple[str, ...]:
 
 
 COMPLETION_BODY = body_kind(CompletionRequest, "completion", _unknown_in_completion, COMPLETION)
-CHAT_BODY: BodyKind[ChatOptions] = body_kind(ChatRequest, "chat", _unknown_in_chat, CHAT, RenderedChat)
+CHAT_BODY: RequestBody[ChatOptions] = body_kind(ChatRequest, "chat", _unknown_in_chat, CHAT, RenderedChat)

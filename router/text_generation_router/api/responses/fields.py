@@ -3,7 +3,7 @@
 from typing import Any
 
 from text_generation_router.api.common.body_kinds import (
-    BodyKind,
+    RequestBody,
     body_kind,
     object_of,
     objects_of,
@@ -127,6 +127,6 @@ def _responses_tools(tools: Any, place: str) -> list[str]:
     return unknown
 
 
-RESPONSES_BODY: BodyKind[ResponsesOptions] = body_kind(
+RESPONSES_BODY: RequestBody[ResponsesOptions] = body_kind(
     ResponsesRequest, "responses", _unknown_in_response, RESPONSES, RenderedResponses
 )

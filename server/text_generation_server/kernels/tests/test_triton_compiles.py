@@ -36,6 +36,7 @@ def compiled(*what: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
+@pytest.mark.limit(240)
 @pytest.mark.parametrize(
     "capability", [80, pytest.param(89, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 )
@@ -55,6 +56,7 @@ def test_all_kernels_compile_fit_their_gpu_and_spill_in_no_loop(capability: int)
         assert per_key and max(per_key.values()) <= EIGHT_BITS * plain
 
 
+@pytest.mark.limit(240)
 def test_nothing_is_compiled_again_while_serving() -> None:
     """No size of a step, no address of its vectors, and no width of the tables makes Triton compile a kernel again."""
     forms = {(kernel["kernel"], kernel["hash"]) for kernel in compiled("serving")}

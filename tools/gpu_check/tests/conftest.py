@@ -1,8 +1,0 @@
-"""Without a GPU, Triton's kernels run in its interpreter. The variable must be set before triton is imported."""
-
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
