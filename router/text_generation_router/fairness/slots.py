@@ -23,7 +23,7 @@ class FairThreads:
 
     async def run(self, share: Share, cost: float, work: Callable[[], T]) -> T:
         """Runs `work` in a thread and returns its result. Raises OverloadedError if too many calls of the tenant wait,
-        or if no thread was free within fair_slots.WAIT_S seconds.
+        or if no thread was free within WAIT_S seconds.
         """
         await self._slots.acquire(share, cost)
         loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
 """TGI's Prometheus metrics with the same names, labels and format, so that TGI's dashboards keep working.
 
-prometheus_client holds the values; `metrics_page.py` prints them. Every series exists from the start, at 0. Durations
+prometheus_client holds the values; `page.py` prints them. Every series exists from the start, at 0. Durations
 have TGI's buckets. Numbers of tokens and of requests have two buckets for each doubling, or TGI's 100 and 1,024
 buckets, if an operator asks for these.
 """

@@ -1,4 +1,4 @@
-"""The bodies that Anthropic's routes, /v1/messages and /v1/messages/count_tokens, accept: as `schemas.py`."""
+"""The bodies that Anthropic's routes, /v1/messages and /v1/messages/count_tokens, accept: as `api/tgi/schemas.py`."""
 
 from typing import Annotated, Any, Literal
 

@@ -3,7 +3,7 @@ child processes that read large bodies use it too.
 
 A field is in one of five classes:
 
-- *honoured*: a field of the schema (`schemas.py`).
+- *honoured*: a field of the schema (the dialect's `schemas.py`).
 - *refused*: known from TGI, OpenAI, vLLM, SGLang or llama.cpp, changes the answer, and is not supported here. A value
   other than its neutral ones is an error that names the field.
 - *renamed*: the route has a field of the same meaning under another name. Refused, and the error names that field.

@@ -1,4 +1,4 @@
-"""The bodies that the routes of /v1 accept: as `schemas.py`."""
+"""The bodies that the routes of /v1 accept: as `api/tgi/schemas.py`."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self

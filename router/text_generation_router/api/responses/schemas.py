@@ -1,4 +1,4 @@
-"""The body that OpenAI's newer route, /v1/responses, accepts: as `schemas.py`."""
+"""The body that OpenAI's newer route, /v1/responses, accepts: as `api/tgi/schemas.py`."""
 
 from typing import Annotated, Any, Literal
 
