@@ -35,7 +35,7 @@ def test_the_host_launches_a_step_without_waiting_for_the_gpu(served: list[dict[
 
 
 @pytest.mark.parametrize(
-    ("option", "line"), [("watermark", "watermark.py: copied.wait()"), ("grammar", "rows.py: done.wait()")]
+    ("option", "line"), [("watermark", "sampler.py: copied.wait()"), ("grammar", "rows.py: done.wait()")]
 )
 def test_an_option_waits_for_the_step_before_while_the_gpu_computes_this_one(
     served: list[dict[str, Any]], option: str, line: str
