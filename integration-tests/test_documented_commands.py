@@ -65,7 +65,7 @@ def test_a_documented_command_to_a_running_server_is_taken(command, tmp_path, ca
 
 
 def test_metrics_that_the_page_of_machines_names_exist():
-    golden = (REPOSITORY / "router/text_generation_router/tests/metrics.golden").read_text()
+    golden = (REPOSITORY / "router/text_generation_router/metrics/tests/metrics.golden").read_text()
     named = set(re.findall(r"`(tgi_\w+)`", (REPOSITORY / "docs" / "machines.md").read_text()))
     assert "tgi_queue_size" in named
     assert named <= set(re.findall(r"^# TYPE (\S+)", golden, re.MULTILINE))

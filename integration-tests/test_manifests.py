@@ -16,7 +16,7 @@ from text_generation_common.flags.cluster import Way
 VERSIONS = ("1.33", kubernetes_validate.latest_version())
 FRONTS, ENGINES = found("Deployment", "tgi-fronts"), found("StatefulSet", "tgi-engines")
 FRONT, ENGINE = container(FRONTS), container(ENGINES)
-GOLDEN = Path(manifests.REPOSITORY, "router/text_generation_router/tests/metrics.golden")
+GOLDEN = Path(manifests.REPOSITORY, "router/text_generation_router/metrics/tests/metrics.golden")
 
 
 @pytest.mark.parametrize(
