@@ -27,7 +27,7 @@ from text_generation_router.errors import ScalingError, StartError
 from text_generation_router.fleet.best_score import placement_of
 from text_generation_router.fleet.engine import RemoteEngine
 from text_generation_router.fleet.engine_file import FollowedFile, FollowedName
-from text_generation_router.fleet.policies import MOST_ENGINES
+from text_generation_router.fleet.policies import MAX_ENGINES
 from text_generation_router.metrics.metrics import Metrics
 
 # Sockets that a router inherits from its launcher.
@@ -89,7 +89,7 @@ async def _remote(config: RouterConfig, link: Link | None, metrics: Metrics) -> 
             security.check(endpoint)
     except CommandError as error:
         raise StartError(f"{error.reason}: {error.hint}" if error.hint else error.reason) from None
-    placement = placement_of(config.placement, config.block_hash_key, random.randrange(MOST_ENGINES))
+    placement = placement_of(config.placement, config.block_hash_key, random.randrange(MAX_ENGINES))
     engine = RemoteEngine(endpoints, security, placement, config.engine_list.resume_across_builds)
     _show(engine, metrics)
     tasks = [asyncio.create_task(_follow(name, engine), name="engines by name")] if name is not None else []

@@ -14,7 +14,7 @@ from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, BlockHasher,
 from text_generation_router.fleet.cache_news import CacheNews
 from text_generation_router.fleet.choice import EngineLoad
 from text_generation_router.fleet.engines import EngineView, Fleet
-from text_generation_router.fleet.policies import MOST_ENGINES as MAX_ENGINES
+from text_generation_router.fleet.policies import MAX_ENGINES
 from text_generation_router.fleet.requests import RemoteGroup, RemoteRequest
 from text_generation_router.fleet.values import EngineFacts, RemoteCounts, ToldLoad
 from text_generation_router.scheduling.request import GenerationRequest

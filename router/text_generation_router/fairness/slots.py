@@ -10,13 +10,13 @@ from typing import TypeVar
 from text_generation_router.errors import OverloadedError
 from text_generation_router.scheduling.share import Share
 
-# A thread pool for work that releases the interpreter lock. Its threads are shared equally between owners, and
-# between an owner's tenants.
-
 T = TypeVar("T")
 
 
 class FairThreads:
+    """A thread pool for work that releases the interpreter lock. Its threads are shared equally between owners, and
+    between an owner's tenants."""
+
     def __init__(self, threads: int, max_waiting: int, name: str) -> None:
         self._executor = ThreadPoolExecutor(threads, name)
         self._slots = FairSlots(threads, max_waiting)

@@ -12,7 +12,7 @@ from text_generation_router.fleet.placement import (
     Placement,
     RoundRobin,
 )
-from text_generation_router.fleet.policies import MOST_ENGINES, PlacementPolicy
+from text_generation_router.fleet.policies import MAX_ENGINES, PlacementPolicy
 from text_generation_router.fleet.requests import RemoteGroup
 from text_generation_router.fleet.values import ToldLoad
 
@@ -30,8 +30,8 @@ class BestScore(Placement):
     `turn`: see `EngineChoice`."""
 
     def __init__(self, key: bytes, turn: int = 0) -> None:
-        self.index = CacheIndex(MOST_ENGINES)
-        self._choice = EngineChoice(MOST_ENGINES, turn)
+        self.index = CacheIndex(MAX_ENGINES)
+        self._choice = EngineChoice(MAX_ENGINES, turn)
         self._hasher = BlockHasher(key)
         self._engines: set[int] = set()
         self._hashed: tuple[RemoteGroup | None, list[int]] = None, []  # the newest group that was hashed

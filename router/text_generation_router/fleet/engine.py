@@ -19,7 +19,7 @@ from text_generation_router.fleet.books import FrontBooks
 from text_generation_router.fleet.connection import EngineConnection
 from text_generation_router.fleet.engines import Fleet
 from text_generation_router.fleet.placement import LeastLoad, Placement
-from text_generation_router.fleet.policies import MOST_ENGINES
+from text_generation_router.fleet.policies import MAX_ENGINES
 from text_generation_router.fleet.values import RemoteCounts
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 
@@ -46,7 +46,7 @@ class RemoteEngine:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.counts = RemoteCounts()
         self._front_id = uuid.uuid4().hex
-        placement = placement or LeastLoad(random.randrange(MOST_ENGINES))
+        placement = placement or LeastLoad(random.randrange(MAX_ENGINES))
         self._fleet = Fleet(placement, resumes_across_builds, self._front_id)
         self._books = FrontBooks(self._fleet, clock, self.counts, lambda index: self._deadlines.clear(index))
         self._deadlines = Deadlines(lambda index: self._books.cancel(index, EndReason.DEADLINE))

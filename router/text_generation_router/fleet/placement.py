@@ -7,7 +7,7 @@ import numpy as np
 
 from text_generation_router.fleet.cache_news import CacheNews
 from text_generation_router.fleet.choice import EngineChoice
-from text_generation_router.fleet.policies import MOST_ENGINES
+from text_generation_router.fleet.policies import MAX_ENGINES
 from text_generation_router.fleet.requests import RemoteGroup
 from text_generation_router.fleet.values import ToldLoad
 
@@ -53,7 +53,7 @@ class LeastLoad(Placement):
     `turn`: see `EngineChoice`."""
 
     def __init__(self, turn: int = 0) -> None:
-        self._choice = EngineChoice(MOST_ENGINES, turn)
+        self._choice = EngineChoice(MAX_ENGINES, turn)
 
     def joined(self, engine: int, capacity: int, num_open: Callable[[], int]) -> None: ...
 
@@ -91,7 +91,7 @@ class LeastRequests(Placement):
 
     def choose(self, group: RemoteGroup, engines: Sequence[int]) -> int:
         self._turn = min(
-            engines, key=lambda engine: (self._num_open[engine](), (engine - self._turn - 1) % MOST_ENGINES)
+            engines, key=lambda engine: (self._num_open[engine](), (engine - self._turn - 1) % MAX_ENGINES)
         )
         return self._turn
 
@@ -111,5 +111,5 @@ class RoundRobin(Placement):
     def lost(self, engine: int) -> None: ...
 
     def choose(self, group: RemoteGroup, engines: Sequence[int]) -> int:
-        self._turn = min(engines, key=lambda engine: (engine - self._turn - 1) % MOST_ENGINES)
+        self._turn = min(engines, key=lambda engine: (engine - self._turn - 1) % MAX_ENGINES)
         return self._turn

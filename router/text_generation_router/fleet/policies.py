@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-MOST_ENGINES = 1024  # most engines of a deployment
+MAX_ENGINES = 1024  # most engines of a deployment
 
 
 class PlacementPolicy(StrEnum):

@@ -1,4 +1,5 @@
-"""How the routes of /v1 write their answers: as OpenAI does, or as TGI does (`--tgi-dialect`)."""
+"""How the routes of /v1 write their answers: as OpenAI does, or as TGI does (`--tgi-dialect`); and how a model's
+chats call tools and show their reasoning."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -45,11 +46,10 @@ def style_of(tgi_dialect: bool) -> Style:
     return TGI_STYLE if tgi_dialect else OPENAI_STYLE
 
 
-# How the model's chats call tools and show their reasoning: what flags and the chat template tell.
-
-
 @dataclass(frozen=True, slots=True)
 class Speech:
+    """How the model's chats call tools and show their reasoning: what flags and the chat template tell."""
+
     ways: CallWays
     reading: Reading
     reading_without_reasoning: Reading
