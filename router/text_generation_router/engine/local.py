@@ -89,7 +89,7 @@ class LocalEngine:
                 on_confirmed=shard_groups.confirmed,
             )
 
-        self._compiling = Compiling(self._requests, config.max_concurrent_requests)
+        self._compiling = Compiling(self._requests, lambda: self._lifecycle.shards, config.max_concurrent_requests)
         self._epochs = EpochWatchers()
         self._lifecycle = Lifecycle(
             shard_groups=shard_groups,
@@ -151,16 +151,15 @@ class LocalEngine:
             raise RefusedError(Refusal.TOO_LONG)
         if not past.has_run:  # a request that was accepted once is not refused when its engine is lost
             self._overload.check(request.share, len(group) * len(request.input_ids))
-        shards = self._lifecycle.shards if request.sampling.grammar else None
-        is_ready = shards is None
+        is_ready = not request.sampling.grammar or self._lifecycle.shards is None
         indexes = [
             self._requests.add(
                 one.request, one.sink, one.credits, past=one.past, is_ready=is_ready, on_begun=one.on_begun
             )
             for one in group
         ]
-        if shards is not None:
-            self._compiling.begin(indexes, request, shards)
+        if not is_ready:
+            self._compiling.begin(indexes, request)
         return indexes
 
     def withdraw(self, index: int, even_begun: bool = False) -> None:

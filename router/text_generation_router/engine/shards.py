@@ -213,14 +213,7 @@ class ShardedClient:
         """Has the first rank compile a grammar. Returns why no text can follow it, or "". ShardsError: the rank cannot
         be reached, or does not answer."""
         request = pb.CompileGrammarRequest(grammar=grammar)
-        try:
-            answer = await self._stubs[0].CompileGrammar(request, timeout=COMPILE_S)
-        except grpc.aio.AioRpcError as error:
-            raise ShardsError(_reason(error)) from None
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            raise ShardsError("the connection is closed") from None
+        (answer,) = await self._call(lambda stub: stub.CompileGrammar(request, timeout=COMPILE_S), num_ranks=1)
         return str(answer.refusal)
 
     async def views(self) -> list[ShardView]:
@@ -233,23 +226,27 @@ class ShardedClient:
             await self._call(lambda stub: stub.Health(pb.HealthRequest(), timeout=HEALTH_S))
         except ShardsError:
             return False
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            return False
         return True
 
     async def close(self) -> None:
         await _close(self._channels, self._connections)
 
-    async def _call(self, call: Callable[[Stub], Awaitable[R]], kinds: Errors = STEP_ERRORS) -> list[R]:
-        """Makes the same call on all ranks. `kinds` maps status codes to errors; other codes raise ShardsError."""
+    async def _call(
+        self, call: Callable[[Stub], Awaitable[R]], kinds: Errors = STEP_ERRORS, num_ranks: int | None = None
+    ) -> list[R]:
+        """Makes the same call on the first `num_ranks` ranks, or on all. `kinds` maps status codes to errors; other
+        codes, and a connection that is closed before or during the call, raise ShardsError."""
+        stubs = self._stubs[:num_ranks]
         try:
-            if len(self._stubs) == 1:
-                return [await call(self._stubs[0])]
-            return list(await asyncio.gather(*(call(stub) for stub in self._stubs)))
+            if len(stubs) == 1:
+                return [await call(stubs[0])]
+            return list(await asyncio.gather(*(call(stub) for stub in stubs)))
         except grpc.aio.AioRpcError as error:
             raise kinds.get(error.code(), ShardsError)(_reason(error)) from None
+        except (grpc.aio.UsageError, asyncio.CancelledError):
+            if _is_cancelled():
+                raise
+            raise ShardsError("the connection is closed") from None
 
 
 def _is_cancelled() -> bool:

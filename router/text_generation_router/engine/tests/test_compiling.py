@@ -78,3 +78,32 @@ def test_a_request_whose_shards_are_lost_meanwhile_goes_on_with_the_next(serve: 
         assert await waiting.all_ids() == expected_tokens(prompt(0), 6)
 
     serve(use, dies_at(3), FakeShards)
+
+
+def test_a_request_whose_turn_comes_after_its_shards_were_lost_is_compiled_by_the_next(serve: Serve) -> None:
+    async def use(world: World) -> None:
+        old = world.groups.made[0]
+        old.may_compile.clear()
+        first, second = (world.ask(prompt(i), 6, grammar=f"{i}") for i in range(2))
+        free = world.ask(prompt(2), 9)
+        assert await free.all_ids() == expected_tokens(prompt(2), 9)
+        old.lost.done() or old.lost.set_result("killed")
+        while not (len(world.groups.made) == 2 and world.engine.load().is_ready):
+            await asyncio.sleep(0.005)
+        old.may_compile.set()
+        assert await first.all_ids() == expected_tokens(prompt(0), 6)
+        assert await second.all_ids() == expected_tokens(prompt(1), 6)
+        assert (old.compiled, world.groups.made[1].compiled) == (["0"], ["1"])
+
+    serve(use, dies_at(3), FakeShards)
+
+
+def test_a_request_whose_grammar_meets_an_error_of_ours_does_not_wait_for_ever() -> None:
+    async def use(world: World) -> None:
+        async def broken(grammar: str) -> str:
+            raise LookupError(grammar)
+
+        world.groups.made[0].compile = broken
+        assert await world.ask(prompt(0), 6, grammar="g").all_ids() == expected_tokens(prompt(0), 6)
+
+    in_this_process(use)

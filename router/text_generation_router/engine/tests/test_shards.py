@@ -425,6 +425,10 @@ def test_the_first_rank_compiles_grammars_and_may_refuse_them(place: Path, monke
         await group.close()
         with pytest.raises(ShardsError, match="closed"):
             await cut
+        for call in (group.compile("late"), group.views()):
+            with pytest.raises(ShardsError, match="closed"):
+                await call
+        assert not await group.is_healthy()
 
     over(place, use)
 
