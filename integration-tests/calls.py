@@ -34,6 +34,9 @@ def reference_model(folder: Path = DEMO_MODEL) -> "LlamaForCausalLM":
     import torch
     from transformers import LlamaForCausalLM
 
+    from text_generation_server.device.vector_math import choose_code
+
+    choose_code()
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 

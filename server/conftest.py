@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from text_generation_server.device.vector_math import choose_code
+
 if TYPE_CHECKING:
     from collective_tasks import Ranks
     from family_tools import Checkpoints
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+choose_code()  # transformers' results must be right, too
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from text_generation_server.device.graphs import (
     no_graphs,
 )
 from text_generation_server.device.transfers import moments_of, use_own_stream
+from text_generation_server.device.vector_math import choose_code
 from text_generation_server.distributed import Group, join_group
 from text_generation_server.grammars.compiler import GrammarCompiler, ModelTokens
 from text_generation_server.grammars.constraints import Constraints
@@ -83,6 +84,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     the main thread, steps of OpenMP's threads took 2.5 times as long. Torch's operations still run on them.
     """
     torch.set_num_threads(max(1, usable_cores() // config.num_neighbours))
+    choose_code()
     device = _choose_device(config)
     flags = config.shard
     model_config = read_any_config(config.model_path, flags.rope_scaling, flags.rope_factor, config.with_families)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from shard_tools import CPU, fresh_client, make_checkpoint, make_platform, make_runner, random_ids
 from tokenizers import Tokenizer, models
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from text_generation_common.cpu_features import NEEDS
 from text_generation_common.errors import ModelError, WeightsError
@@ -21,6 +22,7 @@ from text_generation_common.flags.model import ComputeFlags
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import shapes
 from text_generation_server.config import ShardConfig
+from text_generation_server.device.vector_math import FUNCTIONS
 from text_generation_server.kernels import Backend, reference, select_backend
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
@@ -254,3 +256,27 @@ def test_a_row_has_the_same_bits_among_as_many_rows_as_the_page_says(
     for numbers in WITH_MATRIX_UNIT if two_kinds else ANY_NUMBER:
         found = [first_row(runner, rows) for rows in numbers]
         assert found == found[:1] * len(numbers)
+
+
+class FirstCalls(TorchDispatchMode):
+    """Records how many numbers the first call of each operation on floats computes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.is_floating_point():
+            self.sizes.setdefault(str(func.overloadpacket).removeprefix("aten."), result.numel())
+        return result
+
+
+def test_the_first_call_of_each_function_of_vectors_is_made_by_one_thread(tmp_path: Path) -> None:
+    """MKL chooses the code of a function then, and may choose wrong for some of several threads."""
+    make(tmp_path)
+    with FirstCalls() as calls:
+        load(tmp_path, 128)
+    names = {getattr(function, "__name__", "").removeprefix("special_") for function in FUNCTIONS}
+    assert {calls.sizes[name] for name in calls.sizes.keys() & names} == {1}
+    assert {"cos", "sin", "exp", "sqrt", "erf", "tanh"} <= calls.sizes.keys()

@@ -188,13 +188,13 @@ async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int,
         async for event in generations[0]:
             yield 0, event
         return
-    ready: asyncio.Queue[tuple[int, TokenEvent | InferenceError | None]] = asyncio.Queue(maxsize=len(generations))
+    ready: asyncio.Queue[tuple[int, TokenEvent | Exception | None]] = asyncio.Queue(maxsize=len(generations))
     pumps = [asyncio.create_task(_pump(index, generation, ready)) for index, generation in enumerate(generations)]
     try:
         running = len(pumps)
         while running:
             index, item = await ready.get()
-            if isinstance(item, InferenceError):
+            if isinstance(item, Exception):
                 raise item
             if item is None:
                 running -= 1
@@ -205,12 +205,12 @@ async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int,
 
 
 async def _pump(
-    index: int, generation: Generation, ready: asyncio.Queue[tuple[int, TokenEvent | InferenceError | None]]
+    index: int, generation: Generation, ready: asyncio.Queue[tuple[int, TokenEvent | Exception | None]]
 ) -> None:
     try:
         async for event in generation:
             await ready.put((index, event))
-    except InferenceError as error:
+    except Exception as error:  # whoever reads the queue raises it, and would wait for ever without it
         await ready.put((index, error))
     else:
         await ready.put((index, None))

@@ -1,13 +1,16 @@
 """One request's stream between an engine and a reader: events, credits, failures."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from itertools import pairwise
+from typing import cast
 
 import pytest
 
 from text_generation_common.errors import GRAMMARS_WAIT, NO_TOKEN
+from text_generation_router.api.common.generation import Generation
 from text_generation_router.api.common.generation_stream import GenerationStream
+from text_generation_router.api.openai.answers import merged
 from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Submission, Tokens
 from text_generation_router.errors import (
     DeadlineError,
@@ -366,3 +369,20 @@ def test_written_events_give_their_credits_back(monkeypatch: pytest.MonkeyPatch)
         reading.cancel()
 
     run(use)
+
+
+def test_an_error_of_ours_in_one_of_several_texts_ends_the_answer() -> None:
+    async def broken() -> AsyncGenerator[TokenEvent, None]:
+        raise LookupError("ours")
+        yield
+
+    async def waiting() -> AsyncGenerator[TokenEvent, None]:
+        await asyncio.Event().wait()
+        yield
+
+    async def read() -> None:
+        async for _ in merged([cast(Generation, waiting()), cast(Generation, broken())]):
+            pass
+
+    with pytest.raises(LookupError, match="ours"):
+        asyncio.run(asyncio.wait_for(read(), 5))
