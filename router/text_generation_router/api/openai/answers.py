@@ -210,7 +210,7 @@ async def _pump(
     try:
         async for event in generation:
             await ready.put((index, event))
-    except Exception as error:  # whoever reads the queue raises it, and would wait for ever without it
+    except Exception as error:  # raised again where the queue is read
         await ready.put((index, error))
     else:
         await ready.put((index, None))
