@@ -1,8 +1,8 @@
 """Elementwise functions of torch on CPUs, which MKL computes where torch has it.
 
 MKL chooses the code of a function at the function's first call. If that call comes from several threads, as for a large
-tensor, one of them may compute its part with a relative error of 2e-4, and no error tells of it: seen in 5 % of the starts
-on a busy machine, in the half of the rotary tables for the later positions
+tensor, one of them may compute its part with a relative error of 2e-4, and no error tells of it: seen in 5 % of the
+starts on a busy machine, in the half of the rotary tables for the later positions
 (https://github.com/pytorch/pytorch/issues/188792; MKL 2024.2, which torch 2.13 still contains).
 """
 
