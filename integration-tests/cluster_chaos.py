@@ -48,7 +48,7 @@ LEAST = (100, 10, 200)
 HEAD_MINUTES = 5.0
 REPLACED_LIMIT_S = 120.0
 # Times that the deployment may fail to recover before the run gives up.
-MOST_PROBLEMS = 3
+MAX_PROBLEMS = 3
 # What dies of a poisoned request's token, as a rule of FAILPOINTS.
 POINTS = {"a shard": "shard.chunk", "an engine's step": "engine.step", "an engine's Submit": "engine.submit"}
 
@@ -101,7 +101,7 @@ class Injection:
             else:
                 self.faults.append(fault)
                 self._note(f"{len(self.faults):4d} {fault}, {whole}")
-            if len(self.problems) >= MOST_PROBLEMS:
+            if len(self.problems) >= MAX_PROBLEMS:
                 return
         self._whole_s()
         time.sleep(SETTLED_S)

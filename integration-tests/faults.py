@@ -194,7 +194,7 @@ def poison_beside(
     for _ in range(alone):
         asyncio.run(ask())
     deaths = [after - before for before, after in pairwise(counts)]
-    down = logs.most_at_once([span for log in read_logs() for span in logs.down(log)])
+    down = logs.max_at_once([span for log in read_logs() for span in logs.down(log)])
     return poisoned(deaths, down, errors, compare(expected, answers), named)
 
 

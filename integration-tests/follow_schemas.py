@@ -23,7 +23,7 @@ from text_generation_router.text.grammars.tests.make_schemas import UNSUPPORTED
 from text_generation_router.text.grammars.tests.matching import problems_of
 
 SCHEMAS = Path(make_schemas.__file__).with_name("schemas.jsonl").read_text(encoding="utf-8").splitlines()
-AT_ONCE, MOST_TOKENS, LEAST_ENDED, LIMIT_S = 16, 1000, 250, 300.0
+AT_ONCE, MAX_TOKENS, LEAST_ENDED, LIMIT_S = 16, 1000, 250, 300.0
 PROMPT = [{"role": "user", "content": "Tell me about the fox and its friends."}]
 
 
@@ -31,7 +31,7 @@ async def outcome(client: httpx.AsyncClient, turn: asyncio.Semaphore, number: in
     """How the request for one schema ended, and what is wrong with that."""
     line = SCHEMAS[number]
     shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": json.loads(line)}}
-    body = {"messages": PROMPT, "response_format": shape, "temperature": 1.0, "seed": number, "max_tokens": MOST_TOKENS}
+    body = {"messages": PROMPT, "response_format": shape, "temperature": 1.0, "seed": number, "max_tokens": MAX_TOKENS}
     async with turn:
         response = await client.post("/v1/chat/completions", json=body)
     told: dict[str, Any] = response.json()

@@ -4,7 +4,7 @@
 
 Kills come in bursts of one, two or three. If there are several shards, a kill takes one of them or all at once. All
 gaps are drawn uniformly, by the wall clock, with one exception: the server's promises hold only for fewer than
-MOST_IN_A_ROW kills without an answered step between them. One more kill therefore waits until a step has been answered,
+MAX_IN_A_ROW kills without an answered step between them. One more kill therefore waits until a step has been answered,
 and reports the length of this wait. Prints one line of JSON for each kill. A time at which no shard's process is alive
 passes without a kill.
 """
@@ -25,7 +25,7 @@ import psutil
 
 from text_generation_benchmark.metrics import metric
 
-MOST_IN_A_ROW = 5
+MAX_IN_A_ROW = 5
 BURSTS = (1, 2, 3)
 # Seconds after a kill at which no answer is in flight any more, and the next epoch has not begun.
 SETTLED_S = 0.3
@@ -43,7 +43,7 @@ class Kill:
     size: int  # number of kills in the burst
     ranks: list[int]
     epoch: int
-    waited_s: float  # seconds of waiting for an answered step, required by MOST_IN_A_ROW
+    waited_s: float  # seconds of waiting for an answered step, required by MAX_IN_A_ROW
     in_a_row: int  # kills since the last answered step, the present kill included
     lost: dict[str, int]  # number of steps that the kill left unanswered, by method
 
@@ -122,7 +122,7 @@ class Killer:
         while True:
             if self._steps().num_answered > self._answered:
                 self._in_a_row = 0
-            if self._in_a_row < MOST_IN_A_ROW - 1:
+            if self._in_a_row < MAX_IN_A_ROW - 1:
                 return time.monotonic() - started_s if has_waited else 0.0
             has_waited = True
             if time.monotonic() - started_s > WAIT_LIMIT_S:

@@ -90,7 +90,7 @@ def down(log: str) -> Iterator[tuple[float, float]]:
         yield since_s, inf
 
 
-def most_at_once(spans: Sequence[tuple[float, float]]) -> int:
+def max_at_once(spans: Sequence[tuple[float, float]]) -> int:
     changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
     count = most = 0
     for _, change in changes:

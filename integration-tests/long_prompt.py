@@ -34,7 +34,7 @@ NUM_STREAMS = 32
 HEAD_TOKENS = 64  # tokens of each stream before the long prompt is sent
 # A stream goes on until it has TAIL_TOKENS after the long prompt is done, or this many tokens in all, about as many as
 # the slots allow.
-MOST_TOKENS = 4_096
+MAX_TOKENS = 4_096
 TAIL_TOKENS = 24
 SLOWDOWNS = (2.0, 4.0, 8.0, 0.0)
 
@@ -94,7 +94,7 @@ class Streams:
 
     def receive(self, i: int, prompt: str) -> Any:
         async def call(client: httpx.AsyncClient) -> None:
-            body = {"inputs": prompt, "parameters": {"max_new_tokens": MOST_TOKENS, "ignore_eos_token": True}}
+            body = {"inputs": prompt, "parameters": {"max_new_tokens": MAX_TOKENS, "ignore_eos_token": True}}
             async with client.stream("POST", "/generate_stream", json=body, timeout=900) as response:
                 left = TAIL_TOKENS
                 async for _ in events_of(response):

@@ -25,7 +25,7 @@ from slow_link import Slowness
 
 # A name of a network interface has at most 15 characters, so names consist of a prefix, a number and a letter.
 PREFIX = "tgim"
-MOST_NETWORKS = 200
+MAX_NETWORKS = 200
 END_LIMIT_S = 60.0
 WITHOUT = "needs network namespaces: run as root, with the program `ip` of iproute2 and kernel support for bridges"
 
@@ -160,7 +160,7 @@ class Network:
     def _claim(self) -> int:
         """The first number whose bridge does not exist: making it is the claim."""
         problem = ""
-        for number in range(MOST_NETWORKS):
+        for number in range(MAX_NETWORKS):
             try:
                 # Without an address of its own a bridge takes that of a port. Peers lose the bridge when it changes.
                 ip("link", "add", _bridge(number), "address", f"02:00:00:00:77:{number:02x}", "type", "bridge")

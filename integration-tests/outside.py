@@ -16,7 +16,7 @@ from statistics import median
 import logs
 from asks import Ask, mixed_asks
 from calls import metric
-from killer import MOST_IN_A_ROW, Kill
+from killer import MAX_IN_A_ROW, Kill
 from outcome import on_this_machine, table
 from scale import Scale
 from server_process import ServerProcess
@@ -86,7 +86,7 @@ class KilledOutside:
         found = [f"{len(self.lost)} of {self.streams} streams lost: {self.lost[0]}"] if self.lost else []
         found += [f"{len(self.different)} outcomes differ: {self.different[0]}"] if self.different else []
         found += [f"a drained server ended with {status}" for status in self.drains if status]
-        too_many = [kill for kill in self.kills if kill.in_a_row >= MOST_IN_A_ROW]
+        too_many = [kill for kill in self.kills if kill.in_a_row >= MAX_IN_A_ROW]
         return found + ([f"more kills in a row than are promised to be harmless: {too_many}"] if too_many else [])
 
 
@@ -275,7 +275,7 @@ def _outside_table(killed: Sequence[KilledOutside]) -> str:
                 *(result.streams, len(result.lost), len(result.different), f"{result.longest_s:.0f}"),
             ]
         )
-    head = f"shards|seed|kills|with ≥ {UNDER_WAY} streams|bursts × kills|of all ranks|most in a row (< {MOST_IN_A_ROW})"
+    head = f"shards|seed|kills|with ≥ {UNDER_WAY} streams|bursts × kills|of all ranks|most in a row (< {MAX_IN_A_ROW})"
     return table(f"{head}|streams|lost|different|longest stream, s", rows)
 
 

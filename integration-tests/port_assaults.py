@@ -51,7 +51,7 @@ def come_and_go(address: tuple[str, int], count: int) -> int:
     return made
 
 
-def most_connections() -> int:
+def max_connections() -> int:
     """Number of connections that this process can hold, at most 2,000."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 ETH_P_ALL = 3
 SOL_PACKET, PACKET_OUTGOING, PACKET_VNET_HDR = 263, 4, 15
 # A large segment that its receiver's kernel is to cut has more bytes than a frame: 64 KiB with all headers.
-MOST_BYTES = 1 << 17
+MAX_BYTES = 1 << 17
 RECEIVE_BYTES = 1 << 23
 
 
@@ -47,7 +47,7 @@ def forward(names: tuple[str, str], slowness: Slowness, rng: random.Random) -> N
     while True:
         left_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
         for end in select.select(ends, [], [], left_s)[0]:
-            frame, about = end.recvfrom(MOST_BYTES)
+            frame, about = end.recvfrom(MAX_BYTES)
             if about[2] == PACKET_OUTGOING or rng.random() < slowness.drop:
                 continue
             number += 1

@@ -148,7 +148,7 @@ def test_a_deployment_that_does_not_recover_ends_the_faults_and_fails_the_run(mo
     notes: list[str] = []
     injection = Injection(BrokenDeployment(), Plan(1, ["power lost", "impossible"], 8), way, notes.append)
     injection.run()
-    assert len(injection.problems) >= cluster_chaos.MOST_PROBLEMS
+    assert len(injection.problems) >= cluster_chaos.MAX_PROBLEMS
     assert len(injection.faults) < 8
     found = replace(result(), problems=tuple(injection.problems))
     assert any("not whole" in failure for failure in found.failures())
@@ -168,9 +168,9 @@ def test_a_replica_is_down_from_the_first_death_until_it_is_ready() -> None:
 
 
 def test_replicas_that_are_down_at_a_time_are_counted() -> None:
-    assert logs.most_at_once([]) == 0
-    assert logs.most_at_once([(1, 3), (3, 5), (6, 7)]) == 1
-    assert logs.most_at_once([(1, 4), (3, 5), (6, 7)]) == 2
+    assert logs.max_at_once([]) == 0
+    assert logs.max_at_once([(1, 3), (3, 5), (6, 7)]) == 1
+    assert logs.max_at_once([(1, 4), (3, 5), (6, 7)]) == 2
 
 
 def test_a_poison_that_has_two_replicas_down_or_no_named_error_is_a_failure() -> None:

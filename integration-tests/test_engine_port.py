@@ -138,7 +138,7 @@ def test_streams_go_on_beside_assaults_on_the_engine_s_port(pair, one_shard: lis
     folder = pair.certificates.folder(Role.FRONT)
 
     def assault() -> None:
-        most = port_assaults.most_connections()
+        most = port_assaults.max_connections()
         assert port_assaults.come_and_go(pair.at, most) == most
         for seed in (1, 2, 3):
             assert port_assaults.ended(pair.at, sends=port_assaults.noise(seed)) == 1

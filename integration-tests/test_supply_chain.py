@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
-MOST_DIRECT_DEPENDENCIES = 25
+MAX_DIRECT_DEPENDENCIES = 25
 MAX_RELEASE_WORDS = 600
 MAX_UPGRADING_LINES = 10
 # An import of a script that runs in the environment of a peer.
@@ -62,7 +62,7 @@ def test_build_requirements_are_those_of_pyproject():
 
 def test_few_packages_are_needed_to_serve():
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert len(dependencies) <= MOST_DIRECT_DEPENDENCIES
+    assert len(dependencies) <= MAX_DIRECT_DEPENDENCIES
 
 
 def test_no_lock_names_a_host():

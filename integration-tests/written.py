@@ -22,7 +22,7 @@ from text_generation_router.text.calls.reasoning import REASONING_FORMATS
 END = "</s>"
 # Shows the tools, and ends with the last message, which so can open the reasoning.
 TEMPLATE = "{% if tools %}{{ tools | length }} tools. {% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
-MOST_TOKENS = 700
+MAX_TOKENS = 700
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024,
@@ -83,7 +83,7 @@ class WritingServer:
         """Lets all requests from now on be answered by `text`. Returns its number of tokens, without the last one,
         which ends the text. No request may be running."""
         ids = self._tokenizer.encode(text + END, add_special_tokens=False).ids
-        assert len(ids) <= MOST_TOKENS
+        assert len(ids) <= MAX_TOKENS
         self._replace(ids)
         return len(ids) - 1
 
@@ -176,17 +176,17 @@ def _responses_joined(events: list[Any], _: int) -> Answer:
 
 def chat_body(inputs: str, schemas: dict[str, Any]) -> dict[str, Any]:
     messages = [{"role": "user", "content": inputs}]
-    return {"messages": messages, "tools": tools_of(schemas), "max_tokens": MOST_TOKENS}
+    return {"messages": messages, "tools": tools_of(schemas), "max_tokens": MAX_TOKENS}
 
 
 def messages_body(inputs: str, schemas: dict[str, Any]) -> dict[str, Any]:
     tools = [{"name": name, "input_schema": schema} for name, schema in schemas.items()]
-    return {"model": "m", "messages": [{"role": "user", "content": inputs}], "tools": tools, "max_tokens": MOST_TOKENS}
+    return {"model": "m", "messages": [{"role": "user", "content": inputs}], "tools": tools, "max_tokens": MAX_TOKENS}
 
 
 def responses_body(inputs: str, schemas: dict[str, Any]) -> dict[str, Any]:
     tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in schemas.items()]
-    return {"model": "m", "input": inputs, "tools": tools, "max_output_tokens": MOST_TOKENS}
+    return {"model": "m", "input": inputs, "tools": tools, "max_output_tokens": MAX_TOKENS}
 
 
 def _add(message: dict[str, Any], delta: dict[str, Any]) -> None:

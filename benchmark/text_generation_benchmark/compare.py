@@ -58,10 +58,10 @@ def beside_peers(
                     errors[contender.peer.name] = last_line(error)
                 else:
                     runs[contender.peer.name] = run
-        most_streams = {contender.peer.name: contender.most_streams for contender in contenders}
+        max_streams = {contender.peer.name: contender.max_streams for contender in contenders}
         for workload, work in works.items():
             say(f"{name}: {workload}")
-            able = {n: run for n, run in runs.items() if workload.concurrency <= most_streams.get(n, sys.maxsize)}
+            able = {n: run for n, run in runs.items() if workload.concurrency <= max_streams.get(n, sys.maxsize)}
             before = get(ours.port, "/metrics")
             results = take_turns(able, workload)
             if workload == largest:

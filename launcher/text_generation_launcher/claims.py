@@ -20,7 +20,7 @@ from text_generation_common.places import ServerPlace
 # Seconds that the janitor of a killed launcher gets to clean up, and seconds between two attempts to lock.
 CLEANING_S, POLL_S = 5.0, 0.05
 # Attempts to make the folder. Other launchers, when they end, may remove the parent folder between two of our calls.
-MOST_TRIES = 20
+MAX_TRIES = 20
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Open files that a process needs: a shard opens about 60 while it loads; the others are for connections. The launcher
 # opens a few more for every shard.
@@ -82,7 +82,7 @@ def _locked(place: ServerPlace) -> int:
 
 def _open(place: ServerPlace) -> int:
     """A descriptor of the place's lock file, which is made if it is missing. AddressInUse for another user's file."""
-    for left in reversed(range(MOST_TRIES)):
+    for left in reversed(range(MAX_TRIES)):
         try:
             place.make()
             return _checked(os.open(place.lock, LOCK_FLAGS, stat.S_IRUSR | stat.S_IWUSR), place)

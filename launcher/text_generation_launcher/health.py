@@ -9,7 +9,7 @@ from dataclasses import dataclass
 # Seconds that one Health call may take, and the number of calls in a row without an answer after which a shard counts
 # as hung.
 ANSWER_S = 2.0
-MOST_MISSES = 2
+MAX_MISSES = 2
 # A step hangs when it makes no progress for STILL_STEP_S seconds, or for PAUSES times the longest pause in a step that
 # the shard measured at warm-up, whichever is longer.
 STILL_STEP_S = 5.0
@@ -17,7 +17,7 @@ PAUSES = 10
 # Limits in seconds for the phases PREPARING, in which Python may not answer for minutes: loading, and warming up, which
 # compiles kernels and records CUDA graphs. The shard reports the phase before it begins.
 STILL_PREPARING_S = 300.0
-MOST_MISSES_PREPARING = 10
+MAX_MISSES_PREPARING = 10
 PREPARING = ("load", "warmup")
 # Most seconds that count against a shard between two answers. A launcher that was itself suspended measures a longer
 # gap, for which the shard is not at fault.
@@ -81,9 +81,9 @@ class Watchdog:
             return f"phase {last.phase if last else 'start'} stands still for {STILL_PREPARING_S:.0f} s"
         if last is None:
             return None  # The shard's program is still being imported, and its socket does not exist yet.
-        most_misses = MOST_MISSES_PREPARING if is_preparing else MOST_MISSES
-        if self._misses >= most_misses:
-            return f"Health was not answered {most_misses} times in a row"
+        max_misses = MAX_MISSES_PREPARING if is_preparing else MAX_MISSES
+        if self._misses >= max_misses:
+            return f"Health was not answered {max_misses} times in a row"
         limit_s = max(STILL_STEP_S, PAUSES * last.longest_pause_s)
         if not is_preparing and last.running_step and self._still_s >= limit_s:
             return f"step {last.running_step} stands still for {limit_s:.0f} s"

@@ -11,7 +11,7 @@ from text_generation_launcher.config import ReplicaSite
 from text_generation_launcher.epochs import Epochs
 from text_generation_launcher.kept_process import KeptProcess
 from text_generation_launcher.process import Child
-from text_generation_launcher.restarts import MOST_DEATHS, Restarts
+from text_generation_launcher.restarts import MAX_DEATHS, Restarts
 from text_generation_launcher.spawner import Spawner
 
 logger = logging.getLogger("text_generation_launcher")
@@ -43,7 +43,7 @@ class OwnedShards:
             [site.place.socket(rank) for rank in range(self._num_shard)],
             self._notify,
             site.place.clear,
-            Restarts(most_failures=MOST_DEATHS),
+            Restarts(max_failures=MAX_DEATHS),
         )
 
     def stop(self) -> None:

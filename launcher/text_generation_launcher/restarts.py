@@ -9,11 +9,11 @@ from text_generation_common.backoff import Backoff
 
 FIRST_WAIT_S, MAX_WAIT_S = 0.5, 30.0
 # Failures in a row after which a child is not started again.
-MOST_FAILURES = 5
+MAX_FAILURES = 5
 # The same limit for shards that had become ready. The router ends a request that kills shards at the request's fifth
 # death; its message reaches the launcher a little after the death, and up to four deaths of other causes may come
 # before it.
-MOST_DEATHS = 10
+MAX_DEATHS = 10
 # A run of this many seconds counts as a success.
 LONG_RUN_S = 600.0
 
@@ -21,7 +21,7 @@ LONG_RUN_S = 600.0
 class Restarts:
     """The record of one child, or of one group of children that start and end together.
 
-    After `most_failures` failures in a row, or MOST_FAILURES failed starts in a row (the child did not become ready),
+    After `max_failures` failures in a row, or MAX_FAILURES failed starts in a row (the child did not become ready),
     there are no more starts. A child that ran for `long_run_s` seconds has a clean record, because an idle server has
     no other success to show.
     """
@@ -29,10 +29,10 @@ class Restarts:
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        most_failures: int = MOST_FAILURES,
+        max_failures: int = MAX_FAILURES,
         long_run_s: float = LONG_RUN_S,
     ) -> None:
-        self._most_failures = most_failures
+        self._max_failures = max_failures
         self._clock = clock
         self._backoff = Backoff(FIRST_WAIT_S, MAX_WAIT_S, long_run_s)
         self._failed_starts = 0  # number of failed starts since the last success: the child did not become ready
@@ -54,5 +54,5 @@ class Restarts:
         if self._backoff.failures == 1:
             self._failed_starts = 0
         self._failed_starts += is_failed_start
-        gives_up = self._backoff.failures >= self._most_failures or self._failed_starts >= MOST_FAILURES
+        gives_up = self._backoff.failures >= self._max_failures or self._failed_starts >= MAX_FAILURES
         return None if gives_up else wait_s

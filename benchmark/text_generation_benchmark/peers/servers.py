@@ -47,7 +47,7 @@ class Contender:
     peer: Peer
     start: Callable[[Path], AbstractContextManager[Run]] | None
     lacks: tuple[str, ...] = ()
-    most_streams: int = sys.maxsize
+    max_streams: int = sys.maxsize
 
 
 def vllm(folder: Path) -> list[Contender]:
@@ -70,7 +70,7 @@ def llama_cpp(folder: Path) -> Contender:
         return _missing("llama.cpp", folder)
     limits = "llama.cpp serves one stream at a time, and cannot ignore the end of text that the demo model generates"
     peer = Peer("llama.cpp", f"(llama-cpp-python {_version(folder, 'llama-cpp-python')})", limits)
-    return Contender(peer, lambda model: _running_llama_cpp(folder, model), (TRAINED,), most_streams=1)
+    return Contender(peer, lambda model: _running_llama_cpp(folder, model), (TRAINED,), max_streams=1)
 
 
 def transformers() -> Contender:

@@ -33,7 +33,7 @@ LOAD = ChatLoad(
     num_chats=400,
     user=LogNormal(150 / PART, 0.8, 8, 1000 // PART),
     output=LogNormal(150 / PART, 0.6, 2, 512 // PART),
-    most_tokens=5500 // PART,
+    max_tokens=5500 // PART,
     max_new_tokens=512 // PART,
     exact=True,
 )

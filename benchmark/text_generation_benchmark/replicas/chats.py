@@ -19,7 +19,7 @@ FIRST_SYSTEM_ID, FIRST_TEXT_ID = 1_000_000, 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class ChatLoad:
-    """An arrival is the next turn of a chat that waits for no answer. A chat that has grown to `most_tokens` begins
+    """An arrival is the next turn of a chat that waits for no answer. A chat that has grown to `max_tokens` begins
     again, with another system prompt. `shares=False`: each arrival is a new text as long as such a turn. `exact`: a
     request asks for as many tokens as it gets; otherwise for `max_new_tokens`, and its text ends earlier.
     """
@@ -29,17 +29,17 @@ class ChatLoad:
     num_chats: int = 400
     user: Lengths = USER
     output: Lengths = ANSWER
-    most_tokens: int = 5500
+    max_tokens: int = 5500
     max_new_tokens: int = 512
     shares: bool = True
     exact: bool = False
 
     def __str__(self) -> str:
         if not self.shares:
-            return f"prompts that share nothing, as long as those of chats of up to {self.most_tokens:,} tokens"
+            return f"prompts that share nothing, as long as those of chats of up to {self.max_tokens:,} tokens"
         return (
             f"{self.num_systems} system prompts of {self.system_tokens:,} tokens, {self.num_chats:,} chats of up to"
-            f" {self.most_tokens:,} tokens"
+            f" {self.max_tokens:,} tokens"
         )
 
 
@@ -82,23 +82,23 @@ class Chats:
     def __init__(self, load: ChatLoad, seed: int) -> None:
         self._load = load
         self._random = np.random.default_rng(seed)
-        self._filler = tuple(range(load.most_tokens + 10_000))
+        self._filler = tuple(range(load.max_tokens + 10_000))
         self._filler_array = np.array(self._filler, dtype=np.int32)
         self._num_texts = 0
         self._idle = [self._begin() for _ in range(load.num_chats)]
         for chat in self._idle:  # chats of all ages, as later
-            self._grow(chat, int(self._random.uniform(0, load.most_tokens - len(chat.text))))
+            self._grow(chat, int(self._random.uniform(0, load.max_tokens - len(chat.text))))
 
     def next(self) -> ChatTurn:
         load, random = self._load, self._random
         output_tokens = int(load.output.draw(random, 1)[0])
         user = int(load.user.draw(random, 1)[0])
         if not load.shares:
-            length = int(random.uniform(load.system_tokens, load.most_tokens)) + user
+            length = int(random.uniform(load.system_tokens, load.max_tokens)) + user
             chat = Chat(self._own_text(length))
         else:
             chat = self._take_idle()
-            if len(chat.text) + user > load.most_tokens:
+            if len(chat.text) + user > load.max_tokens:
                 chat = self._begin()
             self._grow(chat, user)
         return ChatTurn(chat, chat.text, output_tokens, output_tokens if load.exact else load.max_new_tokens)

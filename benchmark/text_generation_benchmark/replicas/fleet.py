@@ -23,7 +23,7 @@ LOAD = ChatLoad(
     num_chats=4000,
     user=LogNormal(400, 0.8, 16, 2000),
     output=LogNormal(250, 0.6, 1, 1024),
-    most_tokens=10_000,
+    max_tokens=10_000,
     max_new_tokens=1024,
 )
 TARGETS = Targets(10.0, 2.0)

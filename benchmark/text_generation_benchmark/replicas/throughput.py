@@ -17,8 +17,8 @@ from text_generation_benchmark.output import say, table
 from text_generation_benchmark.process import ChildServer
 from text_generation_common.model_files import demo_directory
 
-MOST_STEP_MS = 500.0
-MOST_BUSY = 0.6  # part of the cores' time beyond which the cores would limit, not the replicas
+MAX_STEP_MS = 500.0
+MAX_BUSY = 0.6  # part of the cores' time beyond which the cores would limit, not the replicas
 CPU_LINE = Path("/proc/stat")
 
 
@@ -58,18 +58,18 @@ class ThroughputPlan:
 
 
 def measure_replicated(plan: ThroughputPlan, step_ms: float) -> list[Throughput]:
-    """The steps are made longer until the cores are at most MOST_BUSY busy with the most replicas."""
+    """The steps are made longer until the cores are at most MAX_BUSY busy with the most replicas."""
     while True:
         measured = _measure(plan, step_ms)
         busiest = max(each.busy for each in measured)
-        if busiest <= MOST_BUSY:
+        if busiest <= MAX_BUSY:
             return measured
-        if step_ms >= MOST_STEP_MS:
+        if step_ms >= MAX_STEP_MS:
             raise RuntimeError(
                 f"the cores are {busiest:.0%} busy even with steps of {step_ms:g} ms: other programs run"
             )
         say(f"the cores are {busiest:.0%} busy with steps of {step_ms:g} ms: again, with slower shards")
-        step_ms = float(round(step_ms * max(1.25, busiest / MOST_BUSY)))
+        step_ms = float(round(step_ms * max(1.25, busiest / MAX_BUSY)))
 
 
 def _measure(plan: ThroughputPlan, step_ms: float) -> list[Throughput]:
@@ -81,7 +81,7 @@ def _measure(plan: ThroughputPlan, step_ms: float) -> list[Throughput]:
                 tokens_per_s, busy = uvloop.run(_read_all(fronts, count * plan.streams, plan.seconds))
             say(f"{count} replicas: {tokens_per_s:,.0f} tokens/s, cores {busy:.0%} busy")
             measured.append(Throughput(count, plan.fronts, step_ms, tokens_per_s, busy))
-            if busy > MOST_BUSY:
+            if busy > MAX_BUSY:
                 break
     return measured
 

@@ -33,7 +33,7 @@ class Outcome:
     counters: SchedulerCounters = field(default_factory=SchedulerCounters)
     end_s: float = 0.0  # time at which the last step ended
     held_slot_s: list[float] = field(default_factory=list)  # slots held by requests × seconds, by bucket of time
-    most_held: int = 0
+    max_held: int = 0
     steps: int = 0
     wasted_rows: int = 0  # number of rows decoded after their request had ended
 
@@ -48,8 +48,8 @@ class Outcome:
         while bucket >= len(self.held_slot_s):
             self.held_slot_s.append(0.0)
         self.held_slot_s[bucket] += held * seconds
-        if held > self.most_held:
-            self.most_held = held
+        if held > self.max_held:
+            self.max_held = held
 
     def note_end(self, index: int, progress: StepProgress) -> None:
         self.first_s[index], self.last_s[index] = progress.first_s, progress.last_s
@@ -81,7 +81,7 @@ class ClusterSummary:
     mean_gap_s: Floats  # mean seconds between the tokens of each request with two tokens or more, sorted
     longest_gap_s: Floats
     kv_use: float  # mean share of the slots held by requests
-    most_kv_use: float
+    max_kv_use: float
     kv_use_over_time: Floats  # mean share of the slots held by requests, in each bucket of time
     counters: SchedulerCounters
     wasted_rows: int
@@ -110,7 +110,7 @@ def summarize(
         mean_gap_s=np.sort((last_s - first_s)[several] / (tokens[several] - 1)),
         longest_gap_s=np.sort(longest[several]),
         kv_use=float(over_time.sum()) * bucket_s / end_s,
-        most_kv_use=max(outcome.most_held / outcome.slots for outcome in outcomes),
+        max_kv_use=max(outcome.max_held / outcome.slots for outcome in outcomes),
         kv_use_over_time=over_time,
         counters=SchedulerCounters(*map(sum, counts)),
         wasted_rows=sum(outcome.wasted_rows for outcome in outcomes),

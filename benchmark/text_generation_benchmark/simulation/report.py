@@ -71,7 +71,7 @@ def _cells(run: Run) -> dict[str, str]:
         "first token ms p50, p99": _percentiles(summary.first_token_s, ",.0f"),
         "ms per token p50, p99": _percentiles(summary.mean_gap_s, ".1f"),
         "longest gap ms p50, p99": _percentiles(summary.longest_gap_s, ",.0f"),
-        "slots held mean, most": f"{summary.kv_use:.0%}, {summary.most_kv_use:.0%}",
+        "slots held mean, most": f"{summary.kv_use:.0%}, {summary.max_kv_use:.0%}",
         "prompt tokens cached": f"{counters.prefix_hit_tokens / max(1, prompt_tokens):.0%}",
         "preemptions": f"{counters.preemptions:,}",
         "wasted tokens": f"{counters.recomputed_tokens + summary.wasted_rows:,}",

@@ -47,7 +47,7 @@ class Site:
 
     def __init__(self, *programs: str, number: int = 2, patience_s: float = LIMIT_S) -> None:
         self.started: list[tuple[int, Child]] = []  # each with the front's number
-        self.most_living = 0
+        self.max_living = 0
         self._programs = list(programs)
         self.fronts = Fronts(self._start, number, patience_s)
 
@@ -57,7 +57,7 @@ class Site:
         child = await Child.start(command)
         assert number not in [number for number, _ in self.living], "two living fronts have the same number"
         self.started.append((number, child))
-        self.most_living = max(self.most_living, len(self.living))
+        self.max_living = max(self.max_living, len(self.living))
         return child
 
     @property

@@ -2,7 +2,7 @@
 moves.
 """
 
-from text_generation_launcher.restarts import MOST_DEATHS, Restarts
+from text_generation_launcher.restarts import MAX_DEATHS, Restarts
 
 
 class Clock:
@@ -53,7 +53,7 @@ def test_fewer_than_five_failed_starts_since_the_last_success_are_never_the_end(
     """Starts that are killed from outside do not make the launcher give up if starts before and after them
     succeeded.
     """
-    restarts = Restarts(clock := Clock(), most_failures=MOST_DEATHS)
+    restarts = Restarts(clock := Clock(), max_failures=MAX_DEATHS)
     for _ in range(20):
         assert None not in [restarts.failed() for _ in range(4)]
         assert fail_after(restarts, clock, 1.0) is not None
@@ -61,13 +61,13 @@ def test_fewer_than_five_failed_starts_since_the_last_success_are_never_the_end(
 
 
 def test_the_fifth_failed_start_in_a_row_is_the_end_although_deaths_are_allowed_more():
-    restarts = Restarts(Clock(), most_failures=MOST_DEATHS)
+    restarts = Restarts(Clock(), max_failures=MAX_DEATHS)
     assert [restarts.failed() for _ in range(5)] == [0.5, 1.0, 2.0, 4.0, None]
 
 
 def test_shards_that_came_up_may_die_more_often_than_starts_may_fail():
-    restarts = Restarts(clock := Clock(), most_failures=MOST_DEATHS)
-    waits = [fail_after(restarts, clock, 1.0) for _ in range(MOST_DEATHS)]
+    restarts = Restarts(clock := Clock(), max_failures=MAX_DEATHS)
+    waits = [fail_after(restarts, clock, 1.0) for _ in range(MAX_DEATHS)]
     assert None not in waits[:-1] and waits[-1] is None
 
 

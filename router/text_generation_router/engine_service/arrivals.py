@@ -37,13 +37,13 @@ class Pace:
 
 
 # Most fronts of an engine, and most of them at one address: no machine alone can take all places.
-MOST_FRONTS, MOST_AT_ADDRESS = 256, 128
+MAX_FRONTS, MAX_AT_ADDRESS = 256, 128
 # New streams at once, and each second: of one front, from one address, and of all.
 FRONT_AT_ONCE, FRONT_PER_SECOND = 8, 0.5
-ADDRESS_AT_ONCE, ADDRESS_PER_SECOND = MOST_AT_ADDRESS, 8
-AT_ONCE, PER_SECOND = 2 * MOST_FRONTS, 16
+ADDRESS_AT_ONCE, ADDRESS_PER_SECOND = MAX_AT_ADDRESS, 8
+AT_ONCE, PER_SECOND = 2 * MAX_FRONTS, 16
 # Names whose pace is remembered. More are forgotten once their pace is that of a new name.
-MOST_NAMES = 1024
+MAX_NAMES = 1024
 
 
 class Paces:
@@ -63,7 +63,7 @@ class Paces:
 
     def take(self, name: str, now_s: float) -> None:
         if name not in self._paces:
-            if len(self._paces) >= MOST_NAMES:
+            if len(self._paces) >= MAX_NAMES:
                 self._forget(now_s)
             self._paces[name] = Pace(self._at_once, self._per_second, now_s)
         self._paces[name].take(1, now_s)
@@ -112,12 +112,12 @@ class Arrivals:
         return ""
 
     def _reason(self, caller: ArrivingFront, now_s: float) -> str:
-        if self._open.total() >= MOST_FRONTS:
-            return f"{MOST_FRONTS} fronts are connected"
+        if self._open.total() >= MAX_FRONTS:
+            return f"{MAX_FRONTS} fronts are connected"
         if not self._of_fronts.allows(caller.front_id, now_s):
             return "the front connects too often: it may try again in a few seconds"
-        if caller.address and self._open[caller.address] >= MOST_AT_ADDRESS:
-            return f"{MOST_AT_ADDRESS} fronts of this address are connected"
+        if caller.address and self._open[caller.address] >= MAX_AT_ADDRESS:
+            return f"{MAX_AT_ADDRESS} fronts of this address are connected"
         if caller.address and not self._of_addresses.allows(caller.address, now_s):
             return "fronts of this address connect too often: they may try again in a few seconds"
         return "" if self._all.left(now_s) >= 1 else "too many fronts connect: they may try again in a few seconds"

@@ -20,7 +20,7 @@ from text_generation_router.wire.version import UINT64, packed
 # Seconds between two Loads, and the fewest of them, so that fronts that come and go cost little.
 EVERY_S, PAUSE_S = 0.25, 0.02
 # Most seconds between two Loads that a front may want. Fronts take an engine that is silent for 3 s for lost.
-MOST_EVERY_S = 1.0
+MAX_EVERY_S = 1.0
 # Seconds after its last request for which a tenant's service is told.
 ACTIVE_S = 60.0
 # Seconds for which the cache is observed after the last front that wants to know: fronts call again after a break.
@@ -41,7 +41,7 @@ class NewsReader:
         self._changes: dict[int, bool] = {}  # for each hash: whether it was added, or removed
         self._load: pb.Load | None = None
         # A Load that is due a little later than the desk makes it goes out at once.
-        self._every_s = min(every_s, MOST_EVERY_S) - EVERY_S / 2
+        self._every_s = min(every_s, MAX_EVERY_S) - EVERY_S / 2
         self._told: tuple[bool, bool] | None = None  # what the last Load said that must not come late
         self._told_s = 0.0
         self._sequence = 0

@@ -9,7 +9,7 @@ from text_generation_router.errors import FrontLostError
 
 # Seconds for which a front may leave a message unread, and bytes that may wait for it.
 STALL_S = 3.0
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 
 
 class Outbox:
@@ -17,9 +17,9 @@ class Outbox:
     `run` reports.
     """
 
-    def __init__(self, stall_s: float | None = None, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, stall_s: float | None = None, max_bytes: int = MAX_BYTES) -> None:
         self._stall_s = STALL_S if stall_s is None else stall_s
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._messages: deque[tuple[pb.EngineMessage, int]] = deque()  # each with its size
         self._bytes = 0
         self._is_full = self._is_closing = False
@@ -31,7 +31,7 @@ class Outbox:
         size = message.ByteSize()
         self._bytes += size
         self._messages.append((message, size))
-        if self._bytes > self._most_bytes:
+        if self._bytes > self._max_bytes:
             self._is_full = True
             self._messages.clear()
         self._changed.set()
@@ -55,5 +55,5 @@ class Outbox:
                     raise FrontLostError(f"nothing was read for {self._stall_s:g} s") from None
                 self._bytes -= size
             if self._is_full:
-                raise FrontLostError(f"more than {self._most_bytes} bytes wait to be read")
+                raise FrontLostError(f"more than {self._max_bytes} bytes wait to be read")
             self._changed.clear()

@@ -16,7 +16,7 @@ from text_generation_router.metrics.page import CONTENT_TYPE
 logger = logging.getLogger("text_generation_router")
 
 # Seconds for a whole request and its answer; bytes of a request's head; connections at a time.
-REQUEST_S, HEAD_BYTES, MOST_CONNECTIONS = 10.0, 8192, 64
+REQUEST_S, HEAD_BYTES, MAX_CONNECTIONS = 10.0, 8192, 64
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -33,7 +33,7 @@ class EnginePage:
         try:
             with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(REQUEST_S):
-                    if self._num_open <= MOST_CONNECTIONS:
+                    if self._num_open <= MAX_CONNECTIONS:
                         head = await reader.readuntil(b"\r\n\r\n")
                         writer.write(await self._answer(head))
                         await writer.drain()

@@ -20,9 +20,9 @@ from text_generation_router.fleet.cache_news import CacheLog
 from text_generation_router.metrics.metrics import Metrics
 
 # Most calls at a time: two streams of each front, and Health and Metrics.
-MOST_CALLS = 1024
+MAX_CALLS = 1024
 # Most calls at a time on one connection: more wait at the front.
-MOST_CALLS_OF_FRONT = 16
+MAX_CALLS_OF_FRONT = 16
 # Seconds for calls to end once the engine has.
 CLOSE_S = 1.0
 
@@ -47,8 +47,8 @@ class EngineServer:
         largest = max(MESSAGE_BYTES, submit_bytes(engine.snapshot())) + ENVELOPE_BYTES
         self._server = grpc.aio.server(
             interceptors=security.guard({Role.FRONT}),
-            options=[*server_options(largest), ("grpc.max_concurrent_streams", MOST_CALLS_OF_FRONT)],
-            maximum_concurrent_rpcs=MOST_CALLS,
+            options=[*server_options(largest), ("grpc.max_concurrent_streams", MAX_CALLS_OF_FRONT)],
+            maximum_concurrent_rpcs=MAX_CALLS,
         )
         pb_grpc.add_EngineServiceServicer_to_server(self._servicer, self._server)
         self._news: asyncio.Task[None] | None = None

@@ -32,12 +32,12 @@ logger = logging.getLogger("text_generation_router")
 
 # Seconds for the first message of a front, and for the last of the engine.
 HELLO_S, LAST_S = 5.0, 1.0
-MOST_ID_CHARS = 128
+MAX_ID_CHARS = 128
 # A front may have as many times the permits of all fronts on the engine: the requests of lost engines, all at once.
-MOST_OPEN = 4
+MAX_OPEN = 4
 # Seconds for which a new stream waits for its refusal, so that a front that calls again at once costs the engine
 # little, and most streams that wait so: more are refused at once. Seconds between two log lines about them.
-REFUSED_AFTER_S, MOST_REFUSED, LOGGED_EACH_S = 1.0, 256, 60.0
+REFUSED_AFTER_S, MAX_REFUSED, LOGGED_EACH_S = 1.0, 256, 60.0
 CODES: dict[type[BaseException], grpc.StatusCode] = {
     WireError: grpc.StatusCode.INVALID_ARGUMENT,
     FrontLostError: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -63,7 +63,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         self._engine = engine
         self._identity = identity
         self._metrics = metrics
-        self._most_open = MOST_OPEN * permits
+        self._max_open = MAX_OPEN * permits
         self._counts = FrontCounts(metrics.registry)
         self._trial = Trial()
         self._arrivals = Arrivals(time.monotonic())
@@ -101,7 +101,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
 
     async def _hold(self) -> None:
         """Waits until a new stream may be refused."""
-        if self._num_refused >= MOST_REFUSED:
+        if self._num_refused >= MAX_REFUSED:
             return
         self._num_refused += 1
         try:
@@ -150,7 +150,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
             engine=self._engine,
             outbox=outbox,
             counts=self._counts,
-            most_open=self._most_open,
+            max_open=self._max_open,
             note_share=share,
             trial=trial,
             version=version,
@@ -236,7 +236,7 @@ async def _hello(context: StreamContext) -> tuple[ArrivingFront, int]:
     if message.WhichOneof("message") != "hello":
         raise WireError("the first message of a front is not Hello")
     front_id, version = message.hello.front_id, check_version(message.hello.version)
-    if not 0 < len(front_id) <= MOST_ID_CHARS:
+    if not 0 < len(front_id) <= MAX_ID_CHARS:
         raise WireError(f"the id of a front has {len(front_id)} characters")
     return arriving_front(front_id, context.peer()), version
 

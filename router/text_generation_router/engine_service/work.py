@@ -78,18 +78,18 @@ class FrontWork:
         engine: LocalEngine,
         outbox: Outbox,
         counts: FrontCounts,
-        most_open: int,
+        max_open: int,
         note_share: Callable[[Share], None],
         trial: Trial,
         version: int = VERSION,
     ) -> None:
-        """`most_open`: most requests that the front may have at a time. `note_share` is called with the share of each
+        """`max_open`: most requests that the front may have at a time. `note_share` is called with the share of each
         request that is accepted. `trial`: the engine's. `version`: of the protocol, that both sides speak."""
         self.front_id = front_id
         self.outbox = outbox
         self._engine = engine
         self._counts = counts
-        self._most_open = most_open
+        self._max_open = max_open
         self._note_share = note_share
         self._trial = trial
         self._tells_begun = version >= WITH_BEGUN
@@ -171,7 +171,7 @@ class FrontWork:
             self._last_index = one.index
 
     def _check_room(self, sequences: list[Submitted], snapshot: Snapshot) -> None:
-        if len(self._open) + len(sequences) > self._most_open:
+        if len(self._open) + len(sequences) > self._max_open:
             self._note_useless()
             raise RefusedError(Refusal.OVERLOADED, self._engine.load().retry_after_s)
         request = sequences[0].request

@@ -87,9 +87,9 @@ class ShareNode:
             child.served = max(child.served, self.floor)
         child.num_waiting += 1
 
-    def next(self, most_held: int) -> "ShareNode | None":
-        """The child with the least `served`, among children that wait and hold fewer than `most_held` slots."""
-        waiting = (child for child in self.children.values() if child.num_waiting and child.num_held < most_held)
+    def next(self, max_held: int) -> "ShareNode | None":
+        """The child with the least `served`, among children that wait and hold fewer than `max_held` slots."""
+        waiting = (child for child in self.children.values() if child.num_waiting and child.num_held < max_held)
         return min(waiting, key=lambda child: child.served, default=None)
 
     def serve(self, child: "ShareNode", cost: float) -> None:

@@ -13,8 +13,8 @@ from text_generation_router.fleet.values import Cancel, Credit, EndAt, Order, Re
 from text_generation_router.wire.version import WireError
 
 # Messages about requests that have ended or moved are normal: tokens of steps in flight. An engine that sends more of
-# them than this for each request it has had, and MOST_LATE more, floods the front.
-LATE_PER_REQUEST, MOST_LATE = 64, 1024
+# them than this for each request it has had, and MAX_LATE more, floods the front.
+LATE_PER_REQUEST, MAX_LATE = 64, 1024
 
 
 class Attempts:
@@ -105,7 +105,7 @@ class Attempts:
     def note_useless(self) -> None:
         """Counts a message that changes nothing."""
         self._num_late += 1
-        if self._num_late > MOST_LATE + LATE_PER_REQUEST * self._next:
+        if self._num_late > MAX_LATE + LATE_PER_REQUEST * self._next:
             raise WireError("too many messages about requests that have ended, or that change nothing")
 
     def forget(self, request: RemoteRequest) -> None:

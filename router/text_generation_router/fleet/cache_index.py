@@ -18,7 +18,7 @@ Counts = npt.NDArray[np.int64]
 
 # Most blocks of a prompt that are looked up to compare engines. So the search takes the same time for prompts of any
 # length, and an engine's part of a prompt is known to about 3 %.
-MOST_LOOKS = 32
+MAX_LOOKS = 32
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class CacheIndex:
             self._remove(known, [block for block, until_s in known.expected.items() if until_s <= now_s])
 
     def matched(self, hashes: Sequence[int]) -> Counts:
-        """For each engine, how many of the first blocks of a prompt it has. Of a prompt with more than MOST_LOOKS
+        """For each engine, how many of the first blocks of a prompt it has. Of a prompt with more than MAX_LOOKS
         blocks, every nth one is looked for, and the number is rounded down to a multiple of n, or is all blocks."""
         sets, ends = self._running_sets(hashes)
         if not sets:
@@ -177,7 +177,7 @@ class CacheIndex:
 
 def _looks(blocks: int) -> Sequence[int]:
     """Numbers of first blocks that are looked for, the last of them all blocks."""
-    if blocks <= MOST_LOOKS:
+    if blocks <= MAX_LOOKS:
         return range(1, blocks + 1)
-    step = -(-blocks // MOST_LOOKS)
+    step = -(-blocks // MAX_LOOKS)
     return [*range(step, blocks, step), blocks]

@@ -45,7 +45,7 @@ LEAST_LOAD_GAP_S = 0.01
 # Seconds until the first try to connect again; the wait doubles up to the last.
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0
 # Most reasons that are logged for one engine that cannot be reached.
-MOST_TOLD = 8
+MAX_TOLD = 8
 # gRPC's words for a connection that the other side has closed.
 CUT = ("Socket closed", "recvmsg:Connection reset by peer")
 
@@ -93,7 +93,7 @@ class EngineConnection:
         """Logs why an engine at a TCP port is not connected: once for each reason, until it is connected. The launcher
         tells what engines at unix sockets do."""
         problem = problem_of(problem)
-        if isinstance(self._endpoint, UnixEndpoint) or problem in self._told or len(self._told) >= MOST_TOLD:
+        if isinstance(self._endpoint, UnixEndpoint) or problem in self._told or len(self._told) >= MAX_TOLD:
             logger.debug("engine %s: %s", self._endpoint.target, problem)
             return
         self._told.add(problem)

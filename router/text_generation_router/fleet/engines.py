@@ -16,7 +16,7 @@ from text_generation_router.fleet.values import EngineFacts, EngineLoss, ToldLoa
 from text_generation_router.wire.version import WITH_BEGUN
 
 # Most Submits of requests that were on another engine before, at a time, that an engine has not answered.
-MOST_RESUBMITS = 64
+MAX_RESUBMITS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +60,7 @@ class EngineView:
 
     @property
     def takes_resubmits(self) -> bool:
-        return not self.is_full and self.attempts.num_unanswered < MOST_RESUBMITS
+        return not self.is_full and self.attempts.num_unanswered < MAX_RESUBMITS
 
 
 class Fleet:

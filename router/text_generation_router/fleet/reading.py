@@ -29,7 +29,7 @@ from text_generation_router.wire.submits import check_ids, submit_of
 from text_generation_router.wire.version import INT32, UINT64, VERSION, WireError, check_version, unpacked
 
 # Most characters of an engine's id, which names losses, and bytes of a digest.
-MOST_ID_CHARS, MOST_DIGEST_BYTES = 128, 128
+MAX_ID_CHARS, MAX_DIGEST_BYTES = 128, 128
 
 
 def hello(front_id: str) -> pb.FrontMessage:
@@ -56,7 +56,7 @@ def facts_of_welcome(message: pb.EngineMessage) -> EngineFacts:
         raise WireError("the engine's first message is not a Welcome")
     welcome = message.welcome
     version = check_version(welcome.version)
-    if not 0 < len(welcome.engine_id) <= MOST_ID_CHARS or len(welcome.digest) > MOST_DIGEST_BYTES:
+    if not 0 < len(welcome.engine_id) <= MAX_ID_CHARS or len(welcome.digest) > MAX_DIGEST_BYTES:
         raise WireError("an engine's id or digest has a wrong length")
     return EngineFacts(welcome.engine_id, welcome.term, welcome.digest, snapshot_of(welcome.facts), version)
 

@@ -60,7 +60,7 @@ def half_doublings(maximum: int) -> list[float]:
 # Reasons why a request waits in the queue: earlier requests, TGI's joining rule, no free row, too little memory, the
 # step's budget of prompt tokens, or a prefix that is being computed for another request.
 WAITS = ("turn", "rule", "rows", "memory", "budget", "prefix")
-MOST_REQUESTS = 1024  # the last bound of the sizes of batches
+MAX_REQUESTS = 1024  # the last bound of the sizes of batches
 # What fronts count about their engines (`RemoteCounts`): the end of each metric's name, and its description.
 FRONT_COUNTS = {
     "lost_engines": ("lost_engines", "Connections to engines that were lost"),
@@ -151,11 +151,11 @@ class Metrics:
         self.queue_size = self._gauge("tgi_queue_size", "Requests waiting in the queue")
 
     def _add_batch_metrics(self) -> None:
-        sizes = [float(size) for size in range(1, MOST_REQUESTS + 1)]
+        sizes = [float(size) for size in range(1, MAX_REQUESTS + 1)]
         self.batch_next_size = self._histogram(
             "tgi_batch_next_size",
             "Size of each batch leaving the queue",
-            sizes if self._tgi_buckets else half_doublings(MOST_REQUESTS),
+            sizes if self._tgi_buckets else half_doublings(MAX_REQUESTS),
         )
         self.batch_current_size = self._gauge("tgi_batch_current_size", "Requests in the running batch")
         self.batch_current_max_tokens = self._gauge(

@@ -36,7 +36,7 @@ class ActiveRequests:
     @property
     def num_reserved(self) -> int:
         """Slots that the running requests would hold at their greatest lengths."""
-        return sum(request.most_slots for request in self.running.values())
+        return sum(request.max_slots for request in self.running.values())
 
     @property
     def suspect(self) -> Running | None:

@@ -57,9 +57,9 @@ class AdmissionControl:
         too few outputs are known: if it has its greatest length.
         """
         made_N = np.array([len(r.output_ids) for r in requests], dtype=np.int64)
-        most_N = np.array([r.request.max_new_tokens for r in requests], dtype=np.int64)
-        totals_N = self._lengths.mean(made_N, most_N) if self._lengths.are_enough else most_N
-        kept_N = totals_N if self.uses_history else most_N
+        max_N = np.array([r.request.max_new_tokens for r in requests], dtype=np.int64)
+        totals_N = self._lengths.mean(made_N, max_N) if self._lengths.are_enough else max_N
+        kept_N = totals_N if self.uses_history else max_N
         return [
             Stay(
                 r.num_uncomputed if r.holding is not None else r.num_tokens,
@@ -128,7 +128,7 @@ class Forecast:
         members = [r for r in running if not r.paused]
         # Slots that paused requests may still take. A paused request may go on at any time, so it counts as if it held
         # its greatest number of slots for ever.
-        resting = sum(r.most_slots - len(r.slots) for r in running if r.paused)
+        resting = sum(r.max_slots - len(r.slots) for r in running if r.paused)
         totals_ND = np.vstack([self._admission.totals(members), self._admission.expect(candidate)])
         members.append(candidate)
         is_prefilling_N = np.fromiter((r.prefilled < r.prefill_to for r in members), np.bool_, len(members))

@@ -31,7 +31,7 @@ class OutputLengths:
     def are_enough(self) -> bool:
         return len(self._recent) >= ENOUGH
 
-    def draw(self, longer_than_K: Lengths, most_K: Lengths) -> Lengths:
+    def draw(self, longer_than_K: Lengths, max_K: Lengths) -> Lengths:
         """Samples K lengths. Each one is a recent length above `longer_than`, at most `most`; `most` if no recent
         length is longer.
         """
@@ -40,17 +40,17 @@ class OutputLengths:
         known = len(self._sorted)
         first_K = np.searchsorted(self._sorted, longer_than_K, side="right")
         chosen_K = first_K + (self._random.random(len(first_K)) * (known - first_K)).astype(np.int64)
-        drawn_K = np.where(first_K < known, self._sorted[np.minimum(chosen_K, known - 1)], most_K)
-        lengths: Lengths = np.minimum(drawn_K, most_K)
+        drawn_K = np.where(first_K < known, self._sorted[np.minimum(chosen_K, known - 1)], max_K)
+        lengths: Lengths = np.minimum(drawn_K, max_K)
         return lengths
 
-    def mean(self, longer_than_K: Lengths, most_K: Lengths) -> Lengths:
+    def mean(self, longer_than_K: Lengths, max_K: Lengths) -> Lengths:
         """K mean lengths. Each one is the mean of the recent lengths above `longer_than`, at most `most`."""
         recent = np.sort(np.array(self._recent, dtype=np.int64))
         sums = np.append(np.cumsum(recent[::-1])[::-1], 0)
         first_K = np.searchsorted(recent, longer_than_K, side="right")
         means_K = -(-sums[first_K] // np.maximum(len(recent) - first_K, 1))
-        lengths: Lengths = np.minimum(np.where(first_K < len(recent), means_K, most_K), most_K)
+        lengths: Lengths = np.minimum(np.where(first_K < len(recent), means_K, max_K), max_K)
         return lengths
 
 
@@ -91,8 +91,8 @@ class Futures:
         outlived: npt.NDArray[np.bool_] = totals_ND <= made_N[:, None]
         if outlived.any():
             which_K = np.nonzero(outlived)[0]
-            most_K = np.array([requests[i].request.max_new_tokens for i in which_K.tolist()], dtype=np.int64)
-            totals_ND[outlived] = self._lengths.draw(made_N[which_K], most_K)
+            max_K = np.array([requests[i].request.max_new_tokens for i in which_K.tolist()], dtype=np.int64)
+            totals_ND[outlived] = self._lengths.draw(made_N[which_K], max_K)
             self._totals[rows_N] = totals_ND
         return totals_ND
 

@@ -48,7 +48,7 @@ class Queue:
 
     def limit_lead(self, tokens: float) -> None:
         """From now on, service of other engines puts an owner or tenant behind the others here by at most `tokens`."""
-        self._accounts.most_lead = tokens
+        self._accounts.max_lead = tokens
 
     def account(self, share: Share) -> Tenant | None:
         return self._accounts.find(share)

@@ -98,21 +98,21 @@ class Running:
         """Token ids of prompt and output."""
         if (known := self._num_ids) < self.num_tokens:
             if self.num_tokens > len(self._ids):
-                self._ids = np.append(self._ids, np.empty(self.most_tokens - len(self._ids), dtype=np.int32))
+                self._ids = np.append(self._ids, np.empty(self.max_tokens - len(self._ids), dtype=np.int32))
             self._ids[known : self.num_tokens] = self.output_ids[known - len(self.request.input_ids) :]
             self._num_ids = self.num_tokens
         return self._ids[: self.num_tokens]
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         return len(self.request.input_ids) + self.request.max_new_tokens
 
     @property
-    def most_slots(self) -> int:
+    def max_slots(self) -> int:
         """Number of slots at the greatest length. The last new token needs no slot, because no later token attends to
         it.
         """
-        return max(self.most_tokens - 1, len(self.request.input_ids))
+        return max(self.max_tokens - 1, len(self.request.input_ids))
 
     @property
     def num_matchable(self) -> int:

@@ -114,7 +114,7 @@ class Scheduler:
         self._budget.begin_epoch(query_blocks)
         self._begin(replace(self.limits, capacity=capacity), end_tokens)
         waiting = (*self.queue.waiting(), *self._unready.values())
-        given_up = [request for request in waiting if request.most_slots > capacity]
+        given_up = [request for request in waiting if request.max_slots > capacity]
         for request in given_up:
             self._end(request)
         return given_up
@@ -147,7 +147,7 @@ class Scheduler:
         running.blame = Blame.of(past, self._newest)
         self._newest = max(self._newest, running.arrival)
         assert not past.output_ids or len(past.output_ids) < request.max_new_tokens, "nothing is left to do"
-        assert running.most_slots <= self.limits.capacity, "validation lets through what can never fit"
+        assert running.max_slots <= self.limits.capacity, "validation lets through what can never fit"
         self._next_id += 1
         self._requests[running.id] = self._unready[running.id] = running
         return running
@@ -244,8 +244,8 @@ class Scheduler:
         return step
 
     def _chunks(self, number: int, prefilling: list[Running], decoding: list[Running]) -> tuple[Chunk, ...]:
-        most_of_owner = self.joining.parts.most(self.joining.times.num_forwards)
-        chunks = next_chunks(prefilling, self._budget.choose(decoding, prefilling), most_of_owner, number)
+        max_of_owner = self.joining.parts.most(self.joining.times.num_forwards)
+        chunks = next_chunks(prefilling, self._budget.choose(decoding, prefilling), max_of_owner, number)
         self.counters.prefilled_tokens += sum(chunk.end - chunk.start for chunk in chunks)
         return chunks
 

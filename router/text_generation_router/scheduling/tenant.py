@@ -127,7 +127,7 @@ class Accounts:
         self.floor = 0.0  # `served` of the owner whose request joined last; a new owner begins with it
         # Tokens by which service of other engines may put an account before the account whose request joined last. The
         # first accounts have no other one to be compared with.
-        self.most_lead = inf
+        self.max_lead = inf
         self._max_idle = max_idle
         self._num_tenants = 0
 
@@ -152,7 +152,7 @@ class Accounts:
         return tenant
 
     def _most(self, floor: float) -> float:
-        return floor + self.most_lead if floor else inf
+        return floor + self.max_lead if floor else inf
 
     def begin_to_wait(self, tenant: Tenant) -> None:
         """Counts what other engines have served before a request of `tenant` waits."""

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 Schema = dict[str, Any]
 
-MOST_REFERENCES: Final = 64  # one after the other
+MAX_REFERENCES: Final = 64  # one after the other
 # Keywords that change no text.
 ANNOTATIONS: Final = frozenset(
     (
@@ -15,9 +15,9 @@ ANNOTATIONS: Final = frozenset(
 
 
 def resolved(root: Schema, schema: Any) -> Any:
-    """The schema that a reference such as `#/$defs/name` refers to, at most MOST_REFERENCES references away. Schemas
+    """The schema that a reference such as `#/$defs/name` refers to, at most MAX_REFERENCES references away. Schemas
     that are not just a reference are their own."""
-    for _ in range(MOST_REFERENCES):
+    for _ in range(MAX_REFERENCES):
         if not isinstance(schema, dict) or "$ref" not in schema or not schema.keys() <= {"$ref", *ANNOTATIONS}:
             return schema
         schema = target(root, schema["$ref"])

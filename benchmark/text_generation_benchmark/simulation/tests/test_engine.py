@@ -52,7 +52,7 @@ def test_a_text_that_ends_before_its_limit_costs_a_row() -> None:
 def test_slots_are_held_from_the_prompt_to_the_end() -> None:
     # In the first of two steps, 10 slots are held for the prompt and one for the second step, which is decided already.
     outcome = run(trace_of((0.0, 10, 2, 2)))
-    assert outcome.most_held == 11 and outcome.held_slot_s == pytest.approx([11 * 1.1, 11 * 1.0])
+    assert outcome.max_held == 11 and outcome.held_slot_s == pytest.approx([11 * 1.1, 11 * 1.0])
 
 
 def test_a_request_that_can_never_be_held_is_named() -> None:
@@ -71,7 +71,7 @@ def test_too_little_memory_is_survived_by_preempting() -> None:
     # The last requests make more tokens than the recorded output lengths predict.
     requests = [(0.5 * i, 4, 3, 90) for i in range(40)] + [(30.0, 4, 90, 90)] * 8
     stepped, jumped = (run(trace_of(*requests), jumps, capacity=300) for jumps in (False, True))
-    assert stepped.counters.preemptions > 0 and stepped.most_held <= 300
+    assert stepped.counters.preemptions > 0 and stepped.max_held <= 300
     assert_same(stepped, jumped)
 
 

@@ -17,7 +17,7 @@ def outcome(*requests: tuple[float, float, float, float, int], held: tuple[float
     none = np.zeros(len(requests), dtype=np.int64)
     found = Outcome(Trace(arrival_s, none + 1, tokens, tokens, none + NO_PREFIX, none, none), 100, 1.0)
     found.first_s, found.last_s, found.longest_gap_s = first_s, last_s, longest_gap_s
-    found.end_s, found.held_slot_s, found.most_held, found.steps, found.wasted_rows = 10.0, list(held), 60, 7, 2
+    found.end_s, found.held_slot_s, found.max_held, found.steps, found.wasted_rows = 10.0, list(held), 60, 7, 2
     found.counters = SchedulerCounters(1, 3, 10, 40)
     return found
 
@@ -53,7 +53,7 @@ def test_a_request_with_one_token_has_no_time_between_tokens() -> None:
 
 def test_memory_in_use_is_a_share_of_all_slots() -> None:
     both = summary(outcome(GOOD), outcome(GOOD, held=(50.0,)))
-    assert both.kv_use_over_time.tolist() == pytest.approx([0.5, 0.125]) and both.most_kv_use == 0.6
+    assert both.kv_use_over_time.tolist() == pytest.approx([0.5, 0.125]) and both.max_kv_use == 0.6
     assert both.kv_use == pytest.approx(125 / (10 * 200))
 
 

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 HEADER = "x-ignored-parameters"
 # Most names that are logged and counted each on its own: clients choose the names.
-MOST_NAMES = 64
+MAX_NAMES = 64
 UNPRINTABLE = re.compile(r"[^!-+.-~-]")
 
 
@@ -64,7 +64,7 @@ class IgnoredParameters:
     ) -> None:
         add_header(request.scope, HEADER, ", ".join(UNPRINTABLE.sub("?", name) for name in names))
         for name in names:
-            if name not in self._seen and len(self._seen) < MOST_NAMES:
+            if name not in self._seen and len(self._seen) < MAX_NAMES:
                 self._seen.add(name)
                 logger.warning(text, name)
             self._counter.labels(name=name if name in self._seen else "other").inc()

@@ -16,7 +16,7 @@ from text_generation_router.errors import InferenceError, OverloadedError
 from text_generation_router.scheduling.share import Share
 
 # Limit on permits given out, in multiples of the number of rows. At this limit a tenant below its share is refused too.
-MOST_OUT = 2
+MAX_OUT = 2
 
 T = TypeVar("T")
 
@@ -191,11 +191,11 @@ class Permits:
         owners_share = max(1, own // (len(self._owners) + (owner.held == 0)))
         if _is_below(owner, owners_share, count):
             self._refuse(count, lambda: self._most_above(owners_share))
-            return self._all_out + count <= MOST_OUT * self._capacity
+            return self._all_out + count <= MAX_OUT * self._capacity
         tenants_share = max(1, owners_share // (len(owner.tenants) + (tenant.held == 0)))
         if _is_below(tenant, tenants_share, count):
             self._refuse(count, lambda: owner.newest_not_begun(tenants_share))
-            return owner.held + count <= MOST_OUT * owners_share and self._all_out + count <= MOST_OUT * self._capacity
+            return owner.held + count <= MAX_OUT * owners_share and self._all_out + count <= MAX_OUT * self._capacity
         return False
 
     def _most_above(self, share: int) -> Permit | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from text_generation_router.api.common.permits import MOST_OUT, Permit, Permits
+from text_generation_router.api.common.permits import MAX_OUT, Permit, Permits
 from text_generation_router.api.tests.conftest import Script
 from text_generation_router.errors import InferenceError, OverloadedError
 from text_generation_router.scheduling.share import Share
@@ -156,7 +156,7 @@ class PermitsMachine(RuleBasedStateMachine):
             permit = self.permits.take(share, count)
         except OverloadedError:
             assert self.permits.left < count
-            is_full = self.CAPACITY - self.permits.left + count > MOST_OUT * self.CAPACITY
+            is_full = self.CAPACITY - self.permits.left + count > MAX_OUT * self.CAPACITY
             assert is_full or (owners[owner] and owners[owner] + count > equal), "it was below its share"
             self._drop_refused()
             return
@@ -192,7 +192,7 @@ class PermitsMachine(RuleBasedStateMachine):
     @invariant()
     def the_books_are_right(self) -> None:
         assert self.CAPACITY - self.permits.left == sum(permit.left for permit, _ in self.held)
-        assert -self.permits.left <= (MOST_OUT - 1) * self.CAPACITY
+        assert -self.permits.left <= (MAX_OUT - 1) * self.CAPACITY
         held = Counter(permit.share for permit, _ in self.held for _ in range(permit.left))
         counted = {
             Share(o, t): tenant.held for o, owner in self.permits._owners.items() for t, tenant in owner.tenants.items()

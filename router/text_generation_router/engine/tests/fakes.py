@@ -60,7 +60,7 @@ class FakeShards:
         self.steps: list[Step] = []
         self.histories: dict[int, list[int]] = {}
         self.prompts: dict[int, FirstChunk] = {}  # the requests that want log-probabilities of their prompts
-        self.most_in_flight = 0
+        self.max_in_flight = 0
         self._in_flight = 0
         self._fail = fail
         self._failed = False
@@ -69,7 +69,7 @@ class FakeShards:
         assert step.number == len(self.steps) + 1, "steps are sent in their order"
         self.steps.append(step)
         self._in_flight += isinstance(step, ForwardStep)
-        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        self.max_in_flight = max(self.max_in_flight, self._in_flight)
         answer = self._answer(step)
         await asyncio.sleep(0.002)
         await self.may_answer.wait()

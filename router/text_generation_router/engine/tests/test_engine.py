@@ -33,7 +33,7 @@ def test_every_request_gets_its_own_tokens_with_two_steps_in_flight(serve: Serve
         listeners = [world.ask(prompt(i), 5 + i) for i in range(12)]
         assert await all_ids(listeners) == [expected_tokens(prompt(i), 5 + i) for i in range(12)]
 
-        assert world.groups.made[0].most_in_flight == 2
+        assert world.groups.made[0].max_in_flight == 2
         between_tokens = world.metrics.time_between_tokens.series
         assert sum(between_tokens.counts) == sum(4 + i for i in range(12)) and 0 < between_tokens.sum < 60 * 12
 

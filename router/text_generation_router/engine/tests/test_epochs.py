@@ -69,7 +69,7 @@ def test_a_request_that_ends_while_it_waits_for_new_shards_says_since_when_and_o
 def test_after_a_loss_two_steps_are_in_flight_again() -> None:
     async def use(world: World) -> None:
         await all_ids(world.ask_all(6, 40))
-        assert [group.most_in_flight for group in world.groups.made] == [MAX_IN_FLIGHT] * 2
+        assert [group.max_in_flight for group in world.groups.made] == [MAX_IN_FLIGHT] * 2
 
     serve(use, dies_at(9), FakeShards)
 

@@ -16,9 +16,9 @@ from text_generation_router.engine_service.arrivals import (
     AT_ONCE,
     FRONT_AT_ONCE,
     FRONT_PER_SECOND,
-    MOST_AT_ADDRESS,
-    MOST_FRONTS,
-    MOST_NAMES,
+    MAX_AT_ADDRESS,
+    MAX_FRONTS,
+    MAX_NAMES,
     PER_SECOND,
     Arrivals,
     ArrivingFront,
@@ -51,16 +51,16 @@ def test_invented_fronts_are_let_in_at_one_pace_and_hardly_remembered(address: s
     taken = sum(come_and_go(arrivals, ArrivingFront(str(tick), address), tick / 100) for tick in range(100 * SECONDS))
     at_once, per_second = (ADDRESS_AT_ONCE, ADDRESS_PER_SECOND) if address else (AT_ONCE, PER_SECOND)
     assert taken in range(at_once, at_once + per_second * SECONDS + 1)
-    assert arrivals.num_names <= 2 * MOST_NAMES
+    assert arrivals.num_names <= 2 * MAX_NAMES
     assert come_and_go(arrivals, ArrivingFront("good", "10.0.0.2"), SECONDS) or not address
 
 
 def test_invented_fronts_of_one_machine_leave_places_for_other_machines() -> None:
     arrivals = Arrivals(0.0)
     found = Counter(
-        arrivals.refusal(ArrivingFront(str(number), "10.0.0.1"), float(number)) for number in range(MOST_FRONTS)
+        arrivals.refusal(ArrivingFront(str(number), "10.0.0.1"), float(number)) for number in range(MAX_FRONTS)
     )
-    assert found[""] == MOST_AT_ADDRESS
+    assert found[""] == MAX_AT_ADDRESS
     assert not any(
         arrivals.refusal(ArrivingFront(f"good {number}", f"10.0.1.{number}"), 500.0) for number in range(100)
     )
@@ -68,12 +68,12 @@ def test_invented_fronts_of_one_machine_leave_places_for_other_machines() -> Non
 
 def test_all_fronts_of_an_engine_that_starts_again_come_at_once_and_a_restart_of_all_fronts_is_not_hindered() -> None:
     arrivals = Arrivals(0.0)
-    fronts = [ArrivingFront(f"{place}", f"10.0.0.{place % 4}") for place in range(MOST_FRONTS)]
+    fronts = [ArrivingFront(f"{place}", f"10.0.0.{place % 4}") for place in range(MAX_FRONTS)]
     for now_s in (1.0, 3.0):  # the second time, their connections have been lost
         assert not any(arrivals.refusal(front, now_s) for front in fronts)
         for front in fronts:
             arrivals.leave(front)
-    few = [ArrivingFront(f"new {place}", "") for place in range(MOST_FRONTS)]
+    few = [ArrivingFront(f"new {place}", "") for place in range(MAX_FRONTS)]
     assert not any(not come_and_go(arrivals, front, 4.0 + place) for place, front in enumerate(few))
 
 
@@ -113,7 +113,7 @@ def test_a_front_that_comes_too_often_is_told_to_come_later_and_others_are_serve
     monkeypatch.setattr(arrivals, "FRONT_AT_ONCE", 2)
     monkeypatch.setattr(arrivals, "FRONT_PER_SECOND", 0.001)
     monkeypatch.setattr(servicer, "REFUSED_AFTER_S", 0.01)
-    monkeypatch.setattr(servicer, "MOST_REFUSED", 1)
+    monkeypatch.setattr(servicer, "MAX_REFUSED", 1)
 
     async def use(world: EngineWorld) -> None:
         for _ in range(2):

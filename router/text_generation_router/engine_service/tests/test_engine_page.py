@@ -61,7 +61,7 @@ def test_a_client_that_is_slow_or_sends_too_much_loses_its_connection_only(monke
     monkeypatch.setattr(engine_page, "REQUEST_S", 0.05)
     slow, large = b"GET /metrics", b"GET /metrics HTTP/1.1\r\nx: " + bytes(4 * HEAD_BYTES)
     assert answers(slow, large) == [b"", b""]
-    monkeypatch.setattr(engine_page, "MOST_CONNECTIONS", 0)
+    monkeypatch.setattr(engine_page, "MAX_CONNECTIONS", 0)
     assert answers(b"GET /metrics HTTP/1.1\r\n\r\n") == [b""]
 
 

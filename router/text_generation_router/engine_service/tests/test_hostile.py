@@ -198,7 +198,7 @@ def test_a_front_that_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_more_fronts_than_the_most_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "MOST_FRONTS", 2)
+    monkeypatch.setattr(arrivals, "MAX_FRONTS", 2)
     monkeypatch.setattr(servicer, "REFUSED_AFTER_S", 0.0)
 
     async def use(world: EngineWorld) -> None:

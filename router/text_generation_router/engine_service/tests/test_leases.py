@@ -56,7 +56,7 @@ def test_a_message_that_is_not_read_in_time_loses_the_front() -> None:
 
 def test_too_many_bytes_that_wait_lose_the_front_and_are_let_go() -> None:
     async def run() -> None:
-        outbox = Outbox(most_bytes=1000)
+        outbox = Outbox(max_bytes=1000)
         for _ in range(20):
             outbox.put(_message(100))
         assert not outbox._messages
@@ -73,7 +73,7 @@ def test_bytes_that_were_read_no_longer_count() -> None:
         async def write(message: pb.EngineMessage) -> None:
             sent.append(message)
 
-        outbox = Outbox(most_bytes=1000)
+        outbox = Outbox(max_bytes=1000)
         sending = asyncio.create_task(outbox.run(write))
         for number in range(50):
             outbox.put(_message(100 + number))

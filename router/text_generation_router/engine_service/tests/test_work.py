@@ -216,7 +216,7 @@ def test_suspects_of_one_group_are_taken_at_a_time_from_all_fronts() -> None:
 def test_more_requests_than_a_front_may_have_are_refused() -> None:
     async def use(world: EngineWorld) -> None:
         front = await world.front()
-        most = servicer.MOST_OPEN * PERMITS
+        most = servicer.MAX_OPEN * PERMITS
         await front.send(submit(range(most), [1], 50), submit([most], [1], 5))
         await front.until(lambda: front.refused)
         assert len(front.accepted) == most and front.refused[0].reason == pb.OVERLOADED

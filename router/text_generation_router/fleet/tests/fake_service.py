@@ -47,7 +47,7 @@ class FakeService(pb_grpc.EngineServiceServicer):
     load: pb.Load = field(default_factory=lambda: pb.Load(is_ready=True, permits=8, wait_s=2.5))
     alter: Callable[[pb.EngineMessage], pb.EngineMessage | None] = lambda message: message
     tells_load: bool = True
-    most_tokens: int = 10**9  # tokens made in this life, after which the engine makes no more
+    max_tokens: int = 10**9  # tokens made in this life, after which the engine makes no more
     healthy: bool = True
     hellos: list[pb.Hello] = field(default_factory=list)
     submits: list[list[Submitted]] = field(default_factory=list)
@@ -133,7 +133,7 @@ class FakeService(pb_grpc.EngineServiceServicer):
             await asyncio.sleep(self.step_s)
             step = FrontTokens()
             for index, row in list(self.rows.items()):
-                if row.credits > 0 and self.made < self.most_tokens:
+                if row.credits > 0 and self.made < self.max_tokens:
                     self._token(step, index, row)
             if step.indexes:
                 self.send(pb.EngineMessage(tokens=step.message))

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.engine.tests.fakes import Listener, expected_tokens
 from text_generation_router.errors import Refusal, RefusedError
-from text_generation_router.fleet.attempts import LATE_PER_REQUEST, MOST_LATE
+from text_generation_router.fleet.attempts import LATE_PER_REQUEST, MAX_LATE
 from text_generation_router.fleet.books import DEADLY, HUNG, STRANDED, STRANDED_S
-from text_generation_router.fleet.engines import MOST_RESUBMITS
+from text_generation_router.fleet.engines import MAX_RESUBMITS
 from text_generation_router.fleet.suspects import MAX_ALONE
 from text_generation_router.fleet.tests.engines import BookedEngine, Front, told
 from text_generation_router.fleet.values import Credit, EngineFirst, EngineLoss, Withdraw
@@ -368,13 +368,13 @@ def test_few_resubmits_are_unanswered_at_a_time_and_the_oldest_go_first() -> Non
     front = Front()
     engine = front.join()
     listeners = []
-    for _ in range(MOST_RESUBMITS + 9):
+    for _ in range(MAX_RESUBMITS + 9):
         listeners += front.ask([5], 1)
         front.now += 1
     engine.obey()
     front.books.lost(0, EngineLoss.OUTSIDE)
     other = front.join(1)
-    assert len(other.view.attempts.orders) == MOST_RESUBMITS
+    assert len(other.view.attempts.orders) == MAX_RESUBMITS
     while other.view.attempts.orders:
         other.obey()
     other.step()
@@ -596,7 +596,7 @@ def test_a_flood_of_messages_about_ended_requests_ends_the_connection() -> None:
     engine.obey()
     front.books.cancel(listener.index)
     with pytest.raises(WireError):
-        for _ in range(MOST_LATE + 3 * LATE_PER_REQUEST):
+        for _ in range(MAX_LATE + 3 * LATE_PER_REQUEST):
             front.books.tokens(engine.view, run(1, 0), None, None)
 
 
@@ -607,7 +607,7 @@ def test_a_flood_of_messages_that_change_nothing_ends_the_connection(kind: str) 
     front.ask([5], 9)
     engine.obey()
     with pytest.raises(WireError):
-        for _ in range(MOST_LATE + 3 * LATE_PER_REQUEST):
+        for _ in range(MAX_LATE + 3 * LATE_PER_REQUEST):
             if kind == "begun":
                 front.books.begun(engine.view, [1])
             else:

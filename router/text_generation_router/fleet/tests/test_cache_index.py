@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from text_generation_router.fleet import cache_news
 from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, BlockHasher, HistoryHashes, Ids
-from text_generation_router.fleet.cache_index import MOST_LOOKS, CacheIndex
+from text_generation_router.fleet.cache_index import MAX_LOOKS, CacheIndex
 from text_generation_router.fleet.cache_news import CacheLog, CacheNews
 from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
 from text_generation_router.scheduling.memory.radix_tree import Node
@@ -166,7 +166,7 @@ def know(index: CacheIndex, engine: int, hashes: Sequence[int]) -> None:
     assert index.take(engine, 1, CacheNews(list(hashes), [], is_snapshot=True))
 
 
-@given(lengths=st.lists(st.integers(0, MOST_LOOKS - 5), min_size=1, max_size=130), extra=st.integers(0, 5))
+@given(lengths=st.lists(st.integers(0, MAX_LOOKS - 5), min_size=1, max_size=130), extra=st.integers(0, 5))
 def test_an_index_counts_the_first_blocks_of_each_engine(lengths: list[int], extra: int) -> None:
     index, prompt = CacheIndex(len(lengths)), list(range(1000, 1000 + max(lengths) + extra))
     for engine, length in enumerate(lengths):
@@ -179,13 +179,13 @@ def test_an_index_counts_the_first_blocks_of_each_engine(lengths: list[int], ext
 
 @given(
     lengths=st.lists(st.integers(0, 1200), min_size=1, max_size=40),
-    blocks=st.integers(MOST_LOOKS + 1, 1200),
+    blocks=st.integers(MAX_LOOKS + 1, 1200),
     data=st.data(),
 )
 def test_of_a_long_prompt_an_engine_s_part_is_rounded_down_and_that_of_one_engine_is_exact(
     lengths: list[int], blocks: int, data: st.DataObject
 ) -> None:
-    index, prompt, step = CacheIndex(len(lengths)), list(range(1000, 1000 + blocks)), -(-blocks // MOST_LOOKS)
+    index, prompt, step = CacheIndex(len(lengths)), list(range(1000, 1000 + blocks)), -(-blocks // MAX_LOOKS)
     for engine, length in enumerate(lengths):
         index.join(engine, 2000)
         know(index, engine, prompt[:length])

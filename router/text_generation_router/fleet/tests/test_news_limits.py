@@ -8,8 +8,8 @@ from text_generation_router.fleet.news_limits import (
     BURST_BYTES,
     BYTES_PER_S,
     EVERY_MS,
+    MAX_EVERY_MS,
     MESSAGE_BYTES,
-    MOST_EVERY_MS,
     MS_PER_ENGINE,
     NewsBudget,
     next_pace_ms,
@@ -24,7 +24,7 @@ def test_a_front_with_more_engines_gets_fewer_news_of_each_and_few_engines_more_
     pace: int, engines: int, more: int
 ) -> None:
     found = next_pace_ms(pace, engines)
-    assert found in PACES and min(MS_PER_ENGINE * engines, MOST_EVERY_MS) <= max(found, EVERY_MS)
+    assert found in PACES and min(MS_PER_ENGINE * engines, MAX_EVERY_MS) <= max(found, EVERY_MS)
     assert found <= max(EVERY_MS, 4 * MS_PER_ENGINE * engines)
     assert next_pace_ms(found, engines) == found
     if engines > 100 and (back := next_pace_ms(found, engines + more)) != found:

@@ -24,7 +24,7 @@ NUM_FRONTS, NUM_ENGINES = 2, 3
 BAD = (201, 202, 203, 204, 205, 206)
 TOLD, (BEFORE_BEGUN, AT_SUBMIT, NOT_ALWAYS, HANGS) = BAD[:2], BAD[2:]
 # Most silences of engines that live. Six in a row without a token would end a good request.
-MOST_SILENCES = 4
+MAX_SILENCES = 4
 
 
 class KilledAtSubmit(Exception):
@@ -70,7 +70,7 @@ class SharedEngine:
         for place in list(self.streams):
             self.disconnect(place, loss)
 
-    def work(self, most_new: int) -> set[int]:
+    def work(self, max_new: int) -> set[int]:
         """Decides a step, and computes it. Returns the bad tokens that end the engine instead."""
         try:
             for stream in self.streams.values():
@@ -80,7 +80,7 @@ class SharedEngine:
             return {AT_SUBMIT}
         rows = [(stream, index, row) for stream in self.streams.values() for index, row in stream.rows.items()]
         alone = [each for each in rows if each[2].submitted.past.suspicions == MAX_SUSPICIONS and not each[2].has_begun]
-        new = [each for each in rows if not each[2].has_begun][:most_new]
+        new = [each for each in rows if not each[2].has_begun][:max_new]
         step = alone[:1] or [each for each in rows if each[2].has_begun] + new
         for stream, index, row in step:
             token = row.submitted.request.input_ids[0]
@@ -154,10 +154,10 @@ class PoisonMachine(RuleBasedStateMachine):
             self.asked_bad.append(token)
             self.bad += self.fronts[place].ask([token], 3)
 
-    @rule(number=st.integers(0, NUM_ENGINES - 1), most_new=st.integers(0, 4))
-    def work(self, number: int, most_new: int) -> None:
+    @rule(number=st.integers(0, NUM_ENGINES - 1), max_new=st.integers(0, 4))
+    def work(self, number: int, max_new: int) -> None:
         if self.engines[number].killers is None:
-            self.deaths.update(self.engines[number].work(most_new))
+            self.deaths.update(self.engines[number].work(max_new))
 
     @rule(number=st.integers(0, NUM_ENGINES - 1))
     def come_back(self, number: int) -> None:
@@ -170,7 +170,7 @@ class PoisonMachine(RuleBasedStateMachine):
     def break_link(self, number: int, place: int, loss: EngineLoss) -> None:
         """The connection is lost; whatever the front believes, the engine lives."""
         self.silences += loss is EngineLoss.SILENT
-        if self.silences > MOST_SILENCES:
+        if self.silences > MAX_SILENCES:
             return
         self.engines[number].disconnect(place, loss)
 

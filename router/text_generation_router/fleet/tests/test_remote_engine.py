@@ -109,7 +109,7 @@ def test_texts_are_those_of_the_engine_and_facts_are_told(tmp_path: Path) -> Non
 
 def test_streams_outlive_their_engine_and_give_the_same_texts(tmp_path: Path) -> None:
     async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], most_tokens=31):
+        async with FakeService(front.paths[0], max_tokens=31):
             await front.engine.start()
             listeners = [front.ask(ids, 40) for ids in PROMPTS]
             await until(lambda: sum(len(listener.ids) for listener in listeners) == 31)
@@ -128,7 +128,7 @@ def test_streams_outlive_their_engine_and_give_the_same_texts(tmp_path: Path) ->
 
 def test_requests_go_on_with_another_engine_at_once(tmp_path: Path) -> None:
     async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], most_tokens=9) as first, FakeService(front.paths[1]) as second:
+        async with FakeService(front.paths[0], max_tokens=9) as first, FakeService(front.paths[1]) as second:
             await front.engine.start()
             await until(lambda: len(first.hellos) == len(second.hellos) == 1)
             await asyncio.sleep(0.05)
@@ -169,7 +169,7 @@ def test_a_refusal_is_the_answer(tmp_path: Path, reason: Refusal) -> None:
 
 def test_deadlines_hold_while_no_engine_is_there(tmp_path: Path) -> None:
     async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], most_tokens=4):
+        async with FakeService(front.paths[0], max_tokens=4):
             await front.engine.start()
             begun = front.ask([1], 9, timeout_s=0.3)
             await begun.until_tokens(4)
@@ -219,7 +219,7 @@ def test_a_silent_engine_is_lost_and_its_requests_go_on_elsewhere(tmp_path: Path
     monkeypatch.setattr("text_generation_router.fleet.connection.SILENT_S", 0.3)
 
     async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], most_tokens=7) as silent, FakeService(front.paths[1]) as other:
+        async with FakeService(front.paths[0], max_tokens=7) as silent, FakeService(front.paths[1]) as other:
             other.load.is_draining = True
             await front.engine.start()
             await until(lambda: len(silent.hellos) == len(other.hellos) == 1)
@@ -245,7 +245,7 @@ def test_requests_of_an_engine_that_dies_are_suspects_unless_it_was_silent_befor
         raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), WRITE_FAILED)
 
     async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], most_tokens=4) as service:
+        async with FakeService(front.paths[0], max_tokens=4) as service:
             await front.engine.start()
             listener = front.ask([1], 30)
             await listener.until_tokens(4)
@@ -455,7 +455,7 @@ def test_log_probabilities_of_a_prompt_come_with_its_first_token(tmp_path: Path)
 
 def test_closing_ends_every_request(tmp_path: Path) -> None:
     async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], most_tokens=2):
+        async with FakeService(front.paths[0], max_tokens=2):
             await front.engine.start()
             [begun], _ = front.submit([1], 9)
             await begun.until_tokens(2)

@@ -90,7 +90,7 @@ class Holder(Protocol):
         """Number of first tokens of the history that may come from the prefix cache."""
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Number of tokens of the history at its greatest length."""
 
     @property

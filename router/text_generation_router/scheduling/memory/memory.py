@@ -102,7 +102,7 @@ class Memory:
 
     def hold(self, request: Holder) -> None:
         """Locks the cached prefix of the request's history."""
-        holding = request.holding = Holding(request.most_tokens, None)
+        holding = request.holding = Holding(request.max_tokens, None)
         if self._prefix_caching:
             holding.node, slots = self.cache.lock(request.namespace, _matchable(request))
             holding.take_cached(slots)

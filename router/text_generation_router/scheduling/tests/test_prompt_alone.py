@@ -39,7 +39,7 @@ def chunks_of(scheduler: Scheduler, shard: ShardModel, until: Callable[[], bool]
 def test_a_prompt_alone_needs_a_slot_for_each_of_its_tokens() -> None:
     scheduler = Scheduler(Limits(CAPACITY, 8, BUDGET))
     fits, too_long = ask(scheduler, 30, 0), ask(scheduler, 31, 0)
-    assert (fits.most_slots, too_long.most_slots) == (30, 31)
+    assert (fits.max_slots, too_long.max_slots) == (30, 31)
     assert scheduler.begin_epoch(30) == [too_long]
     chunks_of(scheduler, ShardModel(8))
     assert fits.ended and scheduler.is_idle and scheduler.memory.num_held == 0

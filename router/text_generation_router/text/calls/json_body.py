@@ -10,7 +10,7 @@ from text_generation_router.text.calls.found_calls import MAX_ARGUMENT_CHARS, MA
 from text_generation_router.text.calls.json_scan import JsonScanner
 from text_generation_router.text.calls.source import Markers, Source, Steps
 
-_MOST_OTHER_CHARS = 16_384  # length of a member other than the name and the arguments
+_MAX_OTHER_CHARS = 16_384  # length of a member other than the name and the arguments
 
 
 class JsonBody:
@@ -83,7 +83,7 @@ class _Call:
             self._id = yield from _string(self._source)
         elif self._is_marked or key in (syntax.id_key, "type"):
             parts: list[str] = []
-            if not (yield from self._source.follow(JsonScanner(), parts.append, _MOST_OTHER_CHARS)):
+            if not (yield from self._source.follow(JsonScanner(), parts.append, _MAX_OTHER_CHARS)):
                 raise NotACallError
             self._others += (key, *parts)
         else:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 
 _FIRST_CODE = 0xD800
-_MOST_CODES = 0x800
+_MAX_CODES = 0x800
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -18,7 +18,7 @@ class SpecialTokens:
         self._texts = texts
         self._longest = max(map(len, texts), default=0)
         known = sorted({text for text in texts if text and any(text in marker for marker in markers)}, key=len)
-        self._codes = {text: chr(_FIRST_CODE + i) for i, text in enumerate(known[-_MOST_CODES:])}
+        self._codes = {text: chr(_FIRST_CODE + i) for i, text in enumerate(known[-_MAX_CODES:])}
         self._decoded = {code: text for text, code in self._codes.items()}
 
     @property

@@ -13,14 +13,14 @@ _LITERALS = {
     "none": ("null", "null"),
     "null": ("null", "null"),
 }
-_MOST_DEPTH = 16  # how deep alternatives may stand within alternatives
+_MAX_DEPTH = 16  # how deep alternatives may stand within alternatives
 
 
 def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
     """The JSON types that a schema allows; empty if it does not say. `root`: the schema to which its references
     refer."""
     schema = resolved(root, schema)
-    if not isinstance(schema, Mapping) or depth > _MOST_DEPTH:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return frozenset()
     kind = schema.get("type")
     if isinstance(kind, str):

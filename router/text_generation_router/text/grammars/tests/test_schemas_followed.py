@@ -21,7 +21,7 @@ DEMO = Path(__file__).parents[5] / "server/text_generation_server/demo_model/tok
 LINES = Path(__file__).with_name("schemas.jsonl").read_text(encoding="utf-8").splitlines()
 # `make test-grammars` sets it: every schema instead of every tenth.
 EVERY = 1 if os.environ.get("ALL_SCHEMAS") else 10
-MOST_TOKENS, EOS = 2000, 0
+MAX_TOKENS, EOS = 2000, 0
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,9 @@ def numbers_of(mask: bytes) -> list[int]:
 
 
 def drawn_text(tokenizer: LLTokenizer, grammar: str, random: Random) -> str | None:
-    """A text of random tokens that the grammar allows; None if it has not ended after MOST_TOKENS."""
+    """A text of random tokens that the grammar allows; None if it has not ended after MAX_TOKENS."""
     matcher, ids = LLMatcher(tokenizer, grammar, limits=LIMITS), []
-    while len(ids) < MOST_TOKENS:
+    while len(ids) < MAX_TOKENS:
         token = random.choice(numbers_of(matcher.compute_bitmask()))
         assert matcher.consume_token(token), matcher.get_error()
         if token == EOS:
