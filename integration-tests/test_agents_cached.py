@@ -16,7 +16,7 @@ from server_process import ServerProcess
 from text_generation_common.flags.model import FormatFlags
 from text_generation_router.api.common.body_kinds import job_of
 from text_generation_router.api.common.fields import ListLimits
-from text_generation_router.api.common.styles import Speech
+from text_generation_router.api.common.styles import ChatFormats
 from text_generation_router.api.reading_child import make_handlers, setup_of
 from text_generation_router.text.templates.files import load_chat_template
 
@@ -90,8 +90,8 @@ class Prompts:
     def __init__(self) -> None:
         self._tokenizer = tokenizer()
         template = load_chat_template(DEMO_MODEL, None)
-        speech = Speech.of(template, FormatFlags(), frozenset({"</s>"}))
-        self._handlers = make_handlers(setup_of(template, speech.ways, speech.ways))
+        chat_formats = ChatFormats.of(template, FormatFlags(), frozenset({"</s>"}))
+        self._handlers = make_handlers(setup_of(template, chat_formats.ways, chat_formats.ways))
         self._limits = ListLimits(10_000, 1, 4)
 
     def text(self, path: str, body: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from text_generation_router.api.common.ignored import IgnoredParameters
 from text_generation_router.api.common.inference import Inference
 from text_generation_router.api.common.permits import Permits
 from text_generation_router.api.common.services import Services
-from text_generation_router.api.common.styles import Speech, style_of
+from text_generation_router.api.common.styles import ChatFormats, style_of
 from text_generation_router.app import answers_at_once, create_app
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.protocol import Snapshot
@@ -142,9 +142,9 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     hits = LimitHits(metrics)
     vocabulary = Vocabulary.of(tokenizer.tokenizer)
     special_texts = frozenset(map(vocabulary.text_of, vocabulary.special_ids))
-    speech = Speech.of(chat_template, config.formats, special_texts)
+    chat_formats = ChatFormats.of(chat_template, config.formats, special_texts)
     children_setup = reading_child.setup_of(
-        chat_template, speech.ways, speech.ways_in(style_of(config.http.tgi_dialect))
+        chat_template, chat_formats.ways, chat_formats.ways_in(style_of(config.http.tgi_dialect))
     )
     pool = ProcessPool(reading_child.ENTRY, children_setup, child_limits(config))
     served = await find_engine(config, metrics)
@@ -188,7 +188,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             metrics=metrics,
             tokenizer=tokenizer,
             renderer=renderer,
-            speech=speech,
+            chat_formats=chat_formats,
             model_sha=files.sha,
             sampling_defaults=defaults,
             version=own_version(),

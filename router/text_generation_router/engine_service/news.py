@@ -96,7 +96,7 @@ class NewsReader:
         return CacheNews(added, [block for block, is_added in changes.items() if not is_added])
 
 
-class NewsDesk:
+class NewsPublisher:
     """Makes the news for all News calls. The engine's cache is observed only while a front wants to know of it."""
 
     def __init__(self, engine: LocalEngine, fronts: ConnectedFronts, cache: CacheLog | None) -> None:

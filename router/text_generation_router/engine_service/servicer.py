@@ -17,7 +17,7 @@ from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine_service.arrivals import Arrivals, ArrivingFront, arriving_front
 from text_generation_router.engine_service.fronts import ConnectedFronts
 from text_generation_router.engine_service.identity import EngineIdentity
-from text_generation_router.engine_service.news import NewsDesk
+from text_generation_router.engine_service.news import NewsPublisher
 from text_generation_router.engine_service.outbox import Outbox
 from text_generation_router.engine_service.sinks import Trial
 from text_generation_router.engine_service.work import FrontCounts, FrontWork
@@ -70,7 +70,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         self._num_refused = 0  # fronts that wait for their refusal
         self._logged_s = -LOGGED_EACH_S
         self.fronts = ConnectedFronts(permits, self._counts)
-        self.news = NewsDesk(engine, self.fronts, cache)
+        self.news = NewsPublisher(engine, self.fronts, cache)
         engine.watch(self.fronts)
         engine.watch(self.news)
 

@@ -34,7 +34,9 @@ from text_generation_router.offload.malloc import give_back_memory
 CROWD = 256
 
 
-class Crowds:
+class ConnectionPeaks:
+    """Notices that most of many connections have gone."""
+
     def __init__(self, give_back: Callable[[], None]) -> None:
         self._give_back = give_back
         self._most = 0  # most connections since memory was last given back
@@ -96,7 +98,7 @@ class Server(uvicorn.Server):
         self._end_streams = end_streams
         self._patience_s = patience_s
         self.flush_s = FLUSH_S
-        self._crowds = Crowds(self._give_back_memory)
+        self._peaks = ConnectionPeaks(self._give_back_memory)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self._place is None:
@@ -117,7 +119,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn calls this ten times a second."""
-        self._crowds.note(len(self.server_state.connections))
+        self._peaks.note(len(self.server_state.connections))
         if self._shared is not None:
             self._shared.note()
         return await super().on_tick(counter)

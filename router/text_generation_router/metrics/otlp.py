@@ -15,7 +15,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from text_generation_common.logs import request_id
 from text_generation_router.metrics.tracing import (
     AttributeValue,
-    Course,
+    GenerationSummary,
     Origin,
     TraceStage,
     attributes_of,
@@ -53,10 +53,10 @@ class OtlpTracer:
         now = time.perf_counter()
         self._send(refused, TraceStage("refused", refused.started_s, now), attributes, status >= FIRST_SERVER_ERROR, ())
 
-    def end(self, known: Origin, request: GenerationRequest, course: Course) -> None:
-        whole = TraceStage("", course.started_s, course.ended_s)
-        facts = facts_of(course, request, self._model)
-        self._send(known, whole, facts, course.failure is not None, tuple(course.stages()))
+    def end(self, known: Origin, request: GenerationRequest, summary: GenerationSummary) -> None:
+        whole = TraceStage("", summary.started_s, summary.ended_s)
+        facts = facts_of(summary, request, self._model)
+        self._send(known, whole, facts, summary.failure is not None, tuple(summary.stages()))
 
     def _send(
         self,
@@ -95,5 +95,5 @@ class OtlpTrace:
     origin: Origin
     request: GenerationRequest
 
-    def end(self, course: Course) -> None:
-        self.tracer.end(self.origin, self.request, course)
+    def end(self, summary: GenerationSummary) -> None:
+        self.tracer.end(self.origin, self.request, summary)

@@ -44,7 +44,7 @@ class TraceStage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class GenerationSummary:
     """How a generation went. `started_s`, `queued_s` and `ended_s` are times of time.perf_counter; all else is in
     seconds, and what happens after the first step is counted from the first step.
     """
@@ -84,7 +84,7 @@ class Course:
 class GenerationTrace(Protocol):
     """The trace of a generation in progress."""
 
-    def end(self, course: Course) -> None: ...
+    def end(self, summary: GenerationSummary) -> None: ...
 
 
 class Tracer(Protocol):
@@ -133,7 +133,7 @@ def operation_of(path: str) -> str:
     return "chat" if path.endswith("/chat/completions") else "text_completion"
 
 
-def facts_of(course: Course, request: GenerationRequest, model: str) -> dict[str, AttributeValue]:
+def facts_of(summary: GenerationSummary, request: GenerationRequest, model: str) -> dict[str, AttributeValue]:
     """Attributes of the span of a generation: numbers only, no text of a prompt or an answer."""
     sampling = request.sampling
     found: dict[str, AttributeValue] = {
@@ -141,17 +141,17 @@ def facts_of(course: Course, request: GenerationRequest, model: str) -> dict[str
         "gen_ai.request.max_tokens": request.max_new_tokens,
         "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
         "gen_ai.request.presence_penalty": sampling.presence_penalty,
-        "gen_ai.usage.input_tokens": course.prompt_tokens,
-        "gen_ai.usage.output_tokens": course.generated_tokens,
-        "gen_ai.usage.cache_read.input_tokens": course.cached_tokens,
+        "gen_ai.usage.input_tokens": summary.prompt_tokens,
+        "gen_ai.usage.output_tokens": summary.generated_tokens,
+        "gen_ai.usage.cache_read.input_tokens": summary.cached_tokens,
     }
     if sampling.do_sample:
         found |= {"gen_ai.request.temperature": sampling.temperature, "gen_ai.request.top_p": sampling.top_p}
         found |= {"gen_ai.request.top_k": sampling.top_k} if sampling.top_k else {}
-    if course.seed is not None:
-        found["gen_ai.request.seed"] = str(course.seed)  # a number of 64 bits without sign, which OTLP's integers lack
-    if course.finish_reason is not None:
-        found["gen_ai.response.finish_reasons"] = (course.finish_reason,)
-    if course.failure is not None:
-        found["error.type"] = course.failure
+    if summary.seed is not None:
+        found["gen_ai.request.seed"] = str(summary.seed)  # a number of 64 bits without sign, which OTLP's integers lack
+    if summary.finish_reason is not None:
+        found["gen_ai.response.finish_reasons"] = (summary.finish_reason,)
+    if summary.failure is not None:
+        found["error.type"] = summary.failure
     return found

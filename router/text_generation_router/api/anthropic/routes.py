@@ -69,7 +69,7 @@ class MessagesRoutes:
     async def prompts(self, asked: MessagesOptions, caller: Caller) -> Sequence[Prompt]:
         with renaming(NAMES):
             chat = chat_of(asked)
-            if self._services.speech.reading.reasoning is None:  # a text without thinking keeps to any budget
+            if self._services.chat_formats.reading.reasoning is None:  # a text without thinking keeps to any budget
                 chat = chat.model_copy(update={"max_thinking_tokens": None})
             return [await chat_prompt(self._services, chat, caller, NAMES)]
 

@@ -19,7 +19,7 @@ from text_generation_router.errors import (
 )
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.disconnect import unless_disconnected
-from text_generation_router.http.places import Places
+from text_generation_router.http.owner_limits import OwnerLimits
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
 
 B = TypeVar("B", bound=Body)
@@ -58,7 +58,7 @@ class Bodies:
         self._callers = callers
         self._offload = offload
         self._ignored = ignored
-        self._places = Places(OWNERS_BODIES, WAIT_S)
+        self._places = OwnerLimits(OWNERS_BODIES, WAIT_S)
         self.tidying = tidying or Tidying()
 
     async def read(self, request: Request, kind: RequestBody[B]) -> B:

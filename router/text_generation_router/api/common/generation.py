@@ -13,7 +13,7 @@ from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.request_log import RequestEnd, request_end
 from text_generation_router.metrics.key_usage import KeyUsage, key_usage
 from text_generation_router.metrics.metrics import Metrics
-from text_generation_router.metrics.tracing import Course, GenerationTrace
+from text_generation_router.metrics.tracing import GenerationSummary, GenerationTrace
 from text_generation_router.text.tokens.events import Finish, Token, TokenEvent
 from text_generation_router.text.tokens.pieces import Piece, PieceReader, Reasoning, merged, read
 from text_generation_router.text.tokens.prompt_rows import PromptRows
@@ -125,14 +125,14 @@ class Generation:
             if self.end is not None:
                 self.end.num_tokens += self.stream.num_tokens
             if self.trace is not None:
-                self.trace.end(self._course())
+                self.trace.end(self._summary())
 
     def _count_usage(self) -> None:
         """Counts for the API key also a text that was cancelled or has failed, if a token of it was made."""
         if self.usage is not None and self.is_answer and (self.stream.num_tokens or self.finish is not None):
             self.usage.count_text(self.prompt_tokens, self.stream.cached_tokens, self.stream.num_tokens)
 
-    def _course(self) -> Course:
+    def _summary(self) -> GenerationSummary:
         stream, finish, now = self.stream, self.finish, time.perf_counter()
         end, failure = stream.end, None if finish is not None else stream.failure or "dropped"
         queue_s, inference_s, replays = (
@@ -140,7 +140,7 @@ class Generation:
         )
         if finish is not None:
             queue_s, inference_s = finish.queue_s, finish.inference_s
-        return Course(
+        return GenerationSummary(
             started_s=self.started_s,
             queued_s=self.queued_s,
             ended_s=now,

@@ -11,7 +11,7 @@ from text_generation_router.api.admin import ReplicaControl
 from text_generation_router.api.common.body import Bodies
 from text_generation_router.api.common.ignored import IgnoredParameters
 from text_generation_router.api.common.inference import Inference
-from text_generation_router.api.common.styles import Speech, Style, style_of
+from text_generation_router.api.common.styles import ChatFormats, Style, style_of
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.protocol import Engine
 from text_generation_router.http.caller import Caller, Callers
@@ -34,7 +34,7 @@ class Services:
     metrics: Metrics
     tokenizer: TextTokenizer
     renderer: Renderer | None  # None: the model has no chat template
-    speech: Speech
+    chat_formats: ChatFormats
     model_sha: str | None
     sampling_defaults: Mapping[str, Any]  # values of generation_config.json for fields that a request leaves out
     version: str

@@ -47,7 +47,7 @@ def style_of(tgi_dialect: bool) -> Style:
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class ChatFormats:
     """How the model's chats call tools and show their reasoning: what flags and the chat template tell."""
 
     ways: CallWays
@@ -56,7 +56,7 @@ class Speech:
     special_texts: frozenset[str]  # the texts of the tokenizer's special tokens
 
     @classmethod
-    def of(cls, template: ChatTemplate | None, flags: FormatFlags, special_texts: frozenset[str]) -> "Speech":
+    def of(cls, template: ChatTemplate | None, flags: FormatFlags, special_texts: frozenset[str]) -> "ChatFormats":
         source = None if template is None else template.source(with_tools=True)
         reading = reading_of(source, flags.tool_call_format, flags.reasoning_format, special_texts)
         calls, in_template = reading.calls, template is not None and template.uses_tools

@@ -48,7 +48,7 @@ class ChatRoutes:
         self._style = services.style
         self._logprobs = ChatLogprobs(services.inference.vocabulary, has_bytes=not services.style.is_tgis)
         self._answers = Answers(services)
-        self._new_id = new_id_for(services.speech.reading.calls)
+        self._new_id = new_id_for(services.chat_formats.reading.calls)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation through the model's chat template, at once or as a stream."""

@@ -38,7 +38,7 @@ async def chat_prompt(services: Services, asked: ChatOptions, caller: Caller, na
     text = await rendered(services, asked, caller.share)
     # Templates write special tokens themselves.
     prompt = Prompt(text, parameters, bool(asked.add_special_tokens), copies=asked.choices, names=names)
-    if calling is not None and not calling.is_own(services.speech.ways_in(services.style)):
+    if calling is not None and not calling.is_own(services.chat_formats.ways_in(services.style)):
         return await CallsByGrammar(services, asked, calling, caller).prompt(prompt)
     return divided(services, asked, calling, prompt)
 
@@ -46,18 +46,18 @@ async def chat_prompt(services: Services, asked: ChatOptions, caller: Caller, na
 def divided(services: Services, asked: ChatOptions, calling: Calling | None, prompt: Prompt) -> Prompt:
     """The prompt with a reader that divides the answer if calls or reasoning may be in it, and with the form of the
     whole text."""
-    speech = services.speech
-    reasons = not services.style.is_tgis and speech.reading.reasoning is not None
+    chat_formats = services.chat_formats
+    reasons = not services.style.is_tgis and chat_formats.reading.reasoning is not None
     separates = reasons and asked.separate_reasoning is not False
     form = form_of(services, asked, calling, prompt)
     if form is not None:
         prompt = replace(prompt, parameters=replace(prompt.parameters, form=form))
     if calling is None and not separates:
         return prompt
-    reading = speech.reading if separates else speech.reading_without_reasoning
+    reading = chat_formats.reading if separates else chat_formats.reading_without_reasoning
     tools = None if calling is None else {name: schema or {} for name, schema in calling.schemas.items()}
     keeps_special = not prompt.parameters.skips_special
-    markers = speech.special_texts if reading.needs_special_tokens else frozenset[str]()
+    markers = chat_formats.special_texts if reading.needs_special_tokens else frozenset[str]()
 
     def reader() -> PieceReader:
         found: PieceReader = reading.reader(tools, prompt.inputs, keeps_special)
@@ -70,18 +70,18 @@ def divided(services: Services, asked: ChatOptions, calling: Calling | None, pro
 
 def form_of(services: Services, asked: ChatOptions, calling: Calling | None, prompt: Prompt) -> ChatForm | None:
     """The form of the whole text; None: the form of the answer, if it has one, is that of the whole text."""
-    speech, tokenizer = services.speech, services.tokenizer.tokenizer
+    chat_formats, tokenizer = services.chat_formats, services.tokenizer.tokenizer
     calls = None
     if calling is not None and (calling.is_required or calling.strict or prompt.parameters.grammar is not None):
-        assert speech.reading.calls is not None
+        assert chat_formats.reading.calls is not None
         calls = CallsForm(
-            speech.reading.calls.name,
+            chat_formats.reading.calls.name,
             calling.schemas,
             sorted(calling.strict),
             calling.is_required,
             calling.is_parallel,
         )
-    format_ = None if services.style.is_tgis else speech.reading.reasoning
+    format_ = None if services.style.is_tgis else chat_formats.reading.reasoning
     reasoning = None
     if format_ is not None and format_.begins and format_.ends:
         limit = asked.max_thinking_tokens
@@ -150,7 +150,7 @@ async def rendered(services: Services, asked: ChatOptions, share: Share) -> str:
     assert isinstance(asked, ChatRequest)
     if services.renderer is None:
         raise TemplateError("template not found", None)
-    return await services.renderer.render(asked.conversation(services.speech.ways_in(services.style)), share)
+    return await services.renderer.render(asked.conversation(services.chat_formats.ways_in(services.style)), share)
 
 
 async def rendered_without_tools(services: Services, asked: ChatOptions, share: Share) -> str:

@@ -21,7 +21,7 @@ from text_generation_router.api.common.ignored import IgnoredParameters
 from text_generation_router.api.common.inference import Inference
 from text_generation_router.api.common.permits import Permits
 from text_generation_router.api.common.services import Services
-from text_generation_router.api.common.styles import Speech, style_of
+from text_generation_router.api.common.styles import ChatFormats, style_of
 from text_generation_router.app import create_app
 from text_generation_router.config import RouterConfig, RouterFlags
 from text_generation_router.engine.protocol import (
@@ -397,13 +397,15 @@ class Server:
         )
         inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics, tracer)
         chats = ChatTemplate(template, {})
-        speech = Speech.of(chats, self.config.formats, frozenset({"</s>"}))
+        chat_formats = ChatFormats.of(chats, self.config.formats, frozenset({"</s>"}))
         self.gate, self.limit_hits = Gate(), LimitHits(self.metrics)
         callers = Callers(
             bool(self.config.api_keys), self.config.trusted_proxies, self.config.scheduling.prefix_cache_scope
         )
-        chat_ways = speech.ways_in(style_of(self.config.http.tgi_dialect))
-        self.offload = InProcess(reading_child.make_handlers(reading_child.setup_of(chats, speech.ways, chat_ways)))
+        chat_ways = chat_formats.ways_in(style_of(self.config.http.tgi_dialect))
+        self.offload = InProcess(
+            reading_child.make_handlers(reading_child.setup_of(chats, chat_formats.ways, chat_ways))
+        )
         requests = self.config.requests
         lists = ListLimits(
             limits.max_input_tokens,
@@ -421,7 +423,7 @@ class Server:
             self.metrics,
             self.tokenizer,
             Renderer(chats, InProcess(rendering_child.make_handlers(orjson.dumps(chats.setup))), max_waiting=16),
-            speech,
+            chat_formats,
             None,
             defaults or {},
             "1.2.3",

@@ -12,7 +12,7 @@ from text_generation_router.api.tests.conftest import Server
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.http.answer_headers import identified
 from text_generation_router.metrics import tracing
-from text_generation_router.metrics.tracing import Course, operation_of
+from text_generation_router.metrics.tracing import GenerationSummary, operation_of
 from text_generation_router.scheduling.request import EndReason
 
 NEEDS = "needs OpenTelemetry: `pip install 'tgi-py[otlp]'`, then run this test again"
@@ -21,13 +21,13 @@ HEADERS = {"content-type": "application/json", "x-request-id": "mine-1"}
 CANARY = "canary-7f3a"
 
 
-def course(**changes: Any) -> Course:
+def summary(**changes: Any) -> GenerationSummary:
     known: dict[str, Any] = {
         "started_s": 100.0, "queued_s": 101.0, "ended_s": 110.0, "queue_s": 2.0, "first_token_s": 1.0,
         "last_token_s": 6.5, "replays": (), "failure": None, "finish_reason": "length", "prompt_tokens": 3,
         "generated_tokens": 4, "cached_tokens": 0, "seed": None,
     }  # fmt: skip
-    return Course(**known | changes)
+    return GenerationSummary(**known | changes)
 
 
 WHOLE = [("validate", 100, 101), ("queue", 101, 103), ("prefill", 103, 104), ("decode", 104, 109.5)]
@@ -45,7 +45,7 @@ WHOLE = [("validate", 100, 101), ("queue", 101, 103), ("prefill", 103, 104), ("d
     ],
 )
 def test_the_stages_of_a_generation_follow_each_other(changes: dict[str, Any], stages: list[Any]) -> None:
-    assert list(course(**changes).stages()) == stages
+    assert list(summary(**changes).stages()) == stages
 
 
 def test_chats_are_told_from_completions() -> None:

@@ -3,12 +3,12 @@ import asyncio
 import pytest
 
 from text_generation_router.errors import OverloadedError
-from text_generation_router.http.places import Places
+from text_generation_router.http.owner_limits import OwnerLimits
 
 
 def test_each_owner_has_its_own_number_of_places():
     async def run() -> list[str]:
-        places, inside = Places(2, wait_s=60), []
+        places, inside = OwnerLimits(2, wait_s=60), []
         leave = asyncio.Event()
 
         async def enter(owner: str) -> None:
@@ -29,7 +29,7 @@ def test_each_owner_has_its_own_number_of_places():
 
 def test_the_wait_for_a_place_ends_with_an_error():
     async def run() -> None:
-        places = Places(1, wait_s=0.01)
+        places = OwnerLimits(1, wait_s=0.01)
         async with places.one_of("a"):
             with pytest.raises(OverloadedError):
                 async with places.one_of("a"):
@@ -41,7 +41,7 @@ def test_the_wait_for_a_place_ends_with_an_error():
 
 def test_cancelled_waits_leave_nothing_behind():
     async def run() -> None:
-        places = Places(1, wait_s=60)
+        places = OwnerLimits(1, wait_s=60)
 
         async def enter() -> None:
             async with places.one_of("a"):

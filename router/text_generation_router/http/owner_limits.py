@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 from text_generation_router.errors import OverloadedError
 
 
-class Places:
+class OwnerLimits:
+    """Lets each owner do a limited number of things at once."""
+
     def __init__(self, places: int, wait_s: float) -> None:
-        """`places`: places per owner. `wait_s`: seconds that a body may wait for a place."""
+        """`places`: number of places that each owner has. `wait_s`: seconds that a body may wait for a place."""
         self._places = places
         self._wait_s = wait_s
         self._semaphores: dict[str, asyncio.Semaphore] = {}

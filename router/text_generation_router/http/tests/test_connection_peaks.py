@@ -1,13 +1,13 @@
-from text_generation_router.http.server import CROWD, Crowds
+from text_generation_router.http.server import CROWD, ConnectionPeaks
 
 
 def given_back_at(*connections: int) -> list[int]:
     """The places in `connections`, the numbers of open connections over time, at which memory is given back."""
     noted: list[int] = []
     places: list[int] = []
-    crowds = Crowds(lambda: places.append(len(noted)))
+    peaks = ConnectionPeaks(lambda: places.append(len(noted)))
     for number in connections:
-        crowds.note(number)
+        peaks.note(number)
         noted.append(number)
     return places
 
