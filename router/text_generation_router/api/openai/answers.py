@@ -210,7 +210,8 @@ async def _pump(
     try:
         async for event in generation:
             await ready.put((index, event))
-    except Exception as error:  # raised again where the queue is read
+    except Exception as error:
         await ready.put((index, error))
+        raise
     else:
         await ready.put((index, None))
