@@ -107,7 +107,8 @@ class Killer:
         epoch = max(victims.values())
         at_s = time.time()
         for victim in victims:
-            os.kill(victim.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has died of itself since it was found
+                os.kill(victim.pid, signal.SIGKILL)
         self._killed |= victims.keys()
         self._in_a_row += 1
         time.sleep(SETTLED_S)
