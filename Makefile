@@ -60,7 +60,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py clients/python/text_generation/__i
 
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
-.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars demo-model test-demo-model bench bench-guard bench-peers \
+.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files demo-model test-demo-model bench bench-guard bench-peers \
 	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 # What serving needs, with the kernels for this machine's processor. Every file is checked against the hashes in requirements/
@@ -213,6 +213,11 @@ fuzz: install-test
 # those that compile. Prints the seed; another one: ARGS="--seed 7". About 9 minutes.
 fuzz-grammars: install-test
 	$(BIN)/python integration-tests/fuzz_grammars.py $(ARGS)
+
+# Odd tokenizers and chat templates at random: what the check of a start takes costs a router little. Prints the seed; another
+# one: ARGS="--seed 7". About 2 minutes.
+fuzz-files: install-test
+	$(BIN)/python integration-tests/fuzz_files.py $(ARGS)
 
 # Sends 2,000 cases to each route, made of the OpenAPI document, valid and invalid ones; checks status and body.
 test-schema: install-test
