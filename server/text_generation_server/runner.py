@@ -1,7 +1,7 @@
 """Runs one step: takes rows and chunks, returns a token for each sampled row. Owns the model, rows and KV cache."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from text_generation_common import faults
 from text_generation_common.errors import NO_TOKEN, NOT_FINITE
 from text_generation_common.memory import SURE_SHARE, choose_slots
-from text_generation_server.device.arena import take_memory
+from text_generation_server.device.arena import take_in_pieces, take_memory
 from text_generation_server.device.graphs import Signal
 from text_generation_server.device.memory import available_bytes, give_back_memory, memory_for, memory_of_cache
 from text_generation_server.device.transfers import Moment, fetch
@@ -89,6 +89,7 @@ class ModelRunner:
         self._constraints = constraints or Constraints(GrammarCompiler(None), platform.device)
         self._kv_cache: list[KvLayer] = []
         self._row_state: RowState | None = None
+        self._untaken: Iterator[None] = iter(())  # the pieces of the cache whose memory is not taken yet
 
     @property
     def row_state(self) -> "RowState":
@@ -135,13 +136,19 @@ class ModelRunner:
             slots = choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
             longest = min(longest, slots)
             with memory_of_cache(slots, per_slot, self._available_bytes):
-                # Memory for a small cache will be there when its slots are used.
+                # The memory of a small cache will be there after the start, too.
                 is_small = slots * per_slot < available * SURE_SHARE
-                self._make_room(slots, rows, longest, max_prefill_tokens if is_small else slots + 1)
+                taken = max_prefill_tokens if is_small else slots + 1
+                self._make_room(slots, rows, longest, taken)
+                self._untaken = take_in_pieces([tensor[taken:] for tensor in self._cache_tensors()])
         with self._group.collective_work("recorded steps"):
             self.row_state.forward.record(self._on_progress)
             self._mark().wait()
         return Capacity(slots, longest)
+
+    def take_piece(self) -> bool:
+        """Takes the memory of one more piece of the cache, for a time without steps. Returns whether there was one."""
+        return next(self._untaken, self) is None
 
     def _available_bytes(self) -> int:
         return available_bytes(self._device, self._num_neighbours, self._memory_fraction)
@@ -151,21 +158,22 @@ class ModelRunner:
         self._platform.clear_graphs()
         self._constraints.clear()
         self._kv_cache = self._model.make_cache(slots, rows, self._kv_dtype)
-        for layer in self._kv_cache:
-            for tensor in layer.heads, layer.scales:
-                if tensor is not None:
-                    take_memory(tensor[:taken])
+        for tensor in self._cache_tensors():
+            take_memory(tensor[:taken])
             self._on_progress()
         batches = Batches(Rows(rows, longest, self._device, padding_slot=slots))
         planner = Planner(batches, StepLimits(self._model.vocab_size, slots))
         forward = ForwardPass(self._model, self._platform, self._kv_cache, batches.rows, slots)
         self._row_state = RowState(batches, planner, forward)
 
+    def _cache_tensors(self) -> list[Tensor]:
+        return [each for layer in self._kv_cache for each in (layer.heads, layer.scales) if each is not None]
+
     def _run_largest_step(self, tokens: int, longest: int) -> None:
         with self._group.agreement("prepare the largest step"), memory_for(tokens):
             # Graphs from before this Warmup use the old cache.
             self._platform.clear_graphs()
-            self._kv_cache, self._row_state = [], None
+            self._kv_cache, self._row_state, self._untaken = [], None, iter(())
             give_back_memory(self._device)
             largest = WarmupStep([], NO_SLOTS, largest_step(tokens, longest))
             self._make_room(tokens, max(SMALL_ROWS, len(largest.chunks)), longest, tokens)

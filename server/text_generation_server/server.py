@@ -126,13 +126,15 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
 
         def warmup() -> Capacity:
             with self._worker.during("warmup"):
-                return runner.warmup(
+                capacity = runner.warmup(
                     request.max_prefill_tokens,
                     request.max_total_tokens if request.HasField("max_total_tokens") else None,
                     request.max_concurrent_requests,
                     request.max_batch_total_tokens if request.HasField("max_batch_total_tokens") else None,
                     request.max_batch_size if request.HasField("max_batch_size") else None,
                 )
+            self._worker.when_idle(runner.take_piece)
+            return capacity
 
         self._slots = 0
         try:

@@ -29,6 +29,8 @@ T = TypeVar("T")
 MAX_HELD = 4  # most calls that may wait for an earlier step to arrive
 HOLD_S = 5.0
 MAX_LAUNCHED = 2
+# Seconds without work after which the idle work goes on.
+IDLE_S = 0.01
 
 
 @dataclass(slots=True)
@@ -75,6 +77,8 @@ class Worker:
         self._failed_step: int | None = None
         self._changed = threading.Condition()
         self._outside: list[tuple[Callable[[], Any], Future[Any]]] = []
+        # What the worker does while there is nothing else to do, a piece at a time. Returns whether more may be left.
+        self._idle_work: Callable[[], bool] | None = None
         self._stopped = False
         self._ended_ns = time.perf_counter_ns()
         self._waiter = ThreadPoolExecutor(1, "waiter")
@@ -110,6 +114,10 @@ class Worker:
             self._outside.append((call, future))
             self._changed.notify()
         return future
+
+    def when_idle(self, work: Callable[[], bool]) -> None:
+        """From now on does `work` while there is no step, until it returns False. To be called by the worker."""
+        self._idle_work = work
 
     def stop(self, within_s: float | None = None) -> bool:
         """Answers the steps that are launched, and makes the calls outside steps that were asked for. Returns whether
@@ -169,10 +177,19 @@ class Worker:
             while self._launched or self._outside or not self._stopped:
                 if work := self._work():
                     return work
-                self._changed.wait(self._abort_late())
+                late_s = self._abort_late()
+                if self._idle_work is None or self._launched or self._held:
+                    self._changed.wait(late_s)
+                elif not self._changed.wait(IDLE_S):
+                    return self._do_idle_work
             for call in self._held.values():
                 call.future.set_exception(StepAborted("the shard is stopping"))
         return None
+
+    def _do_idle_work(self) -> None:
+        while self._idle_work is not None and not (self._held or self._outside or self._stopped):
+            if not self._idle_work():
+                self._idle_work = None
 
     def _work(self) -> Callable[[], None] | None:
         if self._launched and self._launched[0].is_complete:

@@ -2,6 +2,7 @@
 
 import math
 import mmap
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import torch
@@ -62,6 +63,18 @@ def take_memory(zeros: Tensor) -> None:
     """Writes every page of new zeros on a CPU, so that a lack of memory is noticed now."""
     if zeros.device.type == "cpu":
         zeros.view(-1).view(torch.uint8)[:: mmap.PAGESIZE].zero_()
+
+
+def take_in_pieces(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Has the system give the memory of tensors on a CPU, whose content stays: one huge page of each tensor at a time,
+    from their beginnings on."""
+    parts = [tensor.view(-1).view(torch.uint8) for tensor in tensors if tensor.device.type == "cpu"]
+    for at in range(0, max(map(len, parts), default=0), HUGE_PAGE):
+        for part in parts:
+            if at < len(part):
+                with torch.inference_mode():
+                    part[at : at + HUGE_PAGE : mmap.PAGESIZE].add_(0)
+                yield
 
 
 def _has_own_mapping(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:

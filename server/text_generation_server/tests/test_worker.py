@@ -343,6 +343,25 @@ def test_the_gap_before_a_step_is_the_time_in_which_nothing_ran(device: Device) 
         worker.stop()
 
 
+def test_idle_work_is_done_a_piece_at_a_time_and_steps_come_first(worker: Worker) -> None:
+    done: list[str] = []
+    step_runs, has_ended = threading.Event(), threading.Event()
+
+    def piece() -> bool:
+        done.append("piece")
+        if len(done) == 2:
+            worker.submit(3, 1, lambda clock: done.append("step")).add_done_callback(lambda _: step_runs.set())
+        if len(done) == 5:
+            has_ended.set()
+        return len(done) < 5
+
+    worker.run_outside(lambda: worker.when_idle(piece)).result(10)
+    assert step_runs.wait(10) and has_ended.wait(10)
+    worker.run_outside(lambda: None).result(10)
+    time.sleep(0.1)
+    assert done == ["piece", "piece", "step", "piece", "piece"]
+
+
 def test_a_phase_within_a_phase_ends_where_it_began(worker: Worker) -> None:
     assert worker.phase == "load"
     worker.phase = "ready"

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from text_generation_server.device.arena import HUGE_PAGE, SHARED_BYTES, SharedPages, empty, take_memory, zeros
+from text_generation_server.device.arena import (
+    HUGE_PAGE,
+    SHARED_BYTES,
+    SharedPages,
+    empty,
+    take_in_pieces,
+    take_memory,
+    zeros,
+)
 
 CPU = torch.device("cpu")
 
@@ -41,6 +49,18 @@ def test_only_the_pages_of_the_first_rows_may_be_taken() -> None:
     take_memory(tensor[:2])
     assert 2 * HUGE_PAGE <= resident_bytes(tensor) < 8 * HUGE_PAGE
     assert not tensor.any()
+
+
+def test_memory_may_be_taken_in_pieces_and_what_is_written_stays() -> None:
+    one, other = (zeros((rows, HUGE_PAGE), torch.int8, CPU) for rows in (8, 16))
+    one[3], other[9] = 7, 9
+    pieces = take_in_pieces([one[1:], other[2:]])
+    for _ in range(4):
+        next(pieces)
+    assert resident_bytes(other) < 8 * HUGE_PAGE
+    assert len(list(pieces)) == 7 + 14 - 4
+    assert resident_bytes(one) >= 7 * HUGE_PAGE and resident_bytes(other) >= 14 * HUGE_PAGE
+    assert one.sum() == 7 * HUGE_PAGE and other.sum() == 9 * HUGE_PAGE
 
 
 def resident_bytes(tensor: torch.Tensor) -> int:
