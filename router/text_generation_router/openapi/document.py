@@ -2,11 +2,14 @@
 
 import ast
 import inspect
+import json
+import os
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import ModuleType
 from typing import Any
 
+import orjson
 from pydantic import AliasChoices, BaseModel, TypeAdapter
 
 from text_generation_router.api.anthropic import fields as anthropic_fields
@@ -15,11 +18,14 @@ from text_generation_router.api.common.fields import Body
 from text_generation_router.api.openai import fields as openai_fields
 from text_generation_router.api.responses import fields as responses_fields
 from text_generation_router.api.tgi import fields as tgi_fields
+from text_generation_router.offload.child import Handler
 from text_generation_router.openapi.anthropic_answers import AnthropicErrorJson
 from text_generation_router.openapi.native_answers import ErrorJson
 from text_generation_router.openapi.operation_json import ANSWER_HEADERS, Interface, Schemas, operation_json
 from text_generation_router.openapi.operations import Tag
 from text_generation_router.openapi.v1_answers import V1ErrorJson
+
+NICENESS = 10
 
 # Descriptions of the fields of request bodies: the text below a field, read from the source. pydantic could read it
 # for every class, at each start; only the document needs it.
@@ -82,6 +88,17 @@ CONTRACTS: dict[str, Contract] = {
     "ToolUseBlock": anthropic_fields.BLOCKS["tool_use"],
     "ToolResultBlock": anthropic_fields.BLOCKS["tool_result"],
 }
+
+
+def make_handlers(setup: bytes) -> Mapping[str, Handler]:
+    """For a child process, which stands back for tokens. A job is an Interface as JSON, the answer its document."""
+    os.nice(NICENESS)
+    # Not orjson: the schemas contain 2**64, which orjson refuses.
+    return {
+        "document": lambda content: json.dumps(
+            document_of(Interface(**orjson.loads(content))), ensure_ascii=False
+        ).encode()
+    }
 
 
 def document_of(interface: Interface) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 import asyncio
 import gzip
-import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from text_generation_router.api.common.services import Services
+from text_generation_router.errors import OverloadedError
+from text_generation_router.offload.errors import JobError
+from text_generation_router.offload.process import ChildProcess
 
 # The page /docs: Swagger UI with the server's own OpenAPI document. Everything that the page loads is in this
 # package, so it works without a connection to the internet.
@@ -69,6 +72,9 @@ def takes_gzip(accept_encoding: str) -> bool:
     return weight == "" or weight.strip("0.") != ""
 
 
+# The function by which a child process makes the document, and the most memory that this takes.
+MAKER = "text_generation_router.openapi.document:make_handlers"
+MAKER_BYTES = 256 * 2**20
 DOCUMENT_PATHS = ("/api-doc/openapi.json", "/openapi.json")
 
 
@@ -78,6 +84,7 @@ class DocumentRoutes:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._content = b""
+        self._making = asyncio.Lock()
         self.endpoints = {
             **dict.fromkeys(DOCUMENT_PATHS, self.document),
             **dict.fromkeys(("/docs", "/docs/"), page),
@@ -85,22 +92,27 @@ class DocumentRoutes:
         }
 
     async def document(self, _: Request) -> Response:
-        if not self._content:  # made at the first request, in a thread: it takes tens of milliseconds
-            self._content = await asyncio.to_thread(self._make)
+        async with self._making:
+            self._content = self._content or await self._made()
         return Response(self._content, media_type="application/json")
 
-    def _make(self) -> bytes:
-        # Imported here, because the schemas of all answers take longer to load than the document to make.
-        from text_generation_router.openapi.document import document_of
-        from text_generation_router.openapi.operation_json import Interface
-
+    async def _made(self) -> bytes:
+        """The document, made by a child process: loading the schemas of all answers takes a second, in which a thread
+        of this process would hold up every stream."""
         config = self._services.config
-        interface = Interface(
-            version=self._services.version,
-            has_keys=bool(config.api_keys),
-            closed_routes=config.http.closed_routes,
-            tgi_dialect=config.http.tgi_dialect,
-            has_admin=config.admin_key_digest is not None,
-        )
-        # Not orjson: the schemas contain 2**64, which orjson refuses.
-        return json.dumps(document_of(interface), ensure_ascii=False).encode()
+        interface = {  # the fields of an Interface, whose module has all operations
+            "version": self._services.version,
+            "has_keys": bool(config.api_keys),
+            "closed_routes": config.http.closed_routes,
+            "tgi_dialect": config.http.tgi_dialect,
+            "has_admin": config.admin_key_digest is not None,
+        }
+        try:
+            child = await ChildProcess.start(MAKER, memory_bytes=MAKER_BYTES, cpu_s=60, max_answer_bytes=MAKER_BYTES)
+            try:
+                await child.set_up(b"")
+                return await child.ask("document", orjson.dumps(interface))
+            finally:
+                await child.end()
+        except (OSError, JobError, TimeoutError) as error:
+            raise OverloadedError from error

@@ -1,4 +1,6 @@
+import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,6 +9,8 @@ from typer.testing import CliRunner
 from text_generation_common.version import own_version
 from text_generation_router import cli
 from text_generation_router.engine.protocol import TokenLimits
+from text_generation_router.offload.process import ChildProcess
+from text_generation_router.openapi import routes
 from text_generation_router.openapi.document import document_of
 from text_generation_router.openapi.operation_json import Interface
 from text_generation_router.openapi.operations import OPERATIONS, Operation, Tag
@@ -29,6 +33,25 @@ def test_the_document_has_exactly_the_routes_of_the_application(server):
     }
     assert set(operations_of(DOCUMENT)) == there
     assert server.get("/openapi.json").json == DOCUMENT
+
+
+def test_requests_that_come_while_the_document_is_made_wait_for_it(server, monkeypatch: pytest.MonkeyPatch):
+    """One child process makes it, so that streams go on."""
+    started: list[ChildProcess] = []
+
+    async def start(*arguments: Any, **options: Any) -> ChildProcess:
+        started.append(await ChildProcess.start(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(routes, "ChildProcess", SimpleNamespace(start=start))
+    document = routes.DocumentRoutes(server.services).document
+
+    async def ask() -> list[bytes]:
+        return [answer.body for answer in await asyncio.gather(*(document(None) for _ in range(5)))]
+
+    answers = asyncio.run(ask())
+    assert len(started) == 1 and not started[0].is_usable
+    assert set(answers) == {answers[0]} and json.loads(answers[0]) == DOCUMENT
 
 
 def test_every_operation_is_described_and_names_its_statuses():
