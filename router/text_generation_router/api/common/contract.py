@@ -40,7 +40,7 @@ class Tolerated:
     why: str
 
 
-# Most unknown fields that are named, and most characters of each name.
+# Maximum number of unknown fields that are named, and of characters of each name.
 MAX_NAMES, MAX_NAME_CHARS = 16, 64
 
 Rule = Refused | Renamed | Tolerated
@@ -56,14 +56,14 @@ class Contract:
 
     @classmethod
     def of(cls, schema: type[BaseModel], *rules: Mapping[str, Rule]) -> "Contract":
-        """`rules`: of a name in several of them the last one counts, and a name of the schema needs none."""
+        """`rules`: if several have a name, the last one counts. Names of the schema need no rule."""
         honoured = frozenset(schema.model_fields)
         merged = {name: rule for part in rules for name, rule in part.items() if name not in honoured}
         return cls(honoured, merged, honoured | merged.keys())
 
     def refuse(self, value: Mapping[str, Any], where: str = "") -> None:
-        """Raises UnsupportedParameterError for the first field, by name, that asks for what is not here. `where`: the
-        path of the object in the body, such as `messages[3].`."""
+        """Raises UnsupportedParameterError for the first refused field, in the order of names. `where`: the path of the
+        object in the body, such as `messages[3].`."""
         if value.keys() <= self.honoured:  # nearly every object
             return
         for name in sorted((value.keys() & self.known) - self.honoured):
@@ -74,7 +74,7 @@ class Contract:
                 raise UnsupportedParameterError(where + name, f"is not a field of this route, send `{rule.here}`")
 
     def unknown(self, value: Mapping[str, Any], where: str = "") -> Iterator[str]:
-        """Paths of the first fields that are in no class. A body may have very many, with very long names."""
+        """Paths of the first unknown fields. Number and length are limited, because the client chooses them."""
         return islice((where + name[:MAX_NAME_CHARS] for name in value if name not in self.known), MAX_NAMES)
 
 
