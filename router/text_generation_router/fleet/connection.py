@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from text_generation_common.backoff import Backoff
 from text_generation_common.cluster.endpoints import Endpoint, UnixEndpoint
 from text_generation_common.cluster.handshakes import problem as problem_of
 from text_generation_common.cluster.identity import Role
@@ -44,8 +45,8 @@ WRITE_FAILED = "Internal error from Core"
 WATCH_S, STOPPED_S = 0.25, 1.0
 # Seconds between two Loads that are read: an engine that sends more of them waits.
 LEAST_LOAD_GAP_S = 0.01
-# Seconds until the first try to connect again; the wait doubles up to the last.
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0
+# Seconds until the first try to connect again, and the longest wait.
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
 # Maximum number of reasons that are logged for one engine that cannot be reached.
 MAX_LOGGED = 8
 # gRPC's texts for a connection that the other side has closed.
@@ -82,14 +83,13 @@ class EngineConnection:
         self._stub: Any = None  # set while the engine is connected
         self._news_budget = NewsBudget(0.0)
         self._pace_ms = EVERY_MS
-        self._pause_s = FIRST_PAUSE_S
+        self._backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         self._logged: set[str] = set()  # the problems that were logged since the engine was connected last
 
     async def run(self) -> None:
         while True:
             self._log_problem(await self._try())
-            await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
-            self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+            await asyncio.sleep(self._backoff.failed(asyncio.get_running_loop().time()) * random.uniform(0.5, 1.0))
 
     def _log_problem(self, problem: str) -> None:
         """Logs why an engine at a TCP port is not connected: once for each reason, until it is connected. About engines
@@ -241,7 +241,7 @@ class EngineConnection:
     def _take_news(self, message: pb.NewsMessage, engine: EngineView) -> bool:
         """Handles a message. False: earlier news of the cache are missing."""
         engine.heard_s = asyncio.get_running_loop().time()
-        self._pause_s = FIRST_PAUSE_S
+        self._backoff.reset()
         size = message.ByteSize()
         self._counts.news_bytes += size
         self._news_budget.take(size, engine.heard_s)

@@ -1,7 +1,7 @@
-"""The fields of requests that the schemas do not have, as data: what each means here. Does no input or output: the
-child processes that read large bodies use it too.
+"""The classes of the fields of requests, and what follows from each. Does no input or output: the child processes that
+read large bodies use it too.
 
-A field is in one of five classes:
+A field is in one of five classes; `known_fields.py` says in which, for all fields that no schema has:
 
 - *honoured*: a field of the schema (the dialect's `schemas.py`).
 - *refused*: known from TGI, OpenAI, vLLM, SGLang or llama.cpp, changes the answer, and is not supported here. A value
@@ -25,7 +25,7 @@ from text_generation_router.errors import UnknownParameterError, UnsupportedPara
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    why: str = "is not supported yet"
+    why: str
     neutral: tuple[Any, ...] = ()  # values that change nothing; null always is one
 
 
@@ -33,6 +33,10 @@ class Refused:
 class Renamed:
     here: str  # the route's own field; a value that equals its value is neutral
     neutral: tuple[Any, ...] = ()
+
+    @property
+    def why(self) -> str:
+        return f"is not a field of this route, send `{self.here}`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class Contract:
             if isinstance(rule, Refused) and asks(given, rule.neutral):
                 raise UnsupportedParameterError(where + name, rule.why)
             if isinstance(rule, Renamed) and asks(given, (*rule.neutral, value.get(rule.here))):
-                raise UnsupportedParameterError(where + name, f"is not a field of this route, send `{rule.here}`")
+                raise UnsupportedParameterError(where + name, rule.why)
 
     def unknown(self, value: Mapping[str, Any], where: str = "") -> Iterator[str]:
         """Paths of the first unknown fields. Number and length are limited, because the client chooses them."""
