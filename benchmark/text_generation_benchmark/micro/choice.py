@@ -16,7 +16,7 @@ from text_generation_router.fleet.choice import EngineLoad
 from text_generation_router.fleet.engines import EngineView, Fleet
 from text_generation_router.fleet.policies import MAX_ENGINES
 from text_generation_router.fleet.requests import RemoteGroup, RemoteRequest
-from text_generation_router.fleet.values import EngineFacts, RemoteCounts, ToldLoad
+from text_generation_router.fleet.values import EngineFacts, LoadReport, RemoteCounts
 from text_generation_router.scheduling.request import GenerationRequest
 
 KEY = bytes(32)
@@ -75,7 +75,7 @@ def front_of(random: np.random.Generator, engines: int, chats: list[Ids], texts:
     for engine in range(engines):
         facts = EngineFacts(str(engine), 1, b"digest", snapshot)
         load = EngineLoad(running=int(random.integers(20, 60)), waiting_tokens=int(random.integers(0, 20_000)))
-        view = EngineView(facts, ToldLoad(load, 8), Attempts(engine, RemoteCounts(), lambda: None))
+        view = EngineView(facts, LoadReport(load, 8), Attempts(engine, RemoteCounts(), lambda: None))
         fleet.join(engine, view, 0.0)
         has = random.integers(0, 2**63, OTHER_BLOCKS).tolist()
         for number, hashes in enumerate(chat_hashes):

@@ -72,7 +72,7 @@ async def _read(address: str, sender: int, messages: int) -> NewsCost:
                 own, sent, size = ProcessTime.of(os.getpid()), ProcessTime.of(sender), 0
             size += message.ByteSize()
             if message.HasField("load"):
-                choice.tell(0, reading.told_load_of(message.load).load, number)
+                choice.take_report(0, reading.load_report_of(message.load).load, number)
             else:
                 index.take(0, message.cache.sequence, reading.cache_news_of(message.cache))
             if number == WARM + messages:

@@ -198,7 +198,7 @@ class Deployment:
                 continue
             load, news = replica.load, replica.log.take()
             for front in self.fronts:
-                front.tell(engine, load, news)
+                front.take_report(engine, load, news)
             self.num_loads += 1
             self.num_caches += len(news)
             self.num_hashes += sum(len(each.added) + len(each.removed) for each in news)
@@ -224,7 +224,7 @@ class Deployment:
         replica.ended.clear()
 
     def _move(self, front: SimulatedFront, now_s: float) -> None:
-        loads = {engine: load for engine in front.choice.open if (load := front.choice.told(engine)) is not None}
+        loads = {engine: load for engine in front.choice.open if (load := front.choice.reported(engine)) is not None}
         if all(load.wait_s < GAIN_S for load in loads.values()):
             return
         queued = [

@@ -59,9 +59,9 @@ class SimulatedFront:
         """One of its requests has ended on the engine, or was taken back."""
         self._unfinished[engine] -= 1
 
-    def tell(self, engine: int, load: EngineLoad, news: list[CacheNews]) -> None:
+    def take_report(self, engine: int, load: EngineLoad, news: list[CacheNews]) -> None:
         started = thread_time()
-        self.choice.tell(engine, load, self.num_sent)
+        self.choice.take_report(engine, load, self.num_sent)
         if self._policy is Policy.SCORE:
             for each in news:
                 self._sequences[engine] += 1
@@ -75,7 +75,7 @@ class SimulatedFront:
     def join(self, engine: int, snapshot: list[CacheNews]) -> None:
         self.index.join(engine, self._max_blocks)
         self._sequences[engine] = self._unfinished[engine] = 0
-        self.tell(engine, EngineLoad(), snapshot)
+        self.take_report(engine, EngineLoad(), snapshot)
 
     def lose(self, engine: int) -> None:
         self.index.leave(engine)

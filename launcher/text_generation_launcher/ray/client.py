@@ -1,6 +1,6 @@
-"""The launcher's side of Ray: keeps the driver process, and tells it which replicas are wanted.
+"""The launcher's side of Ray: keeps the driver process, and sends it the wanted replicas.
 
-The driver's end changes nothing: what it last said of the engines stands until the next driver knows better.
+The driver's end changes nothing: its last report of the engines counts until the next driver reports.
 """
 
 import asyncio
@@ -32,7 +32,8 @@ from text_generation_launcher.ray.values import (
 
 logger = logging.getLogger("text_generation_launcher")
 
-# Seconds before the driver is started again: the first time, and at most. After a run as long the waits begin anew.
+# Seconds before the driver is started again: the first time, and at most. After a run of MAX_WAIT_S the first wait is
+# FIRST_WAIT_S again.
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
 # Seconds without a report after which Ray counts as silent, and after which a driver is killed and replaced.
 SILENT_S, HUNG_S = 10.0, 90.0
@@ -45,16 +46,17 @@ RAY_HINT = (
 
 @dataclass(slots=True)
 class KnownReplica:
-    """What the launcher knows of a replica, and the function that is told. `status` is None before the first report."""
+    """What the launcher knows of a replica. `on_status` is called at each change; `status` is None before the first
+    report."""
 
-    tell: Callable[[RayStatus | None], None]
+    on_status: Callable[[RayStatus | None], None]
     is_wanted: bool = True
     status: RayStatus | None = None
 
 
 class RayClient:
-    """Keeps one driver process alive. `run` is to be started as a task. `start` starts the process, with its end of the
-    line; `order` is what every replica runs."""
+    """Keeps one driver process alive. `run` is to be started as a task. `start` starts the process with a file
+    descriptor: its end of the connection to the launcher. `order` is what every replica runs."""
 
     def __init__(self, start: Callable[[int], Awaitable[Child]], order: EngineOrder) -> None:
         self._start = start
@@ -65,32 +67,33 @@ class RayClient:
         self._heard_s = time.monotonic()
         self._has_reported = False
         self._was_silent = False
-        self._number = 0  # that of the last wish
-        self._is_cleared = asyncio.Event()  # whether the last report knows the last wish, and has nothing
+        self._number = 0  # number of the last `Wanted` message
+        # Set if the last report answers the last `Wanted` and has neither replicas nor fronts.
+        self._is_cleared = asyncio.Event()
         self._front_order: FrontOrder | None = None
         self._front_restart = ""
         self._fronts: dict[str, RayStatus] = {}  # by their names
-        # Set if there never were fronts, or the last report knows the last wish and has none.
+        # Set if there never were fronts, or the last report answers the last `Wanted` and has no fronts.
         self._has_no_fronts = asyncio.Event()
         self._has_no_fronts.set()
 
     @property
     def silent_s(self) -> float:
-        """Seconds since Ray has last answered: what is known of the replicas is as old."""
+        """Age of the last report in seconds: what is known of the replicas is that old."""
         return time.monotonic() - self._heard_s
 
-    def want(self, number: int, tell: Callable[[RayStatus | None], None]) -> None:
-        """From now on replica `number` is wanted. `tell` is called at each change of it, with None once it is gone."""
-        self._replicas[self._name(number)] = KnownReplica(tell)
+    def want(self, number: int, on_status: Callable[[RayStatus | None], None]) -> None:
+        """From now on replica `number` is wanted. `on_status` is called at each change, with None once it is gone."""
+        self._replicas[self._name(number)] = KnownReplica(on_status)
         self._send()
 
     def drop(self, number: int) -> None:
-        """From now on the replica is not wanted: it drains, and then is gone. Until then `tell` is called."""
+        """From now on the replica is not wanted: it drains, and then is gone. Until then `on_status` is called."""
         self._replicas[self._name(number)].is_wanted = False
         self._send()
 
     def forget(self, number: int) -> None:
-        """Drops the replica, and calls `tell` no more."""
+        """Drops the replica, and calls `on_status` no more."""
         if self._replicas.pop(self._name(number), None) is not None:
             self._send()
 
@@ -120,11 +123,11 @@ class RayClient:
 
     @property
     def demands(self) -> list[Demand]:
-        """What the clients of fronts on other machines want, as far as these have told it."""
+        """The demand of clients at each front on other machines that has reported it."""
         return [status.demand for status in self._fronts.values() if status.demand is not None]
 
     async def clear(self) -> None:
-        """Drops replicas and fronts, and returns when Ray has none of them any more. `run` has to go on meanwhile."""
+        """Drops replicas and fronts, and returns when all of them have left Ray. `run` has to go on meanwhile."""
         self._replicas.clear()
         self._front_order = None
         self._send()
@@ -158,7 +161,7 @@ class RayClient:
                 self._child = child = await self._start(theirs.fileno())
             self._writer = writer
             self._send()
-            with suppress(ConnectionError):  # A driver that is killed may not have read its last wish.
+            with suppress(ConnectionError):  # A driver that is killed may not have read its last message.
                 while line := await reader.readline():
                     self._take(from_json(RayReport, line))
             await asyncio.wait([child.exited])
@@ -168,7 +171,8 @@ class RayClient:
             writer.close()
 
     def _name(self, number: int) -> str:
-        """The name in Ray. It contains the order, so no engine of another order is taken for one of this."""
+        """The replica's name in Ray. It contains a digest of the order, so that replicas of other orders have other
+        names."""
         return f"{digest_of(self._order)}-{number}"
 
     def _send(self) -> None:
@@ -177,8 +181,8 @@ class RayClient:
         if self._writer is not None:
             wanted = {name: known for name, known in self._replicas.items() if known.is_wanted}
             addresses = {name: known.status.address if known.status else "" for name, known in wanted.items()}
-            wish = Wanted(self._order, addresses, self._number, self._front_order, self._front_restart)
-            self._writer.write(as_json(wish) + b"\n")
+            message = Wanted(self._order, addresses, self._number, self._front_order, self._front_restart)
+            self._writer.write(as_json(message) + b"\n")
 
     def _take(self, report: RayReport) -> None:
         if self._was_silent:
@@ -199,11 +203,11 @@ class RayClient:
             status = found.get(name)
             if status is None and not known.is_wanted:
                 del self._replicas[name]
-                known.tell(None)
+                known.on_status(None)
             elif status is not None and status != known.status:
                 _log_change(known.status, status)
                 known.status = status
-                known.tell(status)
+                known.on_status(status)
 
     async def _watch_silence(self) -> NoReturn:
         while True:

@@ -1,4 +1,4 @@
-"""The driver's questions to Ray: the only file beside the actors' that imports Ray.
+"""The driver's calls of Ray. Beside `hosts.py`, the actors, the only file that imports Ray.
 
 Each replica has a placement group of one bundle, which is what Ray's autoscaler scales on, and in it a detached actor:
 both outlive the driver, and are found again by their names.
@@ -19,7 +19,8 @@ from text_generation_launcher.ray.hosts import FrontHost, ReplicaHost
 from text_generation_launcher.ray.keeping import ActorCall, ActorLost, ActorUnsure, Answer
 from text_generation_launcher.ray.values import EngineOrder, EngineState, FrontOrder, Order
 
-# Calls that one actor answers beside each other: a few watches of drivers that are gone, a start, an end.
+# Maximum number of calls that one actor answers at the same time: a few watches of drivers that have ended, a start, an
+# end.
 MAX_CALLS = 100
 
 
@@ -37,7 +38,7 @@ class RayReplicas:
         self._handles: dict[str, ray.actor.ActorHandle] = {}
         self._open: dict[ActorCall, ray.ObjectRef] = {}
         self._numbers = itertools.count()
-        with _telling_loss():
+        with _raising_cluster_lost():
             ray.init(
                 address=address,
                 namespace=namespace,
@@ -47,17 +48,17 @@ class RayReplicas:
             )
 
     def has_node(self) -> bool | None:
-        """Whether the node of this driver lives; None if Ray does not say. May be called on any thread."""
+        """Whether the node of this driver lives; None: Ray does not answer. May be called on any thread."""
         own = ray.get_runtime_context().get_node_id()
         try:
-            with _telling_loss():
+            with _raising_cluster_lost():
                 return any(node["NodeID"] == own and node["Alive"] for node in ray.nodes())
         except ClusterLost:
             return None
 
     def start(self, name: str, order: Order) -> ActorCall:
         assert isinstance(order, EngineOrder)
-        with _telling_loss():
+        with _raising_cluster_lost():
             cpus, gpus = order.needs(self._has_gpus())
             group = self._group(name)
             if group is None:
@@ -88,7 +89,7 @@ class RayReplicas:
     def remove(self, name: str) -> None:
         handle = self._handle(name)
         self._handles.pop(name, None)
-        with _telling_loss():
+        with _raising_cluster_lost():
             if handle is not None:
                 ray.kill(handle)
             group = self._group(name)
@@ -96,7 +97,7 @@ class RayReplicas:
                 remove_placement_group(group)
 
     def has_room(self, name: str) -> bool:
-        with _telling_loss():
+        with _raising_cluster_lost():
             group = self._group(name)
             return group is not None and placement_group_table(group).get("state") == "CREATED"
 
@@ -107,13 +108,13 @@ class RayReplicas:
         return [name for name in self._actors() if name.startswith(FRONT)]
 
     def other_nodes(self) -> Mapping[str, str]:
-        with _telling_loss():
+        with _raising_cluster_lost():
             here = ray.get_runtime_context().get_node_id()
             living = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]}
         return {address: node for node, address in living.items() if address != living.get(here)}
 
     def start_fronts(self, name: str, order: FrontOrder, node: str) -> ActorCall:
-        with _telling_loss():
+        with _raising_cluster_lost():
             actor = ray.remote(FrontHost).options(
                 name=name,
                 get_if_exists=True,
@@ -142,7 +143,7 @@ class RayReplicas:
         return found
 
     def _actors(self) -> list[str]:
-        with _telling_loss():
+        with _raising_cluster_lost():
             return [str(name) for name in list_named_actors()]
 
     def _has_gpus(self) -> bool:
@@ -158,7 +159,7 @@ class RayReplicas:
             self._handles.pop(call.name, None)
             return ActorLost(_line(error))
         except ray.exceptions.RayTaskError as error:
-            # A fault in our actor. Another one may do better, and the log has the reason.
+            # A fault in our actor: another actor takes its place, and the log has the reason.
             ray.kill(self._handles.pop(call.name))
             return ActorLost(_line(error))
 
@@ -170,7 +171,7 @@ class RayReplicas:
 
     def _handle(self, name: str) -> "ray.actor.ActorHandle | None":
         if name not in self._handles:
-            with _telling_loss():
+            with _raising_cluster_lost():
                 try:
                     self._handles[name] = ray.get_actor(name)
                 except ValueError:  # there is none
@@ -188,7 +189,8 @@ class RayReplicas:
 
 
 @contextmanager
-def _telling_loss() -> Iterator[None]:
+def _raising_cluster_lost() -> Iterator[None]:
+    """Turns errors of a cluster that cannot be reached into ClusterLost."""
     try:
         yield
     except (ConnectionError, TimeoutError, ray.exceptions.RaySystemError, ray.exceptions.RpcError) as error:
@@ -196,6 +198,6 @@ def _telling_loss() -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    """The first line of an error that says something, or the kind of the error."""
+    """The first line of an error that is not blank, or the name of the error's class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

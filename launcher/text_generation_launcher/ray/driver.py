@@ -1,7 +1,7 @@
 """The process that asks Ray for replicas: `python -m text_generation_launcher.ray.driver FD ADDRESS NAMESPACE NODE`.
 
-It reads the launcher's wishes, and writes reports. All that it knows can be found again in the cluster, so its end,
-with which Ray answers the loss of its head, ends nothing else.
+It reads `Wanted` messages of the launcher, and writes reports. All that it knows can be found again in the cluster. So
+nothing else ends with the driver, which Ray ends when the head node is lost.
 """
 
 import os
@@ -19,9 +19,9 @@ from text_generation_launcher.ray.fronts import FrontCluster, NodeFronts
 from text_generation_launcher.ray.keeping import ReplicaCluster, ReplicaKeeper
 from text_generation_launcher.ray.values import RayReport, Wanted
 
-# Seconds that answers of actors are waited for in each turn, and between two reports that say the same.
+# Seconds to wait for answers of actors in each turn, and between two equal reports.
 TURN_S, REPORT_S = 0.25, 1.0
-# Seconds between two looks whether this machine's node of the Ray cluster lives.
+# Seconds between two checks whether this machine's node of the Ray cluster lives.
 NODE_LOOK_S = 2.0
 NO_CLUSTER = 3  # exit status: Ray cannot be reached
 
@@ -31,23 +31,23 @@ class DriverCluster(ReplicaCluster, FrontCluster, Protocol):
 
 
 class Driver:
-    """Does what is wanted, one turn after another. `tell` sends a report."""
+    """Does what is wanted, one turn after another. `report` sends a report."""
 
     def __init__(
-        self, cluster: DriverCluster, tell: Callable[[RayReport], None], clock: Callable[[], float] = time.monotonic
+        self, cluster: DriverCluster, report: Callable[[RayReport], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cluster = cluster
-        self._tell = tell
+        self._report = report
         self._clock = clock
         self._keepers: dict[str, ReplicaKeeper] = {}
         self._fronts = NodeFronts(cluster)
-        self._number = 0  # that of the last wish
-        self._told = RayReport(())
-        self._told_s = float("-inf")
+        self._number = 0  # number of the last `Wanted` message
+        self._reported = RayReport(())
+        self._reported_s = float("-inf")
 
     def want(self, wanted: Wanted) -> None:
-        """Takes a new wish. Replicas that another driver of this namespace has left, and that are not wanted, are
-        drained."""
+        """Makes these replicas and fronts the wanted ones. Others are drained, also those of an earlier driver of this
+        namespace."""
         self._number = wanted.number
         others = set(self._keepers) | set(self._cluster.names())
         for name, address in wanted.replicas.items():
@@ -72,29 +72,29 @@ class Driver:
         self._fronts.drop_those_gone()
         replicas = tuple(keeper.status for keeper in self._keepers.values())
         report = RayReport(replicas, self._number, self._fronts.statuses)
-        if report != self._told or self._clock() - self._told_s >= REPORT_S:
-            self._told, self._told_s = report, self._clock()
-            self._tell(report)
+        if report != self._reported or self._clock() - self._reported_s >= REPORT_S:
+            self._reported, self._reported_s = report, self._clock()
+            self._report(report)
 
 
 def main(arguments: Sequence[str]) -> int:
     fd, address, namespace, node = arguments
     line = socket.socket(fileno=int(fd))
-    wishes: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(line, wishes.put), daemon=True).start()
+    messages: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(line, messages.put), daemon=True).start()
     # Imported here, so that the launcher's death is noticed while Ray is being loaded and connected.
     from text_generation_launcher.ray.cluster import ClusterLost, RayReplicas
 
     try:
         cluster = RayReplicas(address, namespace, node)
-        # Ray's own handler writes a stack trace. There is nothing to be done: the next driver finds all again.
+        # Instead of Ray's own handler, which writes a stack trace: the next driver finds all again.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         threading.Thread(target=end_with_node, args=(cluster.has_node, _end_without_node), daemon=True).start()
         driver = Driver(cluster, lambda report: line.sendall(as_json(report) + b"\n"))
         is_wanted = False
         while True:
-            while not wishes.empty() or not is_wanted:
-                driver.want(wishes.get())
+            while not messages.empty() or not is_wanted:
+                driver.want(messages.get())
                 is_wanted = True
             driver.turn()
     except ClusterLost as error:
@@ -105,10 +105,10 @@ def main(arguments: Sequence[str]) -> int:
 def end_with_node(
     is_alive: Callable[[], bool | None], end: Callable[[], None], sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Calls `end` once the driver's own node of the cluster is dead. Ray tells its drivers of dead actors by way of
-    their machine's raylet: a driver that outlives its raylet, as on a head that comes back, takes the engines of dead
-    machines for engines that serve. Without Ray's head it is unknown whether the node lives (None): then the driver
-    stays, because another one could not reach the head either."""
+    """Calls `end` once the driver's own node of the cluster is dead. Drivers learn of dead actors through the raylet of
+    their own machine. So a driver that outlives its raylet, as on a head that comes back, would report engines of dead
+    machines as serving. Without Ray's head it is unknown whether the node lives (None): then the driver stays, because
+    another one could not reach the head either."""
     while is_alive() is not False:
         sleep(NODE_LOOK_S)
     end()

@@ -1,5 +1,5 @@
-"""Keeps the fronts of a server on the machines of a cluster: one actor on each that is alive, but for the machine of
-the command, which has its own. Decides what to ask Ray for, does no input or output, and the clock is an argument.
+"""Keeps the fronts of a server on the machines of a cluster: one actor on each living machine, except that of the
+command, whose launcher has fronts of its own. Decides what to ask Ray for, without input, output or a clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,14 @@ from typing import Protocol
 from text_generation_launcher.ray.keeping import ActorCall, Answer, ReplicaKeeper
 from text_generation_launcher.ray.values import EngineState, FrontOrder, Order, RayStatus, digest_of
 
-# Seconds between two looks at the machines of the cluster, and between two reminders of the engines' addresses.
+# Seconds between two lists of the cluster's machines, and after which unchanged addresses of engines are sent again.
 LOOK_S, REMIND_S = 2.0, 5.0
-# Beginning of the names of the actors. A replica's name begins with a digest.
+# Beginning of the names of actors with fronts. A replica's name begins with a digest.
 FRONT = "front-"
 
 
 class FrontCluster(Protocol):
-    """What is asked of Ray for fronts. Each method may raise ClusterLost, after which the driver starts anew."""
+    """The calls of Ray for fronts. Each method may raise ClusterLost, which ends the driver."""
 
     def other_nodes(self) -> Mapping[str, str]:
         """Ray's names of the machines that are alive, without this one, by their addresses."""
@@ -26,7 +26,7 @@ class FrontCluster(Protocol):
     def start_fronts(self, name: str, order: FrontOrder, node: str) -> ActorCall: ...
 
     def tell(self, name: str, engines: Sequence[str], restart: str) -> None:
-        """Tells fronts the addresses of the engines, and the name of the newest restart that is to be done."""
+        """Sends fronts the addresses of the engines, and the name of the newest restart. See `FrontHost.tell`."""
 
     def watch(self, name: str, known: EngineState, seconds: float) -> ActorCall: ...
 
@@ -36,7 +36,8 @@ class FrontCluster(Protocol):
 
 
 class _OneMachine:
-    """What a keeper asks for, as of a replica that has room on one machine only. Implements ReplicaCluster."""
+    """The fronts of one machine, in the place of a replica that has room on this machine only. Implements
+    ReplicaCluster."""
 
     def __init__(self, cluster: FrontCluster, node: str) -> None:
         self.node = node
@@ -58,14 +59,14 @@ class _OneMachine:
 
 
 class NodeFronts:
-    """`keepers` has those whose questions are to be answered."""
+    """`keepers`: for each actor with fronts, by name; the driver hands them the answers to their calls."""
 
     def __init__(self, cluster: FrontCluster) -> None:
         self.keepers: dict[str, ReplicaKeeper] = {}
         self._cluster = cluster
         self._machines: dict[str, _OneMachine] = {}
         self._order: FrontOrder | None = None
-        self._told: tuple[str, ...] = ()
+        self._sent: tuple[str, ...] = ()
         self._restart = ""
         self._looked_s = self._reminded_s = float("-inf")
 
@@ -74,8 +75,8 @@ class NodeFronts:
         return tuple(keeper.status for keeper in self.keepers.values())
 
     def want(self, order: FrontOrder | None, restart: str = "") -> None:
-        """From now on each other machine is to have the fronts of `order`; None: none. Others are drained, also those
-        that another driver has left. Fronts that are older than the restart of this name are replaced."""
+        """From now on each other machine is to have the fronts of `order`; None: no fronts. Fronts of other orders are
+        drained, also those of an earlier driver. Fronts that are older than the restart of this name are replaced."""
         if restart != self._restart:
             self._restart, self._reminded_s = restart, float("-inf")
         if order != self._order:
@@ -94,10 +95,10 @@ class NodeFronts:
             self._follow_machines(self._order)
         for keeper in list(self.keepers.values()):
             keeper.turn(now_s)
-        if tuple(engines) != self._told or now_s - self._reminded_s >= REMIND_S:
-            self._told, self._reminded_s = tuple(engines), now_s
+        if tuple(engines) != self._sent or now_s - self._reminded_s >= REMIND_S:
+            self._sent, self._reminded_s = tuple(engines), now_s
             for name in self.keepers:
-                self._cluster.tell(name, self._told, self._restart)
+                self._cluster.tell(name, self._sent, self._restart)
 
     def drop_those_gone(self) -> None:
         for name in [name for name, keeper in self.keepers.items() if keeper.is_gone]:
@@ -108,7 +109,7 @@ class NodeFronts:
         for name, node in living.items():
             if name not in self.keepers:
                 self._keep(name, node, order)
-            self._machines[name].node = node  # Ray names a machine anew when it joins again.
+            self._machines[name].node = node  # A machine that joins again has another node id.
         for name in [name for name in self.keepers if name.startswith(_beginning(order)) and name not in living]:
             self._forget(name)
 

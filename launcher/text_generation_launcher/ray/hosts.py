@@ -1,8 +1,8 @@
-"""The actors that Ray runs on machines: each keeps one process of ours alive beside itself, and tells what it does. The
-process ends with its actor.
+"""The actors that Ray runs on machines: each runs one launcher as its child, and reports its state. The launcher ends
+with its actor.
 
-Arguments and answers are bytes of JSON, strings and numbers. Ray finds the classes by their names in the tgi-py of the
-machine.
+Arguments and answers are bytes of JSON, strings and numbers. Ray finds the classes by their names in the tgi-py that is
+installed on the machine.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from text_generation_launcher.control_call import send_command
 from text_generation_launcher.ray.machine import HostedLauncher, new_folder, private
 from text_generation_launcher.ray.values import ENGINES_FILE, SOCKETS, EngineOrder, EnginePhase, EngineState, FrontOrder
 
-# Seconds between two looks at the engine.
+# Seconds between two checks of the engine's state.
 LOOK_S = 0.2
-# Seconds without a call from any driver after which an actor without an engine leaves, and gives its room back.
+# Seconds without a call from any driver after which an actor without an engine ends, and frees its room.
 DESERTED_S = 120.0
-# Seconds between two questions to the launcher of fronts.
+# Seconds between two status requests to the launcher of fronts.
 ASK_S = 1.0
 
 
 class ReplicaHost:
-    """Runs one engine. It is an asyncio actor: its methods run beside each other, on one thread."""
+    """Runs one engine. An asyncio actor: its methods run concurrently, on one thread."""
 
     def __init__(self) -> None:
         self._node = ray.util.get_node_ip_address()
@@ -53,7 +53,7 @@ class ReplicaHost:
         return as_json(self._state())
 
     async def watch(self, known: bytes, seconds: float) -> bytes:
-        """The engine's state once it is no longer `known`, or after some seconds."""
+        """The engine's state, as soon as it differs from `known`, or after `seconds`."""
         self._called_s = time.monotonic()
         end_s = asyncio.get_running_loop().time() + seconds
         while (state := as_json(self._state())) == known and asyncio.get_running_loop().time() < end_s:
@@ -67,7 +67,7 @@ class ReplicaHost:
         return as_json(self._state())
 
     async def _leave_when_deserted(self) -> None:
-        """Gives room and actor back when the server was killed and its engine has ended by itself."""
+        """Ends the actor and frees its room when the server was killed and its engine has ended by itself."""
         while True:
             await asyncio.sleep(LOOK_S)
             is_running = self._launcher is not None and self._state().phase is not EnginePhase.ENDED
@@ -101,22 +101,22 @@ class FrontHost(ReplicaHost):
         super().__init__()
         self._order: FrontOrder | None = None
         self._engines = ""  # the text of the file
-        self._restart: str | None = None  # name of the newest restart that the fronts need not do any more
+        self._restart: str | None = None  # name of the newest restart that is done
         self._serves = False
         self._demand: Demand | None = None
         self._asking = asyncio.create_task(self._ask_again_and_again())
 
     async def tell(self, engines: str, restart: str) -> None:
-        """From now on the fronts use the engines with these addresses, with commas between. None at all changes
-        nothing: their driver may know of no engine yet. Fronts that are older than the restart of this name are
-        replaced, one after another."""
+        """Makes the fronts use the engines at these addresses, which are separated by commas. An empty text changes
+        nothing: the driver may know of no engine yet. `restart`: a name; fronts that are older than the restart of
+        this name are replaced, one after another."""
         if engines and engines != self._engines:
             self._engines = engines
             self._write_engines()
-        if self._restart is None:  # The fronts are new, so no restart until now concerns them.
+        if self._restart is None:  # The fronts have just started, so the newest restart counts as done.
             self._restart = restart
         if restart and restart != self._restart:
-            with suppress(CommandError):  # The launcher starts, ends, or is busy: the driver tells it again.
+            with suppress(CommandError):  # The launcher starts, ends, or is busy: the driver calls again.
                 await self._command("restart-fronts")
                 self._restart = restart
 
@@ -141,9 +141,9 @@ class FrontHost(ReplicaHost):
         while True:
             await asyncio.sleep(ASK_S)
             with suppress(CommandError):  # The launcher starts, ends, or is busy.
-                told = await self._command("front")
-                self._serves = bool(told["listens"])
-                self._demand = None if told["demand"] is None else from_fields(Demand, told["demand"])
+                answer = await self._command("front")
+                self._serves = bool(answer["listens"])
+                self._demand = None if answer["demand"] is None else from_fields(Demand, answer["demand"])
 
     async def _command(self, name: str) -> Any:
         """Sends a command to the launcher of the fronts, and returns its answer. CommandError if there is none."""

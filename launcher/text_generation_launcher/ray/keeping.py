@@ -1,5 +1,5 @@
-"""Keeps one replica on some machine of the cluster: decides what to ask Ray for next. No input or output of its own,
-and the clock is an argument.
+"""Keeps one replica on some machine of the cluster: decides what to ask Ray for next, without input, output or a
+clock.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
 LONG_RUN_S = 60.0
 # Seconds after which an actor answers that nothing has changed.
 WATCH_S = 5.0
-# Seconds before a question is asked again whose answer the network has lost.
+# Seconds before a call is repeated whose answer was lost on the network.
 UNSURE_S = 1.0
-# Seconds between two looks whether a replica has found a machine, and for Ray to find one that has room.
+# Seconds between two checks whether a replica has room, and after which a replica without room is reported as pending.
 LOOK_S, PLACING_S = 1.0, 2.0
-# Seconds that an actor with room gets for its first answer. Ray never makes one whose start it was about when its head
-# died.
+# Seconds that an actor with room gets for its first answer. An actor that Ray was starting when its head died never
+# answers.
 ACTOR_START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ActorLost:
-    """The actor is dead, and its engine with it, or it cannot be made. Both may live on a machine that Ray does not
-    reach."""
+    """The actor cannot be started, or Ray reports it as dead, and with it its engine. Both may still live on a machine
+    that Ray does not reach."""
 
     reason: str
 
@@ -39,7 +39,7 @@ class ActorUnsure:
 
 @dataclass(frozen=True, slots=True)
 class ActorCall:
-    """A question to a replica's actor that is not answered yet."""
+    """A call of a replica's actor that is not answered yet."""
 
     name: str
     number: int
@@ -49,18 +49,18 @@ Answer = EngineState | ActorLost | ActorUnsure
 
 
 class ReplicaCluster(Protocol):
-    """What the driver asks of Ray. Each method may raise ClusterLost, after which the driver starts anew."""
+    """The calls of Ray for replicas. Each method may raise ClusterLost, which ends the driver."""
 
     def start(self, name: str, order: Order) -> ActorCall:
-        """Asks for room and an actor for the replica, unless it has them, and tells the actor to start."""
+        """Asks Ray for room and an actor for the replica, unless it has them, and calls the actor's `start`."""
 
     def watch(self, name: str, known: EngineState, seconds: float) -> ActorCall: ...
 
     def end(self, name: str) -> None:
-        """Tells the actor to end its engine."""
+        """Calls the actor's `end`, which ends its engine."""
 
     def remove(self, name: str) -> None:
-        """Takes away the replica's actor and its room, as far as they exist."""
+        """Removes the replica's actor and its room, as far as they exist."""
 
     def has_room(self, name: str) -> bool:
         """Whether Ray has found a machine for the replica."""
@@ -69,12 +69,12 @@ class ReplicaCluster(Protocol):
         """Names of the replicas that have an actor."""
 
     def answers(self, calls: Sequence[ActorCall], seconds: float) -> dict[ActorCall, Answer]:
-        """Answers to `calls` that have come, after some seconds at the latest."""
+        """The answers to `calls` that are there. Waits at most `seconds` for the first answer."""
 
 
 class ReplicaKeeper:
     """Keeps one replica, or the fronts of one machine, until it is drained. The address of an engine whose actor is
-    lost stands until the next engine serves: the engine may live where fronts reach it and Ray does not."""
+    lost is kept until the next engine serves: fronts may reach an engine that Ray does not reach."""
 
     def __init__(self, name: str, order: Order, cluster: ReplicaCluster, address: str = "") -> None:
         self.name = name
@@ -86,7 +86,7 @@ class ReplicaKeeper:
         self._state: EngineState | None = None  # None: the actor has not answered yet, or there is none
         self._is_draining = False
         self._has_room = self._is_pending = False
-        self._waits_since_s: float | None = None  # since then the replica has room, and its actor has not answered
+        self._waits_since_s: float | None = None  # when the replica got room, while its actor has not answered
         self._looked_s = self._began_s = float("-inf")
         self._next_s = float("-inf")
         self._backoff = Backoff(FIRST_WAIT_S, MAX_WAIT_S, LONG_RUN_S)
@@ -111,7 +111,7 @@ class ReplicaKeeper:
         )
 
     def drain(self) -> None:
-        """Has the engine end when its requests are done, and then the replica is gone."""
+        """Asks the engine to end when its requests are done. The replica is gone after that."""
         if self._is_draining:
             return
         self._is_draining = True
@@ -122,7 +122,7 @@ class ReplicaKeeper:
             self._end()  # No engine was started.
 
     def turn(self, now_s: float) -> None:
-        """Asks the next question, if it is time and no question is open."""
+        """Makes the next call, if it is time and no call is open."""
         if self.call is None and now_s >= self._next_s:
             if self._state is None:
                 self._begin(now_s)
@@ -135,7 +135,7 @@ class ReplicaKeeper:
         self._check_start(now_s)
 
     def _check_start(self, now_s: float) -> None:
-        """Has an actor that does not start replaced by another."""
+        """Removes an actor that does not start in time, so that another actor takes its place."""
         if self._state is not None or self.call is None or not self._has_room:
             self._waits_since_s = None
         elif self._waits_since_s is None:

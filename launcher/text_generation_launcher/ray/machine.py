@@ -14,16 +14,17 @@ from text_generation_common.report import last_told
 from text_generation_launcher.process import die_with_parent
 from text_generation_launcher.ray.values import ADDRESS_FILE, EnginePhase, EngineState, Order
 
-# Bytes of a log after which its first part is dropped, and of an ended launcher's log that are told as the reason.
-MAX_LOG_BYTES, TOLD_BYTES = 16 * 1024 * 1024, 2000
-# Seconds between two touches of the files: systems remove old files from /tmp, and actors what LOG_KEPT_S says.
+# Bytes of a log after which its older part is dropped, and of an ended launcher's log in which the reason is looked
+# for.
+MAX_LOG_BYTES, REASON_BYTES = 16 * 1024 * 1024, 2000
+# Seconds between two touches of the files: systems remove old files from /tmp, and actors files older than LOG_KEPT_S.
 TOUCH_S = 3600.0
 # Seconds for which the files of a launcher are kept after the end of its actor.
 LOG_KEPT_S = 2 * TOUCH_S
 
 
 class HostedLauncher:
-    """One launcher, from its start. `folder`, which is private, has what it writes: `log`, and `address` once its
+    """One launcher, from its start. It writes into `folder`, which is private: `log`, and `address` once its
     engine serves. To be made on a thread that lives as long as the actor: the kernel sends `last_signal` to the
     launcher when that thread ends."""
 
@@ -116,7 +117,7 @@ def _end_of(log: Path) -> str:
     """The last lines of a log, in one line."""
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, os.path.getsize(log) - TOLD_BYTES))
+            file.seek(max(0, os.path.getsize(log) - REASON_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return "it has left no log"

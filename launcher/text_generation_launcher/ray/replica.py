@@ -1,5 +1,5 @@
-"""Replicas on machines of a Ray cluster, as the launcher sees them: what is ordered, made of its plan, and a replica of
-its set."""
+"""Replicas on machines of a Ray cluster, as the launcher sees them: a replica of its set, and the orders that it makes
+of its plan."""
 
 import asyncio
 import logging
@@ -16,14 +16,14 @@ from text_generation_launcher.ray.values import EngineOrder, FrontOrder, RayPhas
 
 logger = logging.getLogger("text_generation_launcher")
 
-# Starts in a row without serving after which the replica counts as failed. Ray has tried other machines by then.
+# Starts in a row without serving after which the replica counts as failed. Ray may have tried other machines by then.
 MAX_FAILURES = 5
 CHECK_S = 1.0
-# Seconds of Ray's silence after which a server that stops waits no longer for a replica's end.
+# Seconds without an answer of Ray after which a server that stops no longer waits for a replica's end.
 GIVE_UP_S = 30.0
 # Seconds that an engine gets to end in addition to the time in which its requests may end.
 DRAIN_MARGIN_S = 30.0
-# Seconds without any front after which an engine ends by itself: its server was killed, or has replaced it.
+# Seconds without any front after which an engine ends by itself, because its server was killed or has replaced it.
 LONELY_S = 120.0
 
 
@@ -87,14 +87,16 @@ class RayReplica:
 
 
 def engine_order(plan: LaunchPlan) -> EngineOrder:
-    """Keys and tokens are not in it: each machine has its own certificates and, for hubs, its own environment."""
+    """The order for an engine. It has no keys and tokens: each machine has its own certificates and, for the hub's
+    token, its own environment."""
     drain_s = plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
     argv, cores = commands.engine_only(with_whole_paths(plan), LONELY_S), plan.cluster.on_ray.replica_cores
     return EngineOrder(argv, shards=plan.num_shard, cores=cores, drain_s=drain_s)
 
 
 def front_order(plan: LaunchPlan, port: int) -> FrontOrder:
-    """`port`: the command's own. Keys are not in it, but a file of digests may be."""
+    """The order for the fronts of a machine. `port`: that of the command's own fronts. The order has no keys, but may
+    name a file of their digests."""
     listens_everywhere = ip_address(plan.http.hostname).is_unspecified
     argv = commands.fronts_only(with_whole_paths(plan))
     drain_s = plan.http.graceful_termination_timeout + DRAIN_MARGIN_S

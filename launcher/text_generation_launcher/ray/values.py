@@ -18,10 +18,10 @@ ADDRESS_FILE, ENGINES_FILE, SOCKETS = "address", "engines", "s"
 
 @dataclass(frozen=True, slots=True)
 class EngineOrder:
-    """What an actor has to run, and what its machine must have for it. `argv`: the flags of an engine-only launcher
-    without those of its address, which the actor chooses. `cores`: what the replica asks for on CPUs; 0: it asks for
-    GPUs; None: for GPUs if the cluster has any, otherwise for one core for each shard. `program`: what to run with the
-    flags; empty: the launcher of the actor's own Python."""
+    """What an actor has to run, and what its machine must have for it. `argv`: the flags of an engine-only launcher,
+    without its address, which the actor chooses. `cores`: number of CPU cores that the replica needs; 0: it needs GPUs;
+    None: GPUs if the cluster has any, otherwise one core for each shard. `program`: the command before the flags;
+    empty: the launcher of the actor's own Python."""
 
     argv: tuple[str, ...]
     shards: int = 1
@@ -30,7 +30,7 @@ class EngineOrder:
     program: tuple[str, ...] = ()
 
     def needs(self, has_gpus: bool) -> tuple[float, int]:
-        """Cores and GPUs that Ray is asked for. `has_gpus`: whether the cluster has any GPU."""
+        """Numbers of cores and GPUs that Ray is asked for. `has_gpus`: whether the cluster has any GPU."""
         if self.cores == 0 or (self.cores is None and has_gpus):
             return 0.0, self.shards
         return self.cores or float(self.shards), 0
@@ -78,7 +78,7 @@ Order = EngineOrder | FrontOrder
 
 
 def digest_of(order: Order) -> str:
-    """Names an order: equal for equal orders."""
+    """A name of the order: equal for equal orders."""
     return hashlib.sha256(as_json(order)).hexdigest()[:8]
 
 
@@ -90,7 +90,7 @@ class EnginePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What an actor says of its engine or its fronts. `why` explains ENDED."""
+    """What an actor reports about its engine or its fronts. `why`: the reason of ENDED."""
 
     phase: EnginePhase
     address: str = ""  # HOST:PORT, once the engine or a front serves
@@ -102,11 +102,11 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the launcher wants of the driver, always as a whole. `replicas`: the names of the replicas that are to
-    serve, each with the address that the launcher knows, or ""; all others are drained and taken away. `number`: wishes
-    are counted, and a report says which was the last one before it. `fronts`: what every other machine of the cluster
-    is to run; None: nothing, and what runs there is drained. `front_restart`: names the newest order to replace all
-    fronts; empty: there was none."""
+    """What the launcher wants of the driver; each message replaces the one before. `replicas`: the names of the
+    replicas that are to serve, each with the address that the launcher knows, or ""; all others are drained and
+    removed. `number`: messages are counted, and a report has the number of the last message before it. `fronts`: what
+    every other machine of the cluster is to run; None: nothing, and fronts that run there are drained.
+    `front_restart`: name of the newest order to replace all fronts; empty: there was no such order."""
 
     order: EngineOrder
     replicas: Mapping[str, str]
@@ -124,9 +124,9 @@ class RayPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RayStatus:
-    """What the driver says of one replica, or of the fronts of one machine. `address` may stand in every phase: an
-    engine that drains serves on, and so may one whose machine Ray does not reach. `failures`: starts in a row after
-    which nothing served. `demand`: what the clients of the fronts want."""
+    """What the driver reports about one replica, or the fronts of one machine. `address` may be set in every phase: an
+    engine that drains still serves, and an engine whose machine Ray does not reach may serve. `failures`: starts in a
+    row after which nothing served. `demand`: what the clients of the fronts want."""
 
     name: str
     phase: RayPhase
@@ -139,8 +139,8 @@ class RayStatus:
 
 @dataclass(frozen=True, slots=True)
 class RayReport:
-    """What the driver says of all replicas; sent at each change, and each second as a sign of life. `number`: that of
-    the last wish that it knows."""
+    """What the driver reports about all replicas: sent at each change, and each second to show that the driver runs.
+    `number`: that of the last `Wanted` message that it has read."""
 
     replicas: tuple[RayStatus, ...]
     number: int = 0

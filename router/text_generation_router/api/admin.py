@@ -1,4 +1,4 @@
-"""The routes of administrators, with a key of their own: which replicas there are, and how many there are to be."""
+"""The routes of administrators, with a key of their own: the state of replicas, and their wanted number."""
 
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from text_generation_router.http.encoding import json_response
 from text_generation_router.http.keys import allowed_digest, authorization_of
 from text_generation_router.text.json_depth import read_json
 
-# Most bytes of a body.
+# Maximum size of a body in bytes.
 BODY_BYTES = 4096
 NO_REPLICAS = "this server starts no replicas: start it with --replicas"
 
@@ -27,7 +27,7 @@ class ReplicaControl(Protocol):
 
     @property
     def report(self) -> ReplicaReport | None:
-        """The replicas; None: the launcher has none, or has not told them yet."""
+        """The replicas; None: the launcher has no replicas, or has not reported them yet."""
 
     async def scale(self, wanted: int) -> None:
         """Asks for another number of replicas. Raises ScalingError."""
@@ -54,7 +54,8 @@ class AdminRoutes:
         return json_response(_json_of(self._report()))
 
     def _check_key(self, request: Request) -> None:
-        """Also without a header the comparison takes the same time."""
+        """Raises UnauthorizedError without the administrators' key. The comparison takes the same time for every
+        header, and without a header."""
         if allowed_digest(authorization_of(request.scope), self._digests) is None:
             raise UnauthorizedError
 

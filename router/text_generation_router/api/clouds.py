@@ -75,7 +75,7 @@ class CloudRoutes:
 
 
 def _start_of(instance: GenerateRequest | ChatOptions) -> str:
-    """What stands before the generated text."""
+    """The text before the generated text: the prompt, if the request asks for it."""
     if isinstance(instance, GenerateRequest) and instance.parameters.return_full_text:
         return instance.inputs
     return ""

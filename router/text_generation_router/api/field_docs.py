@@ -1,4 +1,4 @@
-"""Writes the page of all known request fields, docs/fields.md, from the schemas and the tables of known fields.
+"""Writes the page of all known request fields, docs/fields.md, from the schemas and the table of known fields.
 
 python -m text_generation_router.api.field_docs docs/fields.md
 """

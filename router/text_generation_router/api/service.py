@@ -51,7 +51,7 @@ NO_DATE = "1970-01-01T00:00:00Z"  # Anthropic's API has this date where that of 
 
 
 def is_from_anthropics_client(request: Request) -> bool:
-    """Whether the client speaks Anthropic's API, which has paths in common with OpenAI's."""
+    """Whether the client uses Anthropic's API, which has paths in common with OpenAI's."""
     return "anthropic-version" in request.headers
 
 
@@ -129,7 +129,7 @@ class ServiceRoutes:
         if is_from_anthropics_client(request):
             return {"type": "model", "id": name, "display_name": name, "created_at": NO_DATE}
         entry = {"id": name, "object": "model", "created": 0, "owned_by": name}
-        # vLLM and SGLang tell these as well; clients cut their prompts by `max_model_len`.
+        # Fields of vLLM and SGLang. Clients cut their prompts by `max_model_len`.
         return entry | {"root": name, "max_model_len": self._services.engine.snapshot().limits.max_total_tokens}
 
     async def metrics(self, _: Request) -> Response:

@@ -211,7 +211,7 @@ class Requests:
         if ended is None:
             self._end_early(index, EndReason.FAILED, cause)
         else:
-            _tell(request, request.ended(EndReason.FAILED, ended.inference_s, cause))
+            _report_end(request, request.ended(EndReason.FAILED, ended.inference_s, cause))
 
     def put_back(self, unanswered: Iterable[ForwardStep], reason: str) -> int:
         """Puts running requests back into the queue after a loss. Requests that are blamed for the loss end instead.
@@ -247,7 +247,7 @@ class Requests:
     def _close(self, index: int, reason: EndReason, cause: str = "") -> None:
         """Calls `ended` of the sink of a request that the scheduler has ended, unless it was called before."""
         if (request := self._forget(index)) is not None:
-            _tell(request, request.ended(reason, request.inference_s(time.perf_counter()), cause))
+            _report_end(request, request.ended(reason, request.inference_s(time.perf_counter()), cause))
 
     def _forget(self, index: int) -> OpenRequest | None:
         self._deadlines.clear(index)
@@ -259,7 +259,7 @@ def _about(request: OpenRequest) -> dict[str, str]:
     return {"request_id": request.id_in_logs}
 
 
-def _tell(request: OpenRequest, ended: Ended) -> None:
+def _report_end(request: OpenRequest, ended: Ended) -> None:
     try:
         request.sink.ended(ended)
     except Exception:

@@ -1,7 +1,7 @@
-"""How much a front may do that has no effect."""
+"""How many messages without effect a front may send."""
 
-# Messages without effect that a front may send at once, and each second. A message about a request that has just ended
-# is one, so an honest front sends at most a few for each request.
+# Messages without effect that a front may send at once, and each second. Even a correct front sends a few for each
+# request: a message about a request that has just ended has no effect.
 AT_ONCE, PER_SECOND = 4096, 1024
 
 

@@ -2,13 +2,13 @@
 
 A new stream costs the engine about as much as a few steps of its loop, so one front that connects again and again would
 slow down the streams of all others. A front that is turned away tries again later, as one that cannot reach the engine
-does. After an engine's restart all its fronts come at once, so each limit lets that many in without a wait.
+does. After an engine's restart all its fronts come at once, so each limit lets all of them in without a wait.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 
-# How fast a front may send messages, and call for news: what comes faster waits in the front's own connection.
+# How fast a front may send messages and call for news. Messages that come faster wait in the front's own connection.
 
 # Units of a front's messages at once, and each second. A message is one unit, and one more for each PART bytes.
 MESSAGES_AT_ONCE, MESSAGES_PER_SECOND, PART = 16384, 16384, 4096
@@ -17,7 +17,8 @@ NEWS_AT_ONCE, NEWS_PER_SECOND = 8, 2
 
 
 class Pace:
-    """`now_s`: seconds of a clock that never goes back."""
+    """A token bucket: `at_once` units may be taken at once, and `per_second` more each second. `now_s`: seconds of a
+    clock that never goes back."""
 
     def __init__(self, at_once: float, per_second: float, now_s: float) -> None:
         self._at_once = at_once
@@ -30,24 +31,24 @@ class Pace:
         return min(self._at_once, self._left + (now_s - self._counted_s) * self._per_second)
 
     def take(self, units: float, now_s: float) -> float:
-        """Takes as many units. Returns the seconds to wait before the next are taken."""
+        """Takes `units`, perhaps more than are left. Returns the seconds to wait before the next units are taken."""
         self._left = self.left(now_s) - units
         self._counted_s = now_s
         return max(0.0, -self._left / self._per_second)
 
 
-# Most fronts of an engine, and most of them at one address: no machine alone can take all places.
+# Maximum number of fronts of an engine, and of its fronts at one address, so that no machine alone takes all places.
 MAX_FRONTS, MAX_AT_ADDRESS = 256, 128
 # New streams at once, and each second: of one front, from one address, and of all.
 FRONT_AT_ONCE, FRONT_PER_SECOND = 8, 0.5
 ADDRESS_AT_ONCE, ADDRESS_PER_SECOND = MAX_AT_ADDRESS, 8
 AT_ONCE, PER_SECOND = 2 * MAX_FRONTS, 16
-# Names whose pace is remembered. More are forgotten once their pace is that of a new name.
+# Maximum number of names whose pace is remembered. At more names, those whose bucket is full again are forgotten.
 MAX_NAMES = 1024
 
 
 class Paces:
-    """A pace for each name."""
+    """A token bucket for each name of a front or address."""
 
     def __init__(self, at_once: float, per_second: float) -> None:
         self._at_once = at_once
@@ -87,7 +88,7 @@ def arriving_front(front_id: str, peer: str) -> ArrivingFront:
 
 
 class Arrivals:
-    """`now_s`: seconds of a clock that never goes back."""
+    """Decides which Work streams may open. `now_s`: seconds of a clock that never goes back."""
 
     def __init__(self, now_s: float) -> None:
         self._all = Pace(AT_ONCE, PER_SECOND, now_s)
@@ -123,7 +124,7 @@ class Arrivals:
         return "" if self._all.left(now_s) >= 1 else "too many fronts connect: they may try again in a few seconds"
 
     def leave(self, caller: ArrivingFront) -> None:
-        """A stream has ended."""
+        """Notes that a stream has ended."""
         self._open[caller.address] -= 1
         if not self._open[caller.address]:
             del self._open[caller.address]

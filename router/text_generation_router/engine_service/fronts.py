@@ -8,7 +8,7 @@ from text_generation_router.engine.protocol import Snapshot
 from text_generation_router.engine_service.work import FrontCounts, FrontWork
 from text_generation_router.errors import FrontLostError
 
-# Permits of an engine, shared out among the fronts: how many requests each front may have on it.
+# An engine's permits are leased to its fronts: the lease of a front is the number of requests that it may have there.
 
 F = TypeVar("F", bound=Hashable)
 
@@ -16,14 +16,14 @@ F = TypeVar("F", bound=Hashable)
 def leases(permits: int, used: Mapping[F, int]) -> dict[F, int]:
     """The lease of each front: the permits that the others do not use, so that one front may have the whole load.
     `used`: requests that each front has on the engine. Fronts that take permits at the same time may take more than
-    there are, until they are told of each other.
+    there are, until the next Load reports the others' use.
     """
     total = sum(used.values())
     return {front: max(0, permits - (total - count)) for front, count in used.items()}
 
 
 class ConnectedFronts:
-    """Tells all fronts of losses of the shards, and of others that are ready."""
+    """Reports to all fronts that the shards are lost, or that new shards are ready."""
 
     def __init__(self, permits: int, counts: FrontCounts) -> None:
         """`permits`: requests that all fronts may have on the engine."""
@@ -51,7 +51,7 @@ class ConnectedFronts:
             self._counts.fronts.set(len(self._fronts))
 
     def close(self) -> None:
-        """Ends all streams, after what is still to be sent."""
+        """Ends all streams, each once its waiting messages are sent."""
         for _, ends in self._fronts.values():
             if not ends.done():
                 ends.set_result(None)

@@ -9,14 +9,14 @@ from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_common.weights.digest import model_digest
 from text_generation_router.engine.protocol import ModelInfo
 
-# Flags of shards that decide no token, or only by what the shards tell of themselves.
+# Flags of shards that change no token, or only through what the shards report about themselves.
 WITHOUT_EFFECT = ("dtype", "cuda_graphs", "cuda_memory_fraction", "cpu_target")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
-    engine_id: str  # a new one in each life of the engine
-    term: int  # tells this life from the replica's others; compared for equality only
+    engine_id: str  # new at each start of the engine's process
+    term: int  # incarnation number of the replica's engine
     digest: bytes  # what decides the tokens of a request
 
 
@@ -27,7 +27,7 @@ def engine_digest(
     shard: ShardFlags,
     load_format: LoadFormat = LoadFormat.auto,
 ) -> bytes:
-    """What decides the tokens of a request: the model in `folder`, what the shards tell of themselves, and flags.
+    """What decides the tokens of a request: the model in `folder`, what the shards report about themselves, and flags.
     WeightsError: the model's files cannot be read."""
     flags = {
         field.name: str(getattr(given, field.name))
@@ -48,5 +48,5 @@ def engine_digest(
 
 
 def _target(kernels: str) -> str:
-    """The name of a shard's kernels, without why no better ones were taken."""
+    """The name of a shard's kernels, without the reason why better kernels were not taken."""
     return kernels.split(";")[0].split(",")[0]

@@ -17,45 +17,47 @@ from text_generation_router.fleet.cache_news import MAX_HASHES, CacheLog, CacheN
 from text_generation_router.scheduling.share import Share
 from text_generation_router.wire.version import UINT64, packed
 
-# Seconds between two Loads, and the fewest of them, so that fronts that come and go cost little.
+# Seconds between two Loads, and the shortest time between them, so that fronts that come and go cost little.
 EVERY_S, PAUSE_S = 0.25, 0.02
-# Most seconds between two Loads that a front may want. Fronts take an engine that is silent for 3 s for lost.
+# Maximum number of seconds between two Loads that a front may ask for. An engine that is silent for 3 s counts as lost.
 MAX_EVERY_S = 1.0
-# Seconds after its last request for which a tenant's service is told.
+# Seconds after its last request for which a tenant's service is reported.
 ACTIVE_S = 60.0
-# Seconds for which the cache is observed after the last front that wants to know: fronts call again after a break.
+# Seconds for which the cache is observed after the last call for its changes: fronts call again after a break.
 OBSERVED_S = 30.0
-# Most bytes of what one Load tells of tenants.
+# Maximum number of bytes that one Load reports about tenants.
 SERVED_BYTES = 2**20
 
 
 class NewsReader:
     """What one News call still has to send: the newest Load, and what has changed in the cache. However slowly a front
-    reads, no more waits for it than the cache has had since."""
+    reads, at most one change waits for each block that has been in the cache since."""
 
     def __init__(self, front_id: str, snapshot: list[CacheNews] | None, every_s: float = EVERY_S) -> None:
-        """`snapshot`: what is cached; None: no news of the cache are told. `every_s`: seconds between two Loads."""
+        """`snapshot`: what is cached; None: the call gets no changes of the cache. `every_s`: seconds between two
+        Loads."""
         self.front_id = front_id
         self.wants_cache = snapshot is not None
         self._snapshot: deque[CacheNews] = deque(snapshot or ())
         self._changes: dict[int, bool] = {}  # for each hash: whether it was added, or removed
         self._load: pb.Load | None = None
-        # A Load that is due a little later than the desk makes it goes out at once.
+        # Loads are made every EVERY_S. A Load goes out if it would be late by more than half of that with the next one.
         self._every_s = min(every_s, MAX_EVERY_S) - EVERY_S / 2
-        self._told: tuple[bool, bool] | None = None  # what the last Load said that must not come late
-        self._told_s = 0.0
+        # `is_ready` and `is_draining` of the last Load: a change of these goes out at once.
+        self._reported: tuple[bool, bool] | None = None
+        self._reported_s = 0.0
         self._sequence = 0
         self._is_closing = False
         self._changed = asyncio.Event()
 
-    def tell(self, load: pb.Load, cache: list[CacheNews], now: float) -> None:
+    def put(self, load: pb.Load, cache: list[CacheNews], now: float) -> None:
         self._load = load
         if self.wants_cache:
             for news in cache:
                 self._changes.update(dict.fromkeys(news.removed, False) | dict.fromkeys(news.added, True))
-        told = load.is_ready, load.is_draining
-        if told != self._told or now - self._told_s >= self._every_s:
-            self._told, self._told_s = told, now
+        reported = load.is_ready, load.is_draining
+        if reported != self._reported or now - self._reported_s >= self._every_s:
+            self._reported, self._reported_s = reported, now
             self._changed.set()
 
     def close(self) -> None:
@@ -63,7 +65,7 @@ class NewsReader:
         self._changed.set()
 
     async def run(self, write: Callable[[pb.NewsMessage], Awaitable[None]]) -> None:
-        """Sends until `close` is called. Raises FrontLostError."""
+        """Sends news until `close` is called. Raises FrontLostError if the front does not read."""
         while not self._is_closing:
             await self._changed.wait()
             self._changed.clear()
@@ -97,7 +99,7 @@ class NewsReader:
 
 
 class NewsPublisher:
-    """Makes the news for all News calls. The engine's cache is observed only while a front wants to know of it."""
+    """Makes the news for all News calls. The engine's cache is observed only while a front wants its changes."""
 
     def __init__(self, engine: LocalEngine, fronts: ConnectedFronts, cache: CacheLog | None) -> None:
         self._engine = engine
@@ -120,11 +122,11 @@ class NewsPublisher:
         return reader
 
     def _observed(self, cache: CacheLog) -> list[CacheNews]:
-        """All that is cached. The engine tells `cache` of changes from now on."""
+        """All that is cached. From now on `cache` observes the changes."""
         if not self._is_observing:
             self._is_observing = True
             self._engine.observe_cache(cache.observer)
-            cache.take()  # the snapshot has it all
+            cache.take()  # the snapshot contains these changes
         self._wanted_s = time.monotonic()
         return cache.snapshot()
 
@@ -143,7 +145,7 @@ class NewsPublisher:
         self._recent[share] = time.monotonic()
 
     def hurry(self) -> None:
-        """Lets the next news go out at once."""
+        """Makes the next Load at once."""
         self._due.set()
 
     async def run(self) -> None:
@@ -152,10 +154,10 @@ class NewsPublisher:
                 async with asyncio.timeout(EVERY_S - PAUSE_S):
                     await self._due.wait()
             self._due.clear()
-            self._tell()
+            self._publish()
             await asyncio.sleep(PAUSE_S)
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         cache = self._changes()
         if not self._readers:
             return
@@ -167,7 +169,7 @@ class NewsPublisher:
             own.CopyFrom(load)
             own.permits = leases.get(reader.front_id, 0)
             own.newest_index = self._fronts.newest_index(reader.front_id)
-            reader.tell(own, cache, now)
+            reader.put(own, cache, now)
 
     def _changes(self) -> list[CacheNews]:
         if self._cache is None or not self._is_observing:
@@ -197,7 +199,7 @@ class NewsPublisher:
             served.append(one)
         return served
 
-    # What the engine tells its watchers changes `is_ready`.
+    # Calls of the engine, as an EpochWatcher: both events change `is_ready`.
 
     def lost(self, reason: str, aboard: Collection[int]) -> None:
         self.hurry()
@@ -207,7 +209,7 @@ class NewsPublisher:
 
 
 def load_to_pb(load: Load) -> pb.Load:
-    """`load` without what differs from front to front."""
+    """`load` as a message, without the fields that differ from front to front."""
     return pb.Load(
         is_ready=load.is_ready,
         is_draining=load.is_draining,

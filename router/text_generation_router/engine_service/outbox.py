@@ -1,4 +1,4 @@
-"""What an engine still has to send to one front."""
+"""The messages that wait to be sent to one front."""
 
 import asyncio
 from collections import deque
@@ -13,8 +13,8 @@ MAX_BYTES = 64 * 2**20
 
 
 class Outbox:
-    """Messages in their order. Putting one in never waits, and never fails: a front that does not read is lost, which
-    `run` reports.
+    """Messages in their order. `put` never waits and never fails: if the front does not read, `run` raises
+    FrontLostError.
     """
 
     def __init__(self, stall_s: float | None = None, max_bytes: int = MAX_BYTES) -> None:
@@ -37,8 +37,8 @@ class Outbox:
         self._changed.set()
 
     def close(self) -> None:
-        """Lets `run` end once it has sent what is there. `run` must not be cancelled while it writes: gRPC then loses
-        track of what it has sent, and cannot end the call."""
+        """Lets `run` end once it has sent the waiting messages. `run` must not be cancelled while it writes: gRPC then
+        loses track of what it has sent, and cannot end the call."""
         self._is_closing = True
         self._changed.set()
 

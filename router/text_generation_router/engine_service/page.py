@@ -21,7 +21,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 class EnginePage:
-    """Each connection carries one request. A client that is slow, or sends nonsense, loses its connection."""
+    """Each connection carries one request. A client that is slow, or does not send HTTP, loses its connection."""
 
     def __init__(self, metrics: Callable[[], Awaitable[str]], is_healthy: Callable[[], Awaitable[bool]]) -> None:
         self._metrics = metrics
@@ -80,7 +80,8 @@ async def serving_page(page: EnginePage, host: str, ports: range) -> AsyncIterat
 
 
 async def _listening(page: EnginePage, host: str, ports: range) -> tuple[asyncio.Server, int]:
-    """Listening itself finds out whether a port is free: two engines that start at once never get the same one."""
+    """The first port of `ports` that could be opened, and its server. To listen is the only test whether a port is
+    free, so two engines that start at once never get the same port."""
     for port in ports:
         try:
             return await asyncio.start_server(page.serve, host, port, limit=HEAD_BYTES), port

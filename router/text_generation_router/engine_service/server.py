@@ -19,9 +19,9 @@ from text_generation_router.engine_service.work import ENVELOPE_BYTES, MESSAGE_B
 from text_generation_router.fleet.cache_news import CacheLog
 from text_generation_router.metrics.metrics import Metrics
 
-# Most calls at a time: two streams of each front, and Health and Metrics.
+# Maximum number of calls at a time: two streams of each front, and Health and Metrics.
 MAX_CALLS = 1024
-# Most calls at a time on one connection: more wait at the front.
+# Maximum number of calls at a time on one connection: further calls wait at the front.
 MAX_CALLS_OF_FRONT = 16
 # Seconds for calls to end once the engine has.
 CLOSE_S = 1.0
@@ -39,8 +39,8 @@ class EngineServer:
         security: Security,
         cache: CacheLog | None = None,
     ) -> None:
-        """`security`: that of an engine. `cache`: takes the changes of the prefix cache for fronts that want to know;
-        None: fronts are told nothing of it."""
+        """`security`: that of an engine. `cache`: collects the changes of the prefix cache for fronts that want
+        them; None: changes are not reported."""
         self._engine = engine
         self._security = security
         self._servicer = EngineServicer(engine, identity, metrics, max_concurrent_requests, cache)
@@ -67,12 +67,12 @@ class EngineServer:
         return len(self._servicer.fronts)
 
     def drain(self) -> None:
-        """Refuses new requests from now on, and tells all fronts. Accepted requests go on to their ends."""
+        """Refuses new requests from now on, and reports that to all fronts. Accepted requests go on to their ends."""
         self._engine.drain()
         self._servicer.news.hurry()
 
     async def close(self) -> None:
-        """Closes the engine, and tells its fronts: what is left of their requests goes on with another engine."""
+        """Closes the engine. Its fronts are told by the ends of their requests, which go on with another engine."""
         await self._servicer.close()
         await self._server.stop(CLOSE_S)
         if self._news is not None:

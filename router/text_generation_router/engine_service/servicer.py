@@ -33,10 +33,12 @@ logger = logging.getLogger("text_generation_router")
 # Seconds for the first message of a front, and for the last of the engine.
 HELLO_S, LAST_S = 5.0, 1.0
 MAX_ID_CHARS = 128
-# A front may have as many times the permits of all fronts on the engine: the requests of lost engines, all at once.
+# Maximum number of requests of one front, in multiples of the engine's permits: after a loss of other engines, a front
+# submits all their requests at once.
 MAX_OPEN = 4
 # Seconds for which a new stream waits for its refusal, so that a front that calls again at once costs the engine
-# little, and most streams that wait so: more are refused at once. Seconds between two log lines about them.
+# little; maximum number of streams that wait so (further streams are refused at once); seconds between two log lines
+# about them.
 REFUSED_AFTER_S, MAX_REFUSED, LOGGED_EACH_S = 1.0, 256, 60.0
 CODES: dict[type[BaseException], grpc.StatusCode] = {
     WireError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -110,7 +112,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
             self._num_refused -= 1
 
     async def _serve(self, work: FrontWork, context: StreamContext) -> None:
-        """From Welcome to the end of the stream."""
+        """Serves a stream from Welcome to its end."""
         sending = asyncio.create_task(work.outbox.run(context.write), name="front writes")
         reading = asyncio.create_task(_read(work, context), name="front reads")
         ends = [self.fronts.add(work), reading, sending]
@@ -131,7 +133,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         await self._end(context, error)
 
     def _welcome(self, front_id: str, version: int) -> FrontWork:
-        """The work of a front whose stream opens."""
+        """The FrontWork of a front whose stream opens, with a Welcome in its outbox."""
         outbox = Outbox()
         identity = self._identity
         welcome = pb.Welcome(
@@ -157,7 +159,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         )
 
     async def _end(self, context: StreamContext, error: BaseException | None) -> None:
-        """Tells a front why its stream ends."""
+        """Ends a front's stream with its error, if there is one."""
         if error is None:
             return
         code = CODES.get(type(error), grpc.StatusCode.INTERNAL)
@@ -165,7 +167,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
             logger.error("a front's stream failed", exc_info=error)
         else:
             logger.warning("a front is disconnected: %s", error)
-        with suppress(TimeoutError):  # the front may not read this either
+        with suppress(TimeoutError):  # a front that does not read may not read this either
             async with asyncio.timeout(LAST_S):
                 await context.abort(code, str(error))
 
@@ -242,7 +244,7 @@ async def _hello(context: StreamContext) -> tuple[ArrivingFront, int]:
 
 
 async def _read(work: FrontWork, context: StreamContext) -> None:
-    """Does what the front says until it says no more. Raises WireError."""
+    """Handles the front's messages until the stream ends. Raises WireError."""
     while (message := await _next(context)) is not None:
         if wait_s := work.handle(message):
             await asyncio.sleep(wait_s)

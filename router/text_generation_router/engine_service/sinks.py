@@ -10,16 +10,16 @@ from text_generation_router.wire.endings import ended_to_pb
 from text_generation_router.wire.prompts import pieces_of
 from text_generation_router.wire.steps import FrontTokens
 
-# Which suspects an engine takes: of one group at a time (fleet/suspects.py). All its fronts share the trial.
-
 
 class Trial:
+    """The suspects that an engine has from all its fronts: of one group at a time (`fleet/suspects.py`)."""
+
     def __init__(self) -> None:
         self._group = ""
         self._count = 0  # suspects of the group that have neither made a token here nor ended
 
     def takes(self, group: str) -> bool:
-        """Whether a request of this group may come. An empty name: it is not a suspect."""
+        """Whether a request of this group may be submitted. An empty name: the request is not a suspect."""
         return not group or not self._count or group == self._group
 
     def enter(self, group: str, count: int) -> None:
@@ -29,12 +29,12 @@ class Trial:
         self._count += count
 
     def leave(self) -> None:
-        """One of the suspects is not one any more."""
+        """Notes that a suspect has made a token here, or has ended."""
         self._count -= 1
 
 
-# Bytes of the tokens of a request in a step and of a top token, and bytes after which a message is sent before its step
-# ends.
+# Estimated bytes of a request's token in a message, and of a top token; bytes after which a message is sent before its
+# step ends.
 TOKEN_BYTES, TOP_BYTES = 32, 8
 MESSAGE_BYTES = 2**20
 
@@ -65,7 +65,7 @@ class StepSender:
             self.send()
 
     def begun(self, index: int) -> None:
-        """Tells at once that the first step of a request is decided."""
+        """Reports at once that the first step of a request is decided."""
         self._outbox.put(pb.EngineMessage(begun=pb.Begun(indexes=[index])))
 
     def end(self, ended: pb.Ended) -> None:
@@ -74,7 +74,7 @@ class StepSender:
         self._outbox.put(pb.EngineMessage(ended=ended))
 
     def send(self) -> None:
-        """Sends what was added until now."""
+        """Sends the tokens and ends that were added since the last message."""
         step, self._step, self._bytes = self._step, None, 0
         if step is not None:
             self._outbox.put(pb.EngineMessage(tokens=step.message))

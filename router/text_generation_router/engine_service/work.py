@@ -28,7 +28,7 @@ from text_generation_router.wire.version import VERSION, WITH_BEGUN, WireError
 
 # Metrics of an engine's connections to its fronts.
 
-# What ended a front's stream: the front itself, or an error of the front.
+# The label `why` of a stream that ended by an error of its front.
 REASONS: dict[type[BaseException], str] = {WireError: "protocol", FrontLostError: "unread"}
 CLOSED, FAILED = "closed", "failed"
 
@@ -51,17 +51,17 @@ class FrontCounts:
         self._ends.labels(why=CLOSED if error is None else REASONS.get(type(error), FAILED)).inc()
 
 
-# The sizes of messages that proto/engine.proto allows.
+# Maximum sizes of messages in bytes.
 
 MESSAGE_BYTES = 4 * 2**20
-# A Submit may have as many bytes besides 4 for each token of the context.
+# Bytes of a Submit besides 4 for each token of the context.
 SUBMIT_BYTES = 2**20
 # Bytes of the message around a Submit.
 ENVELOPE_BYTES = 16
 
 
 def submit_bytes(snapshot: Snapshot) -> int:
-    """The largest Submit."""
+    """Maximum size of a Submit in bytes."""
     tokens = max(snapshot.model.max_positions, snapshot.limits.max_total_tokens)
     return 4 * tokens + SUBMIT_BYTES
 
@@ -70,7 +70,7 @@ UNLIMITED = 2**63
 
 
 class FrontWork:
-    """Does what a front's messages say. `handle` raises WireError if the front breaks the protocol."""
+    """Handles the messages of one front. `handle` raises WireError if the front breaks the protocol."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class FrontWork:
         trial: Trial,
         version: int = VERSION,
     ) -> None:
-        """`max_open`: most requests that the front may have at a time. `note_share` is called with the share of each
+        """`max_open`: maximum number of requests of the front at a time. `note_share` is called with the share of each
         request that is accepted. `trial`: the engine's. `version`: of the protocol, that both sides speak."""
         self.front_id = front_id
         self.outbox = outbox
@@ -92,7 +92,7 @@ class FrontWork:
         self._max_open = max_open
         self._note_share = note_share
         self._trial = trial
-        self._tells_begun = version >= WITH_BEGUN
+        self._reports_begun = version >= WITH_BEGUN
         self._sender = StepSender(outbox)
         self._open: dict[int, RequestSink] = {}
         self._last_index = -1
@@ -190,7 +190,7 @@ class FrontWork:
                 sink,
                 UNLIMITED if one.credits is None else one.credits,
                 one.past,
-                sink.begun if self._tells_begun else None,
+                sink.begun if self._reports_begun else None,
             )
             for one, sink in zip(sequences, sinks, strict=True)
         ]
@@ -201,8 +201,8 @@ class FrontWork:
         return sinks
 
     def _end(self, wire_index: int, ended: Ended | None) -> None:
-        """Called when a request has ended. An engine that has failed tells no ends: its requests go on with another
-        one, once their streams have ended."""
+        """Called when a request has ended. An engine that has failed reports no ends: its requests go on with another
+        engine once their streams have ended."""
         del self._open[wire_index]
         if ended is not None and not self._engine.has_failed:
             self._sender.end(ended_to_pb(wire_index, ended))

@@ -1,1 +1,3 @@
-"""Equal shares of owners and their tenants: of threads and child processes, and of the turns of the event loop."""
+"""Equal shares of owners and their tenants: of threads and child processes (`slots.py`), and of the turns of the event
+loop (`loop_turns.py`). Imports `Share` of `scheduling/` and errors.
+"""

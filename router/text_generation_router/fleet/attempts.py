@@ -12,14 +12,14 @@ from text_generation_router.fleet.suspects import SuspectTrial
 from text_generation_router.fleet.values import Cancel, Credit, EndAt, Order, RemoteCounts, Withdraw
 from text_generation_router.wire.version import WireError
 
-# Messages about requests that have ended or moved are normal: tokens of steps in flight. An engine that sends more of
-# them than this for each request it has had, and MAX_LATE more, floods the front.
+# A late message is about a request that has ended or moved. Tokens of steps in flight are late. Maximum number of late
+# messages from an engine: LATE_PER_REQUEST for each request that it was sent, plus MAX_LATE.
 LATE_PER_REQUEST, MAX_LATE = 64, 1024
 
 
 class Attempts:
     """`engine`: the engine's number. `has_orders` is called when an order is added to `orders`. Methods raise WireError
-    for what no engine may say."""
+    for messages that break the protocol."""
 
     def __init__(self, engine: int, counts: RemoteCounts, has_orders: Callable[[], None]) -> None:
         self.orders: list[Order] = []
@@ -34,12 +34,12 @@ class Attempts:
         self._groups: dict[int, RemoteGroup] = {}  # unanswered ones, by their first index
 
     def __len__(self) -> int:
-        """Number of requests that are there."""
+        """Number of requests that are on the stream."""
         return len(self._live)
 
     @property
     def requests(self) -> list[RemoteRequest]:
-        """The requests that are there, in the order of their Submits."""
+        """The requests that are on the stream, in the order of their Submits."""
         return list(self._live.values())
 
     @property
@@ -103,13 +103,13 @@ class Attempts:
         return request
 
     def note_useless(self) -> None:
-        """Counts a message that changes nothing."""
+        """Counts a message that changes nothing. Raises WireError after too many."""
         self._num_late += 1
         if self._num_late > MAX_LATE + LATE_PER_REQUEST * self._next:
             raise WireError("too many messages about requests that have ended, or that change nothing")
 
     def forget(self, request: RemoteRequest) -> None:
-        """The engine has ended the request."""
+        """Notes that the engine has ended the request."""
         self._live.pop(request.wire_index, None)
 
     def end(self, request: RemoteRequest, count: int) -> None:
@@ -133,7 +133,7 @@ class Attempts:
             self._order(Credit(request.wire_index, tokens))
 
     def lose(self) -> list[RemoteGroup]:
-        """The stream is over. Returns the groups that were there, in the order of their Submits."""
+        """Ends the stream. Returns the groups that were on it, in the order of their Submits."""
         groups = self.groups
         self._live.clear()
         self._groups.clear()

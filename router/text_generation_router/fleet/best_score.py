@@ -14,9 +14,9 @@ from text_generation_router.fleet.placement import (
 )
 from text_generation_router.fleet.policies import MAX_ENGINES, PlacementPolicy
 from text_generation_router.fleet.requests import RemoteGroup
-from text_generation_router.fleet.values import ToldLoad
+from text_generation_router.fleet.values import LoadReport
 
-# Seconds for which the blocks of a request that was sent count as cached, if the engine does not tell of them.
+# Seconds for which the blocks of a request that was sent count as cached, unless the engine reports them before.
 EXPECTED_S = 10.0
 # Blocks that are remembered of an engine, for each block that fits into its token slots: texts that part within a block
 # share slots, but not that block.
@@ -48,8 +48,8 @@ class BestScore(Placement):
         self._engines.add(engine)
         self.index.join(engine, BLOCKS_PER_BLOCK * capacity // BLOCK_TOKENS)
 
-    def told(self, engine: int, told: ToldLoad, newest_index: int, now: float) -> None:
-        self._choice.tell(engine, told.load, newest_index)
+    def reported(self, engine: int, report: LoadReport, newest_index: int, now: float) -> None:
+        self._choice.take_report(engine, report.load, newest_index)
         self.index.forget_expected(engine, now)
 
     def cached(self, engine: int, sequence: int, news: CacheNews) -> bool:
@@ -84,7 +84,8 @@ class BestScore(Placement):
 
 
 def placement_of(policy: PlacementPolicy, key: bytes | None, turn: int) -> Placement:
-    """`key`: that of the block hashes. Without one engines tell nothing of their caches, and the load alone decides."""
+    """`key`: that of the block hashes. Without a key engines report nothing about their caches, and the load alone
+    decides."""
     if policy is PlacementPolicy.SCORE and key is not None:
         return BestScore(key, turn)
     if policy is PlacementPolicy.LEAST_REQUESTS:

@@ -1,8 +1,8 @@
 """All requests of one front on engines elsewhere: where each of them is, where it goes next, and what its sink gets.
 Pure: no input or output; `clock` gives the time.
 
-A request is on one engine at a time, or waits for one. What an engine says of a request that is not there any more
-changes nothing.
+A request is on one engine at a time, or waits for one. A message about a request that has left the engine changes
+nothing.
 """
 
 import logging
@@ -15,7 +15,7 @@ from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.fleet.attempts import Attempts
 from text_generation_router.fleet.engines import EngineView, Fleet
 from text_generation_router.fleet.requests import RemoteGroup, RemoteRequest
-from text_generation_router.fleet.values import EngineFirst, EngineLoss, RemoteCounts, ToldLoad
+from text_generation_router.fleet.values import EngineFirst, EngineLoss, LoadReport, RemoteCounts
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.wire.steps import TokenRun
@@ -23,13 +23,13 @@ from text_generation_router.wire.version import WireError
 
 logger = logging.getLogger("text_generation_router")
 
-# Reasons that follow from the tokens.
+# Reasons that the front can check, because they follow from the tokens.
 BY_TOKENS = frozenset({EndReason.LENGTH, EndReason.EOS_TOKEN, EndReason.COMPLETE})
 # Reasons after which a request goes on with another engine.
 ELSEWHERE = frozenset({EndReason.WITHDRAWN, EndReason.CLOSED})
-# Reasons that only a front has.
+# Reasons for which only a front ends a request.
 FRONTS_OWN = frozenset({EndReason.STOPPED, EndReason.CANCELLED})
-# Seconds for which a request waits for an engine of the build that made its tokens, while others are there.
+# Seconds that a request waits for an engine of the build that made its tokens, while engines of other builds are there.
 STRANDED_S = 30.0
 # Error texts for clients whose request failed.
 DEADLY = "Server error: engines died again and again while they worked on this request and on nothing else"
@@ -38,12 +38,12 @@ STRANDED = "Server error: no engine of the build that began this text is left"
 
 
 class FrontBooks:
-    """Implements the methods of Engine that name requests, and takes what engines say."""
+    """Implements the methods of Engine that take the index of a request, and handles the messages of engines."""
 
     def __init__(
         self, fleet: Fleet, clock: Callable[[], float], counts: RemoteCounts, on_end: Callable[[int], None]
     ) -> None:
-        """`on_end` is called with the index of each request that has ended, before its sink knows."""
+        """`on_end` is called with the index of each request that has ended, before its sink is called."""
         self._fleet = fleet
         self._on_end = on_end
         self._clock = clock
@@ -56,7 +56,7 @@ class FrontBooks:
     def now(self) -> float:
         return self._clock()
 
-    # What the front asks for.
+    # Calls of the front.
 
     @property
     def num_requests(self) -> int:
@@ -102,7 +102,7 @@ class FrontBooks:
                 attempts.credit(request, given)
 
     def has_begun(self, index: int) -> bool:
-        """Whether an engine has told that the request began."""
+        """Whether any engine has begun the request."""
         request = self._open.get(index)
         return request is not None and (request.is_begun or request.begun_s > 0 or request.group.has_run)
 
@@ -114,24 +114,24 @@ class FrontBooks:
         engine = request.group.engine
         return self._fleet.engines[engine].attempts if engine is not None else None
 
-    # What engines say. WireError: no engine may say so, and its connection has to end.
+    # Messages of engines. WireError: the message breaks the protocol, and the connection to the engine has to end.
 
     def joined(self, number: int, engine: EngineView) -> None:
-        """An engine is connected."""
+        """Notes that an engine is connected."""
         now = self._clock()
         self._give_up(self._fleet.join(number, engine, now), HUNG)
         self._fleet.withdraw_queued(now)
         self.place()
 
-    def told(self, number: int, told: ToldLoad) -> None:
+    def reported(self, number: int, report: LoadReport) -> None:
         now = self._clock()
-        if self._fleet.tell(number, told, now):
+        if self._fleet.take_report(number, report, now):
             self._fleet.withdraw_queued(now)
         self._fleet.leave_draining(now)
         self.place(is_late=True)
 
     def lost(self, number: int, loss: EngineLoss) -> None:
-        """An engine is not connected any more."""
+        """Notes that an engine is not connected any more."""
         if number not in self._fleet.engines:
             return
         self._counts.lost_engines += 1
@@ -150,12 +150,12 @@ class FrontBooks:
             self._fail(group, cause)
 
     def removed(self, number: int) -> None:
-        """An engine that is lost will not come back."""
+        """Notes that a lost engine will not come back."""
         self._fleet.remove(number)
         self.place()
 
     def look(self) -> None:
-        """To be called once a second: does what only time brings about."""
+        """To be called once a second: gives up requests that have waited too long, and moves queued ones."""
         self.give_up_stranded()
         self._fleet.balance(self._clock())
         self.place()
@@ -191,7 +191,7 @@ class FrontBooks:
         self.place()
 
     def begun(self, engine: EngineView, indexes: Iterable[int]) -> None:
-        """The first steps of these requests are decided."""
+        """Notes that the engine has decided the first steps of these requests."""
         for index in indexes:
             if (request := engine.attempts.find(index)) is not None:
                 if request.is_begun:
@@ -221,7 +221,7 @@ class FrontBooks:
         self._clear(group)
 
     def _clear(self, group: RemoteGroup) -> None:
-        """The group has made a token, or has ended."""
+        """Notes that the group has made a token, or has ended."""
         if self._fleet.suspects.clear(group.number):
             self.place()
 
@@ -241,11 +241,11 @@ class FrontBooks:
         if (request := engine.attempts.find(index)) is not None:
             self._ended(engine, request, ended, None)
 
-    def _ended(self, engine: EngineView, request: RemoteRequest, told: Ended, last: Tokens | None) -> None:
-        problem = _problem(request, told.reason, last)
-        if told.reason in BY_TOKENS and last is not None and problem is None:
+    def _ended(self, engine: EngineView, request: RemoteRequest, reported: Ended, last: Tokens | None) -> None:
+        problem = _problem(request, reported.reason, last)
+        if reported.reason in BY_TOKENS and last is not None and problem is None:
             engine.attempts.forget(request)
-            ended = replace(request.ended(told, self._clock()), inference_s=last.inference_s)
+            ended = replace(request.ended(reported, self._clock()), inference_s=last.inference_s)
             self._remove(request)
             self._give(request, last, ended)
             return
@@ -256,15 +256,15 @@ class FrontBooks:
         if request.index not in self._open:
             return  # the sink has ended the request
         engine.attempts.forget(request)
-        if told.reason in ELSEWHERE:
-            if told.reason is EndReason.CLOSED:
+        if reported.reason in ELSEWHERE:
+            if reported.reason is EndReason.CLOSED:
                 engine.close()
-            self._go_elsewhere(request, told)
+            self._go_elsewhere(request, reported)
         else:
-            self._close(request, told)
+            self._close(request, reported)
 
-    def _go_elsewhere(self, request: RemoteRequest, told: Ended) -> None:
-        """The request leaves its engine, with what counts against it, and waits for another engine."""
+    def _go_elsewhere(self, request: RemoteRequest, reported: Ended) -> None:
+        """Lets a request wait for another engine. The losses that count against it go with it."""
         group = request.group
         request.lose(self._clock())
         self._counts.moves += 1
@@ -274,7 +274,7 @@ class FrontBooks:
             together = replace(group, number=request.index, members={}, engine=None, origin=group)
             group.moved = together
             insort(self._waiting, together, key=_number)
-        together.suspicions, together.counts = told.suspicions, told.counts
+        together.suspicions, together.counts = reported.suspicions, reported.counts
         together.members[request.index] = request
         request.group = together
         suspects = self._fleet.suspects
@@ -286,7 +286,8 @@ class FrontBooks:
         self.place()
 
     def epoch(self, engine: EngineView, snapshot: Snapshot | None, aboard: Iterable[int]) -> None:
-        """The engine's shards are lost, with the requests `aboard`; or `snapshot` describes new ones."""
+        """Notes that the engine's shards are lost, with the requests `aboard`, or that `snapshot` describes new
+        shards."""
         engine.attempts.note_useless()  # an honest engine has few epochs
         if snapshot is not None:
             engine.facts = replace(engine.facts, snapshot=snapshot)
@@ -295,8 +296,8 @@ class FrontBooks:
                 request.group.has_run = True
 
     def place(self, is_late: bool = False) -> None:
-        """Submits groups that wait, oldest first. Members of a group that leave an engine one after the other wait for
-        each other, unless `is_late`."""
+        """Submits waiting groups, oldest first. Members of a group that leave an engine one after the other wait until
+        all have left, unless `is_late`."""
         if not self._waiting:
             return
         now, waiting, self._waiting = self._clock(), self._waiting, []
@@ -316,7 +317,7 @@ class FrontBooks:
             elif now - group.stranded_s >= STRANDED_S:
                 self._fail(group, STRANDED)
 
-    # What sinks get.
+    # Calls of sinks.
 
     def _give(self, request: RemoteRequest, tokens: Tokens, ended: Ended | None) -> None:
         try:
@@ -329,16 +330,16 @@ class FrontBooks:
             if ended is None:
                 self.cancel(request.index, EndReason.FAILED, cause)
             else:
-                _tell(request, replace(ended, reason=EndReason.FAILED, cause=cause))
+                _report_end(request, replace(ended, reason=EndReason.FAILED, cause=cause))
 
     def _fail(self, group: RemoteGroup, cause: str) -> None:
         for index in list(group.members):
             self.cancel(index, EndReason.FAILED, cause)
 
-    def _close(self, request: RemoteRequest, told: Ended) -> None:
-        ended = request.ended(told, self._clock())
+    def _close(self, request: RemoteRequest, reported: Ended) -> None:
+        ended = request.ended(reported, self._clock())
         self._remove(request)
-        _tell(request, ended)
+        _report_end(request, ended)
 
     def _remove(self, request: RemoteRequest) -> None:
         del self._open[request.index]
@@ -355,7 +356,7 @@ def _number(group: RemoteGroup) -> int:
 
 
 def _problem(request: RemoteRequest, reason: EndReason, last: Tokens | None) -> str | None:
-    """What is wrong with an end that an engine tells."""
+    """Why an engine may not end the request for this reason. None: it may."""
     if reason in FRONTS_OWN:
         return f"a request ended as {reason.value}, which the front did not ask for"
     made, most = len(request.output_ids), request.request.max_new_tokens
@@ -364,7 +365,7 @@ def _problem(request: RemoteRequest, reason: EndReason, last: Tokens | None) -> 
     return None
 
 
-def _tell(request: RemoteRequest, ended: Ended) -> None:
+def _report_end(request: RemoteRequest, ended: Ended) -> None:
     try:
         request.sink.ended(ended)
     except Exception:

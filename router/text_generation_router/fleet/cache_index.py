@@ -16,8 +16,8 @@ from text_generation_router.fleet.cache_news import CacheNews
 
 Counts = npt.NDArray[np.int64]
 
-# Most blocks of a prompt that are looked up to compare engines. So the search takes the same time for prompts of any
-# length, and an engine's part of a prompt is known to about 3 %.
+# Maximum number of blocks of a prompt that are looked up to compare engines. So the search takes the same time for
+# prompts of any length, and an engine's part of a prompt is known to about 3 %.
 MAX_LOOKS = 32
 
 
@@ -31,7 +31,7 @@ class KnownCache:
     num_blocks: int = 0
     # Hashes of all blocks, and perhaps of blocks that were removed since.
     hashes: "array[int]" = field(default_factory=lambda: array("Q"))
-    # Blocks that a request sent there will add, and until when the engine's word for them is awaited.
+    # Blocks that a request sent there will add, and until when the engine's report of each is awaited.
     expected: dict[int, float] = field(default_factory=dict)
 
 
@@ -40,13 +40,13 @@ class CacheIndex:
 
     def __init__(self, num_engines: int) -> None:
         self.num_engines = num_engines
-        self.num_ignored = 0  # number of blocks that were told beyond an engine's `max_blocks`
+        self.num_ignored = 0  # number of blocks that were reported beyond an engine's `max_blocks`
         self._engines: dict[int, int] = {}  # for each block, the set of engines that have it
         self._known: dict[int, KnownCache] = {}
         self._width = 0  # engines that joined have numbers below this
 
     def join(self, engine: int, max_blocks: int) -> None:
-        """Knows an engine from now on. At most `max_blocks` of its blocks are remembered."""
+        """Adds an engine, without blocks. At most `max_blocks` of its blocks are remembered."""
         assert 0 <= engine < self.num_engines
         self.leave(engine)
         self._width = max(self._width, engine + 1)
@@ -66,7 +66,7 @@ class CacheIndex:
 
     def take(self, engine: int, sequence: int, news: CacheNews) -> bool:
         """Takes message `sequence` of a call; the first one has number 1, and what was known stays until then. False:
-        messages are missing before this one, so the call has to be made again, for the engine to tell all that is
+        earlier messages are missing, so the call has to be made again, for the engine to report all that is
         cached."""
         known = self._known[engine]
         if sequence == 1 and news.is_snapshot:
@@ -79,7 +79,7 @@ class CacheIndex:
         return True
 
     def expect(self, engine: int, hashes: Sequence[int], until_s: float) -> None:
-        """Counts the blocks of a request that was sent to the engine as cached there, until the engine tells of them or
+        """Counts the blocks of a request that was sent to the engine as cached there, until the engine reports them or
         `until_s` has passed (see `forget_expected`)."""
         known = self._known[engine]
         for block in hashes:
@@ -88,7 +88,7 @@ class CacheIndex:
         self._add_bits(known, hashes)
 
     def forget_expected(self, engine: int, now_s: float) -> None:
-        """Forgets the expected blocks of which the engine has not told in time."""
+        """Forgets the expected blocks that the engine has not reported in time."""
         known = self._known[engine]
         if known.expected:
             self._remove(known, [block for block, until_s in known.expected.items() if until_s <= now_s])

@@ -1,4 +1,4 @@
-"""What an engine tells its fronts about its prefix cache: first all of it, then changes."""
+"""What an engine reports to its fronts about its prefix cache: first all of it, then changes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,7 +32,8 @@ class CachedBlocks:
     ) -> None:
         self._hasher = hasher
         self._on_added, self._on_removed = on_added, on_removed
-        # Roots have no entry. Other nodes without an entry are detached or below a detached node: no search finds them.
+        # Roots have no entry. Other nodes without an entry are detached or below a detached node, so no search finds
+        # them.
         self._of: dict[Node, NodeBlocks] = {}
 
     def hashes(self) -> Iterator[int]:
@@ -134,12 +135,11 @@ class CacheNews:
 
 
 class CacheLog:
-    """The changes that are not told yet. A block that was added and removed since is not told at all.
+    """The changes that are not reported yet. A block that was added and removed meanwhile is not reported at all.
 
-    Its observer is given to a prefix cache before the first `snapshot`, and taken away before
-    `end`. In between, a front that begins to
-    listen gets `snapshot`, and then each `take`. A change told twice changes nothing: so the
-    snapshot may contain changes that the next `take` returns.
+    Its observer is given to a prefix cache before the first `snapshot`, and taken away before `end`. In between, a
+    front that begins to listen gets `snapshot`, and then each `take`. A change that is reported twice has no effect the
+    second time, so the snapshot may contain changes that the next `take` returns.
     """
 
     def __init__(self, hasher: BlockHasher) -> None:
@@ -151,7 +151,7 @@ class CacheLog:
         return self._blocks
 
     def end(self) -> None:
-        """Forgets all: the observer is told nothing more, until it is given to a cache again."""
+        """Forgets all changes and blocks, because the observer is taken away from its cache."""
         self._blocks.begin()
         self._changes.clear()
 

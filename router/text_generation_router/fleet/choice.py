@@ -2,8 +2,8 @@
 
 The score is `matched / blocks − LOAD_WEIGHT × (load − least) / (mean + 1)`. `matched` of the prompt's `blocks` are
 cached by the engine. Its `load` is the number of tokens of prompts that it still has to compute, plus ROW_TOKENS for
-each request that it has: as the engine told last, with what this front has sent since. `least` and `mean` are those of
-all engines that may be chosen.
+each request that it has: as the engine reported last, with what this front has sent since. `least` and `mean` are those
+of all engines that may be chosen.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ Numbers = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How busy an engine is, in its own words: what the choice needs of a Load message (proto/engine.proto)."""
+    """The load of an engine: the fields of a Load message (proto/engine.proto) that the choice needs."""
 
     running: int = 0  # requests with a row
     waiting: int = 0  # requests in the queue
@@ -52,13 +52,13 @@ class EngineLoad:
 
 
 class EngineChoice:
-    """The loads of all engines, as one front knows them. An engine may be chosen once it has told its load.
+    """The loads of all engines, as one front knows them. An engine may be chosen once it has reported its load.
 
     `turn`: among equal engines, the next one after it is chosen, so fronts with different turns choose different ones.
     """
 
     def __init__(self, num_engines: int, turn: int = 0) -> None:
-        self._told: list[EngineLoad | None] = [None] * num_engines
+        self._reported: list[EngineLoad | None] = [None] * num_engines
         self._loads_E = np.zeros(num_engines)
         self._sent: list[deque[tuple[int, int]]] = [deque() for _ in range(num_engines)]  # index and load
         self._open: Numbers = np.empty(0, dtype=np.intp)  # engines that may be chosen
@@ -73,18 +73,18 @@ class EngineChoice:
     def load(self, engine: int) -> float:
         return float(self._loads_E[engine])
 
-    def told(self, engine: int) -> EngineLoad | None:
-        """What the engine told last. None: it has told nothing, or is lost."""
-        return self._told[engine]
+    def reported(self, engine: int) -> EngineLoad | None:
+        """The last reported load of the engine. None: it has reported nothing, or is lost."""
+        return self._reported[engine]
 
-    def tell(self, engine: int, load: EngineLoad, newest: int) -> None:
-        """Takes an engine's word. It contains the requests up to index `newest`, the last one that the engine had
-        accepted before; those sent later count on top of it."""
+    def take_report(self, engine: int, load: EngineLoad, newest: int) -> None:
+        """Notes a reported load. It includes the requests up to index `newest`, the last one that the engine had
+        accepted before; requests that were sent later count on top of it."""
         sent = self._sent[engine]
         while sent and sent[0][0] <= newest:
             sent.popleft()
         self._loads_E[engine] = load.tokens + sum(each for _, each in sent)
-        before, self._told[engine] = self._told[engine], load
+        before, self._reported[engine] = self._reported[engine], load
         if before is None or before.is_open != load.is_open:
             self._find_open()
 
@@ -96,8 +96,8 @@ class EngineChoice:
         self._loads_E[engine] += load
 
     def lose(self, engine: int) -> None:
-        """The engine is not chosen until it tells its load again."""
-        self._told[engine] = None
+        """Notes that the engine is lost: it is not chosen until it reports its load again."""
+        self._reported[engine] = None
         self._sent[engine].clear()
         self._find_open()
 
@@ -125,13 +125,13 @@ class EngineChoice:
         return int(best[np.searchsorted(best, self._turn, "right") % len(best)])
 
     def _find_open(self) -> None:
-        is_open = [told is not None and told.is_open for told in self._told]
+        is_open = [load is not None and load.is_open for load in self._reported]
         self._open = np.flatnonzero(is_open)
         self._open_list = self._open.tolist()
 
 
 # Which queued requests move to another engine, by Withdraw. Each moves at most once, and off an engine that drains.
-# Running requests leave such an engine too, a few at a time. The wait that an engine tells is the wait of a request
+# Running requests leave such an engine too, a few at a time. The wait that an engine reports is the wait of a request
 # behind all others. So a front looks at its newest queued requests first: for these, it is about right.
 
 # A request moves only if its wait falls to at most this part of what it is, and by at least GAIN_S seconds.
@@ -164,7 +164,7 @@ def takes_leavers(load: EngineLoad) -> bool:
 
 
 def plan_leaves(tokens: Iterable[int]) -> int:
-    """How many requests leave at a time, of running requests that have these numbers of tokens to compute again."""
+    """How many of the first running requests leave together. `tokens`: what each has to compute again elsewhere."""
     count = total = 0
     for each in tokens:
         if count == LEAVE_AT_ONCE or (count and total + each > LEAVE_TOKENS):
@@ -174,12 +174,12 @@ def plan_leaves(tokens: Iterable[int]) -> int:
 
 
 def plan_moves(queued: Iterable[QueuedRequest], loads: Mapping[int, EngineLoad]) -> list[Move]:
-    """The moves that shorten waits, newest request first. `loads`: what each engine told last; an engine that is not in
-    it is never a target. Each planned move changes the waits that the next one is compared with: by its tokens, at the
-    engine's own rate of tokens queued and seconds expected.
+    """The moves that shorten waits, newest request first. `loads`: the last report of each engine; an engine that is
+    not in it is never a target. Each planned move changes the waits that the next one is compared with: by its tokens,
+    at the engine's own rate of tokens queued and seconds expected.
 
     An engine that does not drain loses one request at a time, because all fronts see the same waits: if each moved all
-    that seems right, they would move too many. The next loads that engines tell show what is left to move."""
+    that seems right, they would move too many. The next reports of engines show what is left to move."""
     if not any(load.is_draining or load.wait_s >= GAIN_S for load in loads.values()):
         return []
     waits = {engine: load.wait_s for engine, load in loads.items()}

@@ -1,4 +1,5 @@
-"""The connection to one engine: calls until it answers, carries orders and messages, and calls again after a loss."""
+"""The connection to one engine: tries until it answers, carries orders and messages, and connects again after a
+loss."""
 
 import asyncio
 import logging
@@ -8,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from text_generation_common.backoff import Backoff
 from text_generation_common.cluster.endpoints import Endpoint, UnixEndpoint
 from text_generation_common.cluster.handshakes import problem as problem_of
 from text_generation_common.cluster.identity import Role
@@ -26,9 +28,10 @@ from text_generation_router.wire.version import VERSION, WireError
 
 logger = logging.getLogger("text_generation_router")
 
-# Most bytes of a message. A Submit may be that large: 4 bytes for each token of the longest context, and 1 MiB.
+# Maximum size of a message in bytes. A Submit may be that large: 4 bytes for each token of the longest context, and 1
+# MiB.
 MESSAGE_BYTES = 16 * 2**20
-# Seconds: until an engine has answered Hello; without any message, after which it is lost (it tells its load every
+# Seconds: until an engine has answered Hello; without any message, after which it is lost (it reports its load every
 # 0.25 to 1 s); until a Submit is answered; until Health is answered.
 CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
 # An engine that has sent nothing for this time, in seconds, before its stream breaks did not die by itself: the link
@@ -36,17 +39,17 @@ CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
 QUIET_S = 1.0
 # Codes with which an engine that lives ends a front's stream.
 CUT_OFF = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
-# gRPC's own words, with the code INTERNAL, for a write after the end of a call whose true code it has not read yet.
+# gRPC's text, with the code INTERNAL, for a write after the end of a call whose true code it has not read yet.
 WRITE_FAILED = "Internal error from Core"
 # Seconds between two looks at the time, and a delay of them after which this process itself was stopped.
 WATCH_S, STOPPED_S = 0.25, 1.0
 # Seconds between two Loads that are read: an engine that sends more of them waits.
 LEAST_LOAD_GAP_S = 0.01
-# Seconds until the first try to connect again; the wait doubles up to the last.
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0
-# Most reasons that are logged for one engine that cannot be reached.
-MAX_TOLD = 8
-# gRPC's words for a connection that the other side has closed.
+# Seconds until the first try to connect again, and the longest wait.
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
+# Maximum number of reasons that are logged for one engine that cannot be reached.
+MAX_LOGGED = 8
+# gRPC's texts for a connection that the other side has closed.
 CUT = ("Socket closed", "recvmsg:Connection reset by peer")
 
 
@@ -68,7 +71,7 @@ class EngineConnection:
         counts: RemoteCounts,
         on_change: Callable[[], None],
     ) -> None:
-        """`on_change` is called when the engine is connected or lost, and when it tells new facts."""
+        """`on_change` is called when the engine is connected or lost, and when it reports new facts."""
         self.number = number
         self._endpoint = endpoint
         self._security = security
@@ -80,23 +83,22 @@ class EngineConnection:
         self._stub: Any = None  # set while the engine is connected
         self._news_budget = NewsBudget(0.0)
         self._pace_ms = EVERY_MS
-        self._pause_s = FIRST_PAUSE_S
-        self._told: set[str] = set()  # the problems since the engine was connected last, which were logged
+        self._backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
+        self._logged: set[str] = set()  # the problems that were logged since the engine was connected last
 
     async def run(self) -> None:
         while True:
-            self._tell(await self._try())
-            await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
-            self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+            self._log_problem(await self._try())
+            await asyncio.sleep(self._backoff.failed(asyncio.get_running_loop().time()) * random.uniform(0.5, 1.0))
 
-    def _tell(self, problem: str) -> None:
-        """Logs why an engine at a TCP port is not connected: once for each reason, until it is connected. The launcher
-        tells what engines at unix sockets do."""
+    def _log_problem(self, problem: str) -> None:
+        """Logs why an engine at a TCP port is not connected: once for each reason, until it is connected. About engines
+        at unix sockets the launcher writes its own lines."""
         problem = problem_of(problem)
-        if isinstance(self._endpoint, UnixEndpoint) or problem in self._told or len(self._told) >= MAX_TOLD:
+        if isinstance(self._endpoint, UnixEndpoint) or problem in self._logged or len(self._logged) >= MAX_LOGGED:
             logger.debug("engine %s: %s", self._endpoint.target, problem)
             return
-        self._told.add(problem)
+        self._logged.add(problem)
         if self._security.identity is not None and problem in CUT:
             # A client learns of the refusal of its certificate by the end of the connection, and by nothing else.
             problem += ". If it refuses this front's certificate, its log tells why"
@@ -122,9 +124,9 @@ class EngineConnection:
                 await _send(work, reading.hello(self._front_id))
                 facts = reading.facts_of_welcome(await _message(work))
                 news = self._news(stub)
-                told = reading.told_load_of((await _message(news)).load)
+                report = reading.load_report_of((await _message(news)).load)
             has_orders = asyncio.Event()
-            engine = EngineView(facts, told, Attempts(self.number, self._counts, has_orders.set))
+            engine = EngineView(facts, report, Attempts(self.number, self._counts, has_orders.set))
             return await self._serve(stub, work, news, engine, has_orders)
         finally:
             work.cancel()
@@ -137,10 +139,10 @@ class EngineConnection:
         return stub.News(wanted)
 
     async def _serve(self, stub: Any, work: Any, news: Any, engine: EngineView, has_orders: asyncio.Event) -> str:
-        """From Welcome to the loss of the engine."""
+        """Serves the connection from Welcome to the loss of the engine. Returns the reason of the loss."""
         engine.heard_s = asyncio.get_running_loop().time()
         self._stub, loss, problem = stub, EngineLoss.OUTSIDE, "closed"
-        self._told.clear()
+        self._logged.clear()
         logger.info("engine %s is connected, term %d", self._endpoint.target, engine.facts.term)
         self._books.joined(self.number, engine)
         self._on_change()
@@ -216,7 +218,7 @@ class EngineConnection:
 
     async def _listen(self, stub: Any, news: Any, engine: EngineView) -> None:
         """Reads news. A News call that ends is made again: only a loss of Work is a loss of the engine. It is made
-        again too if news of the cache are missing, or are wanted from now on, or not any more."""
+        again too if news of the cache are missing, begin to be wanted, or are not wanted any more."""
         wants_cache = False
         while True:
             try:
@@ -237,15 +239,15 @@ class EngineConnection:
         return wants_cache == self._fleet.wants_cache and pace_ms == self._pace_ms
 
     def _take_news(self, message: pb.NewsMessage, engine: EngineView) -> bool:
-        """False: news of the cache are missing before these."""
+        """Handles a message. False: earlier news of the cache are missing."""
         engine.heard_s = asyncio.get_running_loop().time()
-        self._pause_s = FIRST_PAUSE_S
+        self._backoff.reset()
         size = message.ByteSize()
         self._counts.news_bytes += size
         self._news_budget.take(size, engine.heard_s)
         match message.WhichOneof("message"):
             case "load":
-                self._books.told(self.number, reading.told_load_of(message.load))
+                self._books.reported(self.number, reading.load_report_of(message.load))
             case "cache":
                 is_next = self._fleet.cached(self.number, message.cache.sequence, reading.cache_news_of(message.cache))
                 self._counts.news_gaps += not is_next
@@ -269,7 +271,7 @@ class EngineConnection:
                 raise WireError(f"a Submit was not answered within {ANSWER_S:g} s")
 
     async def is_healthy(self) -> bool:
-        """Whether the engine is connected, and says that its shards answer."""
+        """Whether the engine is connected, and its shards answer."""
         if self._stub is None:
             return False
         try:

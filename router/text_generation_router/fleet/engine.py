@@ -25,7 +25,7 @@ from text_generation_router.scheduling.request import EndReason, GenerationReque
 
 logger = logging.getLogger("text_generation_router")
 
-# Seconds between two looks for requests that wait for an engine in vain, or that another engine would begin sooner.
+# Seconds between two checks for requests that wait for an engine in vain, or that another engine would begin sooner.
 LOOK_S = 1.0
 
 
@@ -67,8 +67,8 @@ class RemoteEngine:
             raise ShardsError("a connection to an engine failed; its log line has the cause")
 
     async def connect(self, endpoints: Iterable[Endpoint]) -> None:
-        """From now on the engines are those at `endpoints`. Requests on others go on elsewhere. Raises CredentialsError
-        if an endpoint needs certificates and there are none."""
+        """Makes the engines at `endpoints` the only ones. Requests on other engines go on elsewhere. Raises
+        CredentialsError if an endpoint needs certificates and there are none."""
         wanted = {endpoint.target: endpoint for endpoint in endpoints}
         for endpoint in wanted.values():
             self._security.check(endpoint)
@@ -185,7 +185,7 @@ class RemoteEngine:
         return self._fleet.num_cached_blocks
 
     async def is_healthy(self) -> bool:
-        """Whether any engine says that its shards work."""
+        """Whether the shards of any engine answer."""
         asked = [asyncio.ensure_future(connection.is_healthy()) for connection, _ in self._connections.values()]
         try:
             for answer in asyncio.as_completed(asked):

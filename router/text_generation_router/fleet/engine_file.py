@@ -12,7 +12,7 @@ from text_generation_common.errors import ArgumentValidation
 
 # Follows the addresses of a DNS name, at which there are engines.
 
-# Seconds between two questions, and until one counts as unanswered.
+# Seconds between two DNS lookups, and until a lookup counts as unanswered.
 ASK_S, ANSWER_S = 5.0, 4.0
 
 Resolve = Callable[[str], Awaitable[Iterable[str]]]
@@ -76,7 +76,7 @@ class FollowedName:
 
 logger = logging.getLogger("text_generation_router")
 
-# Seconds between two looks at the file.
+# Seconds between two reads of the file.
 LOOK_S = 1.0
 # Ends of the names of files that are being written: --engine-address-file first writes into a file `….partial`.
 UNFINISHED = (".partial", ".tmp", "~")

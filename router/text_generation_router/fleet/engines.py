@@ -1,4 +1,4 @@
-"""The engines that one front is connected to: what each of them told, and which of them gets a group of requests.
+"""The engines that one front is connected to: what each of them reported, and which engine gets a group of requests.
 Pure: no input or output, and no clock."""
 
 from dataclasses import dataclass, field, replace
@@ -12,10 +12,10 @@ from text_generation_router.fleet.placement import Placement
 from text_generation_router.fleet.requests import RemoteGroup
 from text_generation_router.fleet.service import ServiceBook
 from text_generation_router.fleet.suspects import LostRequests, Suspects, meeting_engine
-from text_generation_router.fleet.values import EngineFacts, EngineLoss, ToldLoad
+from text_generation_router.fleet.values import EngineFacts, EngineLoss, LoadReport
 from text_generation_router.wire.version import WITH_BEGUN
 
-# Most Submits of requests that were on another engine before, at a time, that an engine has not answered.
+# Maximum number of unacknowledged resubmissions per engine.
 MAX_RESUBMITS = 64
 
 
@@ -24,22 +24,22 @@ class EngineView:
     """A connected engine, as the front knows it."""
 
     facts: EngineFacts
-    told: ToldLoad
+    report: LoadReport
     attempts: Attempts
-    is_full: bool = False  # whether the engine has refused to go on with a request since it told its load
-    has_other_suspects: bool = False  # whether it has refused a suspect since then, because of another front's
+    is_full: bool = False  # whether the engine has refused a resubmission since its last report
+    has_other_suspects: bool = False  # whether it has refused a suspect since then, for those of another group
     heard_s: float = 0.0  # time of the event loop at which the engine last sent a message
     is_open: bool = field(init=False)  # whether the engine takes requests
     is_ready: bool = field(init=False)  # whether it has shards too
     _is_closing: bool = False  # whether the engine has refused requests because the engine ends
 
     def __post_init__(self) -> None:
-        self.tell(self.told)
+        self.update(self.report)
 
-    def tell(self, told: ToldLoad) -> None:
-        self.told = told
+    def update(self, report: LoadReport) -> None:
+        self.report = report
         self.is_full = self.has_other_suspects = False
-        self._is_closing = self._is_closing and told.load.is_draining
+        self._is_closing = self._is_closing and report.load.is_draining
         self._look()
 
     def close(self) -> None:
@@ -48,14 +48,14 @@ class EngineView:
         self._look()
 
     def _look(self) -> None:
-        # Read for each request and engine.
-        self.is_open = not (self._is_closing or self.told.load.is_draining)
-        self.is_ready = self.is_open and self.told.load.is_ready
+        # Computed once for each report, because both are read for each request.
+        self.is_open = not (self._is_closing or self.report.load.is_draining)
+        self.is_ready = self.is_open and self.report.load.is_ready
 
     @property
     def is_current(self) -> bool:
-        """Whether the load that the engine told contains all that it was sent."""
-        newest = self.told.newest_index
+        """Whether the last report includes all requests that the engine was sent."""
+        newest = self.report.newest_index
         return not self.attempts.num_unanswered and (newest is None or newest >= self.attempts.newest_answered)
 
     @property
@@ -64,44 +64,45 @@ class EngineView:
 
 
 class Fleet:
-    """Engines have numbers; that of a lost engine may be used again."""
+    """Engines are known by numbers. The number of a lost engine may be used again."""
 
     def __init__(self, placement: Placement, resumes_across_builds: bool, front: str = "") -> None:
         """`resumes_across_builds`: whether a request goes on with an engine of another digest. `front`: the front's
         id."""
         self.engines: dict[int, EngineView] = {}
         self.suspects = Suspects(front)
-        self._cut: dict[int, str] = {}  # for each engine whose stream broke, the name of its life
+        self._cut: dict[int, str] = {}  # for each engine whose stream broke, its `engine_id` then
         self.permits = 0  # requests that the engines allow this front; without any engine: what they allowed last
         self._placement = placement
         self._resumes_across_builds = resumes_across_builds
         self._service = ServiceBook()
 
     def join(self, engine: int, view: EngineView, now: float) -> list[int]:
-        """Returns the numbers of the groups that are given up, because they have hung the engine's last life."""
-        self.permits = view.told.permits + (self.permits if self.engines else 0)
+        """Notes that an engine is connected. Returns the numbers of the groups that have to fail, because they hung the
+        process that was this engine before."""
+        self.permits = view.report.permits + (self.permits if self.engines else 0)
         self.engines[engine] = view
         given_up = self.suspects.returned(engine, view.facts.engine_id, now)
         if self._cut.pop(engine, None) == view.facts.engine_id:
             self.suspects.absolve(view.facts.engine_id)
         self._placement.joined(engine, view.facts.snapshot.limits.max_batch_total_tokens, view.attempts.__len__)
-        self.tell(engine, view.told, now)
+        self.take_report(engine, view.report, now)
         return given_up
 
-    def tell(self, engine: int, told: ToldLoad, now: float) -> bool:
-        """Takes an engine's word. Returns whether it has become ready, or is no longer."""
+    def take_report(self, engine: int, report: LoadReport, now: float) -> bool:
+        """Notes an engine's load. Returns whether the engine has become ready, or is not ready any more."""
         view = self.engines[engine]
         was_ready = view.is_ready
-        self.permits += told.permits - view.told.permits
-        view.tell(told)
-        self._service.tell(engine, view.facts.term, told.served, now)
-        newest = view.attempts.newest_answered if told.newest_index is None else told.newest_index
-        self._placement.told(engine, told, newest, now)
+        self.permits += report.permits - view.report.permits
+        view.update(report)
+        self._service.take_report(engine, view.facts.term, report.served, now)
+        newest = view.attempts.newest_answered if report.newest_index is None else report.newest_index
+        self._placement.reported(engine, report, newest, now)
         return was_ready != view.is_ready
 
     @property
     def wants_cache(self) -> bool:
-        """Whether engines are to tell of their caches."""
+        """Whether engines are to report changes of their caches."""
         return self._placement.wants_cache
 
     @property
@@ -110,25 +111,26 @@ class Fleet:
         return self._placement.num_cached_blocks
 
     def cached(self, engine: int, sequence: int, news: CacheNews) -> bool:
-        """Takes news of an engine's cache. False: some are missing before these."""
+        """Notes changes of an engine's cache. False: earlier changes are missing."""
         return self._placement.cached(engine, sequence, news)
 
     def lose(self, engine: int, loss: EngineLoss, now: float) -> tuple[list[RemoteGroup], list[int]]:
-        """Returns the groups that were there, and the numbers of those that are given up as the cause."""
+        """Notes the loss of an engine. Returns the groups that it had, and the numbers of the groups that have to fail
+        as the cause."""
         view = self.engines.pop(engine)
         self._cut[engine] = view.facts.engine_id
-        self.permits -= view.told.permits if self.engines else 0
+        self.permits -= view.report.permits if self.engines else 0
         self._placement.lost(engine)
         groups = view.attempts.lose()
         return groups, self.suspects.lose(engine, _lost(view.facts, groups, loss), now)
 
     def remove(self, engine: int) -> None:
-        """The engine, which is lost, is not one of the deployment any more."""
+        """Notes that a lost engine is not part of the deployment any more."""
         self._cut.pop(engine, None)
         self.suspects.returned(engine)
 
     def submit(self, group: RemoteGroup, now: float) -> bool:
-        """Submits the group, if there is an engine for it."""
+        """Submits the group to an engine. False: no engine may get it now."""
         engine = self.engine_for(group, now)
         if engine is None:
             return False
@@ -140,14 +142,14 @@ class Fleet:
         return True
 
     def engine_for(self, group: RemoteGroup, now: float) -> int | None:
-        """The engine that the group goes to. None: there is none now."""
+        """The engine that the group goes to. None: no engine may get it now."""
         engines = self._engines_for(group, now)
         if len(engines) > 1:
             return self._choose(group, engines)
         return engines[0] if engines else None
 
     def _engines_for(self, group: RemoteGroup, now: float) -> list[int]:
-        """The engines that may get the group: with shards, or else without."""
+        """The engines that may get the group: those whose shards are ready or, if there are none, the others."""
         if group.is_new and self.suspects.are_free:
             ready = [engine for engine, view in self.engines.items() if view.is_ready]
             if ready:
@@ -171,9 +173,9 @@ class Fleet:
         return self._placement.choose(group, engines)
 
     def withdraw_queued(self, now: float) -> None:
-        """Takes groups back that wait on engines that are draining or have no shards, if another engine can take them
-        now. From an engine without shards, groups that have made a token there leave too. The others that have begun
-        there stay: the likeliest cause of the loss is among them, and must not go on to end other shards."""
+        """Takes waiting groups back from engines that drain or have no shards, if another engine can take them now.
+        Groups that have made a token on an engine without shards leave it too. Other groups that have begun there stay:
+        the likeliest cause of the loss is among them, and must not go on to end other shards."""
         for view in self.engines.values():
             if view.is_ready:
                 continue
@@ -187,10 +189,12 @@ class Fleet:
 
     def leave_draining(self, now: float) -> None:
         """Takes running requests back from engines that drain: the next few once the engines that can take them have
-        told loads that contain all that they were sent."""
-        targets = {engine for engine, view in self.engines.items() if takes_leavers(view.told.load) and view.is_current}
+        reported loads that include all requests they were sent."""
+        targets = {
+            engine for engine, view in self.engines.items() if takes_leavers(view.report.load) and view.is_current
+        }
         for view in self.engines.values() if targets else ():
-            if view.told.load.is_draining and view.facts.version >= WITH_BEGUN:
+            if view.report.load.is_draining and view.facts.version >= WITH_BEGUN:
                 groups = [group for group in view.attempts.groups if group.is_answered]
                 if any(group.is_leaving for group in groups):
                     continue
@@ -206,9 +210,9 @@ class Fleet:
         """Takes queued groups back from engines whose expected wait is much longer than that of another one."""
         if len(self.engines) < 2:
             return
-        loads = {engine: view.told.load for engine, view in self.engines.items() if view.is_open}
+        loads = {engine: view.report.load for engine, view in self.engines.items() if view.is_open}
         queued = {group.number: group for view in self.engines.values() for group in view.attempts.groups}
-        may_move = (  # looked at only if any engine's wait is long
+        may_move = (  # evaluated only if the wait on any engine is long
             QueuedRequest(group.number, group.engine, group.num_uncomputed, group.has_moved)
             for group in queued.values()
             if group.engine in loads and group.can_leave and len(self._engines_for(group, now)) > 1
@@ -217,12 +221,12 @@ class Fleet:
             self.engines[move.source].attempts.withdraw(queued[move.index])
 
     def is_stranded(self, group: RemoteGroup) -> bool:
-        """Whether there are engines, but none of the build that has made the group's tokens."""
+        """Whether engines are connected, but no engine of the build that has made the group's tokens."""
         return bool(self.engines) and not any(self._goes_on(group, view) for view in self.engines.values())
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """The newest facts, with limits that every connected engine has. None: no engine is connected."""
+        """The facts of one engine, with the smallest limits of all. None: no engine is connected."""
         known = [view.facts.snapshot for view in self.engines.values()]
         if not known:
             return None
@@ -241,20 +245,21 @@ class Fleet:
 
     @property
     def least_wait_s(self) -> float:
-        """Expected wait of a request that arrives now, on the engine where it is shortest; infinite: on none."""
-        return min((view.told.load.wait_s for view in self.engines.values() if view.is_open), default=inf)
+        """Shortest expected wait of a request that arrives now, over all engines; infinite: no engine takes
+        requests."""
+        return min((view.report.load.wait_s for view in self.engines.values() if view.is_open), default=inf)
 
 
 def _lost(facts: EngineFacts, groups: list[RemoteGroup], loss: EngineLoss) -> LostRequests:
-    """What of `groups` may have caused the loss of their engine."""
+    """The requests of `groups` that may have caused the loss of their engine."""
     if loss in (EngineLoss.OUTSIDE, EngineLoss.SILENT):
         tokenless = [group.number for group in groups if not group.is_proven_here]
         return LostRequests(facts.engine_id, silent=tokenless, is_sure=loss is EngineLoss.SILENT)
     if loss is EngineLoss.CUT_OFF:
         unanswered = [group.number for group in groups if not group.is_answered]
         return LostRequests(facts.engine_id, queued=unanswered, has_died=False)
-    tells = facts.version >= WITH_BEGUN
-    begun = {group.number: group for group in groups if (group.has_begun_here if tells else group.is_answered)}
+    reports_begun = facts.version >= WITH_BEGUN
+    begun = {group.number: group for group in groups if (group.has_begun_here if reports_begun else group.is_answered)}
     return LostRequests(
         name=facts.engine_id,
         begun=list(begun),

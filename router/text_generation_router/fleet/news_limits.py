@@ -5,7 +5,7 @@ from text_generation_router.wire.version import WireError
 # Bytes that may come at once: the whole cache of an engine with 8 million blocks. Then bytes per second: many times the
 # news of an engine that computes 100,000 tokens per second.
 BURST_BYTES, BYTES_PER_S = 64 * 2**20, 2 * 2**20
-# What a message counts beside its own bytes: about the bytes that take as long to read.
+# Bytes that a message counts beside its own: about as many as take as long to read.
 MESSAGE_BYTES = 1024
 
 

@@ -9,28 +9,31 @@ from text_generation_router.fleet.cache_news import CacheNews
 from text_generation_router.fleet.choice import EngineChoice
 from text_generation_router.fleet.policies import MAX_ENGINES
 from text_generation_router.fleet.requests import RemoteGroup
-from text_generation_router.fleet.values import ToldLoad
+from text_generation_router.fleet.values import LoadReport
 
 NO_BLOCKS = np.zeros(0, dtype=np.int64)
 
 
 class Placement(ABC):
-    """Chooses among engines, which have numbers. It is told of each engine's loads and of all that is sent to it."""
+    """Chooses among engines, which have numbers. Its methods are called for each report and each Submit of an
+    engine."""
 
-    wants_cache = False  # whether engines are to tell of their caches
+    wants_cache = False  # whether engines are to report changes of their caches
     num_cached_blocks = 0  # number of different blocks that they are known to have
 
     @abstractmethod
     def joined(self, engine: int, capacity: int, num_open: Callable[[], int]) -> None:
-        """An engine with `capacity` token slots is connected. `num_open` tells how many requests of this front it
+        """An engine with `capacity` token slots is connected. `num_open` returns how many requests of this front it
         has."""
 
     @abstractmethod
-    def told(self, engine: int, told: ToldLoad, newest_index: int, now: float) -> None:
-        """An engine has told its load. `newest_index`: greatest index of the front's requests that it had answered."""
+    def reported(self, engine: int, report: LoadReport, newest_index: int, now: float) -> None:
+        """An engine has reported its load. `newest_index`: greatest index of the front's requests that it had
+        answered."""
 
     def cached(self, engine: int, sequence: int, news: CacheNews) -> bool:
-        """An engine has told of its cache. False: news are missing before these, so the call has to be made again."""
+        """An engine has reported changes of its cache. False: earlier changes are missing, so the call has to be made
+        again."""
         return True
 
     @abstractmethod
@@ -47,8 +50,8 @@ class Placement(ABC):
 
 
 class LeastLoad(Placement):
-    """The engine with the fewest tokens to compute and rows, by its own word and by what this front has sent since.
-    What engines have in their caches does not count.
+    """The engine with the smallest load, of tokens to compute and rows: as reported, with what this front has sent
+    since. What engines have in their caches does not count.
 
     `turn`: see `EngineChoice`."""
 
@@ -57,8 +60,8 @@ class LeastLoad(Placement):
 
     def joined(self, engine: int, capacity: int, num_open: Callable[[], int]) -> None: ...
 
-    def told(self, engine: int, told: ToldLoad, newest_index: int, now: float) -> None:
-        self._choice.tell(engine, told.load, newest_index)
+    def reported(self, engine: int, report: LoadReport, newest_index: int, now: float) -> None:
+        self._choice.take_report(engine, report.load, newest_index)
 
     def sent(self, engine: int, group: RemoteGroup) -> None:
         self._choice.send(engine, group.wire_indexes[-1], group.num_uncomputed, len(group.members))
@@ -72,8 +75,8 @@ class LeastLoad(Placement):
 
 
 class LeastRequests(Placement):
-    """The engine with the fewest unfinished requests of this front; of equal ones the next in turn. It stands for what
-    load balancers do, to be compared with."""
+    """The engine with the fewest unfinished requests of this front; of equal ones the next in turn. For comparison:
+    load balancers do this."""
 
     def __init__(self, turn: int = 0) -> None:
         self._turn = turn
@@ -82,7 +85,7 @@ class LeastRequests(Placement):
     def joined(self, engine: int, capacity: int, num_open: Callable[[], int]) -> None:
         self._num_open[engine] = num_open
 
-    def told(self, engine: int, told: ToldLoad, newest_index: int, now: float) -> None: ...
+    def reported(self, engine: int, report: LoadReport, newest_index: int, now: float) -> None: ...
 
     def sent(self, engine: int, group: RemoteGroup) -> None: ...
 
@@ -97,14 +100,14 @@ class LeastRequests(Placement):
 
 
 class RoundRobin(Placement):
-    """One engine after the other, whatever they do. It stands for what load balancers do, to be compared with."""
+    """One engine after the other, whatever their loads. For comparison: load balancers do this."""
 
     def __init__(self, turn: int = 0) -> None:
         self._turn = turn
 
     def joined(self, engine: int, capacity: int, num_open: Callable[[], int]) -> None: ...
 
-    def told(self, engine: int, told: ToldLoad, newest_index: int, now: float) -> None: ...
+    def reported(self, engine: int, report: LoadReport, newest_index: int, now: float) -> None: ...
 
     def sent(self, engine: int, group: RemoteGroup) -> None: ...
 

@@ -16,8 +16,8 @@ from text_generation_router.fleet.values import (
     EndAt,
     EngineFacts,
     EngineFirst,
+    LoadReport,
     Order,
-    ToldLoad,
     Withdraw,
 )
 from text_generation_router.scheduling.share import Share
@@ -28,7 +28,7 @@ from text_generation_router.wire.steps import TokenRun, runs_of
 from text_generation_router.wire.submits import check_ids, submit_of
 from text_generation_router.wire.version import INT32, UINT64, VERSION, WireError, check_version, unpacked
 
-# Most characters of an engine's id, which names losses, and bytes of a digest.
+# Maximum number of characters of an engine's id, and of bytes of a digest.
 MAX_ID_CHARS, MAX_DIGEST_BYTES = 128, 128
 
 
@@ -61,7 +61,7 @@ def facts_of_welcome(message: pb.EngineMessage) -> EngineFacts:
     return EngineFacts(welcome.engine_id, welcome.term, welcome.digest, snapshot_of(welcome.facts), version)
 
 
-def told_load_of(load: pb.Load) -> ToldLoad:
+def load_report_of(load: pb.Load) -> LoadReport:
     if not isfinite(load.wait_s) or load.wait_s < 0:
         raise WireError(f"an engine expects a wait of {load.wait_s} s")
     known = EngineLoad(
@@ -74,7 +74,7 @@ def told_load_of(load: pb.Load) -> ToldLoad:
         is_draining=load.is_draining,
     )
     served = {Share(each.owner, each.tenant): each.tokens for each in load.served if isfinite(each.tokens)}
-    return ToldLoad(known, load.permits, served, load.newest_index if load.HasField("newest_index") else None)
+    return LoadReport(known, load.permits, served, load.newest_index if load.HasField("newest_index") else None)
 
 
 def cache_news_of(cache: pb.Cache) -> CacheNews:
@@ -87,7 +87,7 @@ def cache_news_of(cache: pb.Cache) -> CacheNews:
 
 
 def take(message: pb.EngineMessage, engine: EngineView, books: FrontBooks) -> None:
-    """Gives a message to the books. Raises WireError if no engine may send it."""
+    """Gives a message to the books. Raises WireError if it breaks the protocol."""
     kind = message.WhichOneof("message")
     if kind not in TAKES:
         raise WireError(f"an engine sent {kind or 'an unknown message'}")
@@ -132,7 +132,7 @@ def _epoch(message: pb.Epoch, engine: EngineView, books: FrontBooks) -> None:
     books.epoch(engine, snapshot, message.aboard)
 
 
-# What takes each kind of an engine's messages but Welcome.
+# The handlers of an engine's messages, by kind, without Welcome.
 TAKES: Mapping[str, Callable[[Any, EngineView, FrontBooks], None]] = {
     "accepted": lambda message, engine, books: books.accepted(engine, message.indexes),
     "refused": lambda message, engine, books: books.refused(engine, message.indexes, refused_of(message)),

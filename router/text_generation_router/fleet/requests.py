@@ -16,7 +16,7 @@ from text_generation_router.wire.steps import TokenRun, check_positions
 from text_generation_router.wire.submits import Submitted
 from text_generation_router.wire.version import WireError
 
-# Most tokens that an engine makes for a request beyond its credits: those of steps that were sent before.
+# Maximum number of tokens beyond the credits of a request: tokens of steps that were sent while it had credits.
 BEYOND_CREDITS = 512
 
 
@@ -36,7 +36,7 @@ class RemoteGroup:
     is_answered: bool = False  # whether this engine has answered the Submit
     is_leaving: bool = False  # whether Withdraw was sent
     is_suspect: bool = False  # whether it was submitted as a suspect
-    has_run: bool = False
+    has_run: bool = False  # whether any engine has begun a member
     digest: bytes | None = None  # digest of the engine that made the group's tokens; None: no token was made
     suspicions: int = 0  # see `Blame`
     counts: int = 0
@@ -46,7 +46,7 @@ class RemoteGroup:
     stranded_s: float | None = None  # since when only engines of other builds are there
 
     def answer(self, refused: RefusedError | None = None) -> None:
-        """Tells the submitter that the group is accepted or refused, unless it was told before."""
+        """Calls `on_answer`, unless it was called before. None: the group is accepted."""
         if not self.is_accepted:
             self.is_accepted = True
             self.on_answer(refused)
@@ -79,7 +79,7 @@ class RemoteGroup:
 
 @dataclass(slots=True, eq=False)
 class RemoteRequest:
-    """A request that has not ended. Times are those of the front's clock; 0 stands for a time that has not come."""
+    """A request that has not ended. Times are those of the front's clock; 0: the event has not happened."""
 
     index: int
     request: GenerationRequest
@@ -92,7 +92,7 @@ class RemoteRequest:
     debt: int = 0  # tokens by which the credits were below zero at the last Submit
     begun_s: float = 0.0  # first step on any engine
     attempt_begun_s: float = 0.0  # first step on the current engine, known with its first tokens
-    is_begun: bool = False  # whether the current engine has told that the first step is decided
+    is_begun: bool = False  # whether the current engine has reported that the first step is decided
     cached_tokens: int = 0
     lost_s: float = 0.0  # loss of the engine that had begun the request; 0 unless the request waits to go on
     replays: tuple[tuple[float, float], ...] = ()  # as in `Ended`
@@ -126,8 +126,8 @@ class RemoteRequest:
         return Submitted(index, asked, past, max(self.credits, 0), trial.group if trial is not None else "")
 
     def take(self, run: TokenRun, first: EngineFirst | None, now: float) -> Tokens | None:
-        """The tokens of `run` that are new, for the sink. None: none is. Raises WireError if tokens are missing before
-        them, or if a request cannot have them."""
+        """The tokens of `run` that are new, for the sink. None: no token is new. Raises WireError if tokens are missing
+        before them, or if they are more than the request may get."""
         known = len(self.output_ids)
         if (new := check_positions(run, known)) is None:
             return None
@@ -191,30 +191,31 @@ class RemoteRequest:
         self.attempt_begun_s, self.is_begun = 0.0, False
 
     def credit(self, tokens: int) -> int:
-        """Adds credits. Returns the number for the current engine, which began with none instead of less than none."""
+        """Adds credits. Returns how many of them the current engine gets. Credits that were below zero at the Submit
+        were sent as 0, so the first credits make up for them."""
         self.credits += tokens
         paid = min(self.debt, tokens)
         self.debt -= paid
         return tokens - paid
 
-    def ended(self, told: Ended, now: float) -> Ended:
-        """The end that an engine told of, with the times of all engines by the front's clock."""
-        if told.queue_s is not None and not self.attempt_begun_s:
-            self.begin(now - told.inference_s)
+    def ended(self, reported: Ended, now: float) -> Ended:
+        """The end that an engine reported, with times by the front's clock over all engines that had the request."""
+        if reported.queue_s is not None and not self.attempt_begun_s:
+            self.begin(now - reported.inference_s)
         replays, begun_s = self.replays, self.begun_s
         if begun_s:
             shift_s = self.attempt_begun_s - begun_s
-            replays += tuple((shift_s + lost_s, shift_s + again_s) for lost_s, again_s in told.replays)
+            replays += tuple((shift_s + lost_s, shift_s + again_s) for lost_s, again_s in reported.replays)
             if self.lost_s:
                 replays += ((self.lost_s - begun_s, now - begun_s),)
         return Ended(
-            reason=told.reason,
+            reason=reported.reason,
             inference_s=now - begun_s if begun_s else 0.0,
-            cause=told.cause,
+            cause=reported.cause,
             queue_s=begun_s - self.group.arrived_s if begun_s else None,
             replays=replays,
-            suspicions=told.suspicions,
-            counts=told.counts,
+            suspicions=reported.suspicions,
+            counts=reported.counts,
         )
 
     def _note_replay(self, until: float) -> None:

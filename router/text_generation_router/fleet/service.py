@@ -1,8 +1,9 @@
-"""What other engines have served to a tenant, as a front tells an engine with each request.
+"""What other engines have served to a tenant: a front sends it to an engine with each request.
 
-Engines tell what they have served since their life began, which only grows. A front keeps the greatest number for each
-engine, life and tenant, so a message that comes twice, late or never changes nothing once a later one is there. The
-engine in turn keeps the greatest sum that any front has told it (`Tenant.elsewhere`).
+An engine reports what it has served since its process started, which only grows. A *life* is one run of that process,
+known by its incarnation number. A front keeps the greatest number for each engine, life and tenant, so a message that
+comes twice, late or never changes nothing once a later one is there. The engine in turn keeps the greatest sum that any
+front has sent it (`Tenant.elsewhere`).
 """
 
 from collections.abc import Mapping
@@ -30,8 +31,8 @@ class ServiceBook:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def tell(self, engine: int, life: int, served: Mapping[Share, float], now_s: float) -> None:
-        """Takes an engine's word: tokens served to each tenant since its life began."""
+    def take_report(self, engine: int, life: int, served: Mapping[Share, float], now_s: float) -> None:
+        """Notes the tokens that an engine has served to each tenant in this life."""
         for share, tokens in served.items():
             tenant = self._tenants.get(share)
             if tenant is None:

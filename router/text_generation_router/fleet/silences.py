@@ -5,7 +5,7 @@ Silence is a cut link or a stopped process far more often, so one silence makes 
 MAX_SILENCES in a row without a token between is a suspect.
 
 A silence is sure if another engine sent messages meanwhile. Otherwise the front's own link may have been cut: the
-silence is unsure, and counts until the engine comes back with the same life.
+silence is unsure, and counts until the engine comes back as the same process. `life`: the `engine_id` of a process.
 """
 
 from collections.abc import Collection
@@ -19,8 +19,8 @@ class MetSilences:
     """The silences that one request has met since its last token."""
 
     count: int = 0
-    engines: set[int] = field(default_factory=set)  # engines with such a silence that are not back
-    unsure: dict[int, str] = field(default_factory=dict)  # engines whose silence is unsure, and their lives then
+    engines: set[int] = field(default_factory=set)  # engines that fell silent with the request and are not back
+    unsure: dict[int, str] = field(default_factory=dict)  # engines whose silence is unsure, and their `engine_id` then
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Silences:
         self._unsure: dict[int, UnsureSilence] = {}
 
     def count(self, engine: int, life: str, requests: Collection[int], is_sure: bool) -> list[int]:
-        """Counts a silence against `requests`. Returns those that are suspects from now on."""
+        """Counts a silence against `requests`. Returns the requests that become suspects."""
         found = []
         for request in requests:
             met = self._met.setdefault(request, MetSilences())
@@ -55,11 +55,13 @@ class Silences:
         return self._met[request].engines if request in self._met else set()
 
     def note_unsure(self, engine: int, life: str, suspects: Collection[int]) -> None:
-        """The silence counts against `suspects` once the engine comes back with another life, if they wait for it."""
+        """Lets the silence count against `suspects` if they wait until the engine is back, and it is another
+        process."""
         self._unsure[engine] = UnsureSilence(life, set(suspects))
 
     def returned(self, engine: int, life: str) -> UnsureSilence | None:
-        """The engine is back; an empty life: it will never be. Returns an unsure silence that was its own."""
+        """Notes that the engine is back; an empty `life`: it will never be. Returns its unsure silence if the engine is
+        another process now, so that the silence was its own."""
         for met in self._met.values():
             met.engines.discard(engine)
             if met.unsure.pop(engine, None) == life:
@@ -68,7 +70,7 @@ class Silences:
         return unsure if unsure is not None and life not in ("", unsure.life) else None
 
     def sent(self, request: int) -> None:
-        """The request goes on with an engine."""
+        """Notes that the request was submitted to an engine, so it does not wait for another one."""
         for unsure in self._unsure.values():
             unsure.requests.discard(request)
 
@@ -77,6 +79,6 @@ class Silences:
             self._met[heir] = MetSilences(met.count, set(met.engines), dict(met.unsure))
 
     def forget(self, request: int) -> None:
-        """The request has made a token, or has ended."""
+        """Notes that the request has made a token, or has ended."""
         self._met.pop(request, None)
         self.sent(request)

@@ -41,10 +41,10 @@ SILENT_WAIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LostRequests:
-    """The requests that a lost engine had and that may be the cause, oldest first. None: the cause came from outside,
-    as a cut link does."""
+    """The requests of a lost engine that may be the cause of the loss, oldest first. `begun` and `queued` are empty if
+    the cause came from outside, such as a cut link."""
 
-    name: str  # that all fronts have for the loss: the id of the engine's life
+    name: str  # name of the loss, the same on all fronts: the `engine_id` of the lost process
     begun: Collection[int] = ()
     proven: Collection[int] = ()  # part of `begun`: requests that have made a token there
     queued: Collection[int] = ()  # requests that had not begun
@@ -156,7 +156,7 @@ class Suspects:
             self._unsend(group, request)
 
     def inherit(self, request: int, heir: int) -> None:
-        """What counts against `request` counts against `heir` as well, which takes its place or a part of it."""
+        """Lets the losses of `request` count against `heir` as well: a group that takes some or all of its members."""
         if (group := self._groups.get(request)) is not None and heir != request:
             group.requests.add(heir)
             self._groups[heir] = group
@@ -188,8 +188,8 @@ class Suspects:
             group.engine = None
 
     def returned(self, engine: int, life: str = "", now: float = 0.0) -> list[int]:
-        """Notes that the engine is back with this life, or, with an empty one, will never be. Returns the requests that
-        this ends, which are not suspects any more."""
+        """Notes that the engine is back. `life`: its `engine_id` now; empty: it will never be back. Returns the
+        requests that this ends, which are not suspects any more."""
         silence = self._silences.returned(engine, life)
         ended = self._lose_silent(engine, silence.life, silence.requests, now) if silence is not None else []
         for group in set(self._groups.values()):
@@ -200,7 +200,7 @@ class Suspects:
         return ended
 
     def absolve(self, loss: str) -> None:
-        """The engine lives, so only the connection to it was lost."""
+        """Notes that the engine of this loss lives: only the connection to it was lost."""
         for group in set(self._groups.values()):
             if group.loss != loss:
                 continue
@@ -305,7 +305,8 @@ class Suspects:
                 self._held[request] = HeldRequest({engine}, now + FIRST_WAIT_S)
 
     def _count_queued(self, loss: LostRequests, engine: int, now: float) -> None:
-        """No request that was tried alone is the cause of the loss, so one in the queue may be it."""
+        """Counts a loss against the requests that were in the queue, because no request that was tried alone caused
+        it."""
         found = []
         for request in loss.queued:
             if request not in self._groups and self._meet_queued(request):
@@ -315,7 +316,7 @@ class Suspects:
         self._enter(group, found)
 
     def _meet_queued(self, request: int) -> bool:
-        """The request has met a loss before it had begun. Returns whether such losses count against it."""
+        """Counts a loss that the request met before it had begun. Returns whether such losses count against it."""
         self._met[request] = self._met.get(request, 0) + 1
         return self._met[request] > 1
 

@@ -1,4 +1,4 @@
-"""What a front and an engine tell each other, as values: orders from the front, and facts from the engine."""
+"""The values that a front and an engine send each other: orders of the front, and reports of the engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,9 +39,9 @@ class EngineLoss(Enum):
     """What ended a connection to an engine."""
 
     OUTSIDE = "outside"  # a cut link, a stopped process, or this front: no request is the cause
-    SILENT = (
-        "silent"  # the same, while another engine sent messages: a request that meets several of them may be the cause
-    )
+    # The engine fell silent while another engine sent messages: a request that meets several such losses may be the
+    # cause.
+    SILENT = "silent"
     DIED = "died"  # the engine, as far as the front can know
     CUT_OFF = "cut off"  # the engine, which lives, has ended this front's stream, perhaps for an unanswered Submit
 
@@ -51,7 +51,7 @@ Order = list[Submitted] | EndAt | Cancel | Withdraw | Credit
 
 
 class EngineFirst(NamedTuple):
-    """What an engine tells with the first tokens that it made for a request."""
+    """What an engine reports with the first tokens that it made for a request."""
 
     queue_s: float  # seconds from Submit to the first step there
     inference_s: float  # seconds from that step to the tokens
@@ -60,24 +60,24 @@ class EngineFirst(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine tells of itself when a front connects."""
+    """What an engine reports about itself when a front connects."""
 
     engine_id: str
-    term: int
+    term: int  # incarnation number: changes at each start of the engine's process
     digest: bytes  # requests go on with the same text only on an engine of the same digest
     snapshot: Snapshot
     version: int = VERSION  # version of the protocol that both sides speak
 
 
 @dataclass(frozen=True, slots=True)
-class ToldLoad:
-    """How busy an engine is, as it tells regularly."""
+class LoadReport:
+    """What an engine reports regularly about its load."""
 
     load: EngineLoad
     permits: int  # requests that this front may have there
-    # Tokens served to each tenant since this life of the engine began, as `Account.served` counts them.
+    # Tokens served to each tenant since the engine's process started, as `Account.served` counts them.
     served: Mapping[Share, float] = field(default_factory=dict)
-    # Greatest index of this front's Submits that the load contains; None: the engine does not tell.
+    # Greatest index of this front's Submits that the load includes; None: the engine does not report it.
     newest_index: int | None = None
 
 
@@ -90,7 +90,7 @@ class RemoteCounts:
     withdrawals: int = 0  # requests that an engine was asked to give back, if possible
     moves: int = 0  # requests that were withdrawn from an engine and submitted to another one
     late: int = 0  # messages about requests that had ended or moved
-    dropped_tokens: int = 0  # tokens that were there before, or came for such requests
+    dropped_tokens: int = 0  # tokens that the front had already, or of requests that had ended or moved
     news_bytes: int = 0  # bytes of messages about loads and caches
-    news_gaps: int = 0  # times that an engine had to tell all of its cache again, because news were missing
+    news_gaps: int = 0  # times that an engine had to report its whole cache again, because news were missing
     broken_rules: int = field(default=0)  # times that an engine was cut off because it broke a rule of the protocol

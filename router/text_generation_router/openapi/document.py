@@ -13,7 +13,7 @@ import orjson
 from pydantic import AliasChoices, BaseModel, TypeAdapter
 
 from text_generation_router.api.anthropic import fields as anthropic_fields
-from text_generation_router.api.common.contract import Contract, Refused, Renamed, Rule
+from text_generation_router.api.common.contract import Contract, Refused, Renamed
 from text_generation_router.api.common.fields import Body
 from text_generation_router.api.openai import fields as openai_fields
 from text_generation_router.api.responses import fields as responses_fields
@@ -162,7 +162,5 @@ def _component(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refusal(rule: Rule) -> dict[str, Any]:
-    why = f"is not a field of this route, send `{rule.here}`" if isinstance(rule, Renamed) else rule.why
-    neutral = [] if not isinstance(rule, Refused | Renamed) else [*rule.neutral]
-    return {"why": why, "taken": [None, *neutral]}
+def _refusal(rule: Refused | Renamed) -> dict[str, Any]:
+    return {"why": rule.why, "taken": [None, *rule.neutral]}

@@ -25,81 +25,23 @@ from text_generation_router.api.common.body_kinds import (
     unknown_fields,
     unknown_fields_of_kind,
 )
-from text_generation_router.api.common.contract import MAX_NAMES, Contract, Refused, Renamed, Rule, Tolerated
-from text_generation_router.api.common.known_fields import COMMON, OTHER_FORMS, Rules
+from text_generation_router.api.common.contract import MAX_NAMES, Contract, Tolerated
+from text_generation_router.api.common.known_fields import RULES
 
-NOT_STORED = "is not supported: answers are not stored, send the whole conversation in `messages`"
-CACHED = Tolerated("every prompt is looked up in the prefix cache")
-# What agents send with every request: all thinking is kept, as it is here.
-ALL_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
-
-ANTHROPIC: Rules = {
-    "cache_control": CACHED,
-    "output_format": Refused("is not a field of this route, send `output_config`"),
-    "reasoning_effort": Refused("is not a field of this route, send `output_config`", ("none",)),
-    "max_thinking_tokens": Refused("is not a field of this route, send `thinking`"),
-    "mcp_servers": Refused("is not supported: the server calls no other servers", ([],)),
-    "container": Refused("is not supported: the server runs no code"),
-    "context_management": Refused(
-        "is not supported: every message is part of the prompt", ({}, {"edits": []}, ALL_THINKING)
-    ),
-    "compaction": Refused("is not supported: every message is part of the prompt"),
-    "thread": Refused(NOT_STORED),
-    "diagnostics": Refused(NOT_STORED, ({},)),
-    "fallbacks": Refused("is not supported: the server has one model", ([],)),
-    "fallback_credit_token": Refused("is not supported: the server has one model"),
-    "inference_geo": Refused("is not supported: choose a server in that region"),
-    "billing_policy": Tolerated("nothing is billed here"),
-    "user_profile_id": Tolerated("names the end user, which nothing here depends on"),
-    "workspace_id": Tolerated("there is one workspace"),
-    "service_tier": Tolerated("there is one tier"),
-    "speed": Tolerated("there is one speed"),
-    "betas": Tolerated("a feature is asked for by its own field"),
-    "anthropic_beta": Tolerated("a feature is asked for by its own field"),
-    "anthropic_version": Tolerated("there is one version"),
-}
-MESSAGES_RULES: Rules = (
-    COMMON
-    | OTHER_FORMS
-    | {
-        "stop": Renamed("stop_sequences", ([],)),
-        "max_new_tokens": Renamed("max_tokens"),
-        "max_completion_tokens": Renamed("max_tokens"),
-        "do_sample": Refused("is not a field of this route, send `temperature` 0 for the most likely tokens", (True,)),
-        "logprobs": Refused("is not supported on this route, send the request to /v1/chat/completions", (False,)),
-        "top_logprobs": Refused("is not supported on this route, send the request to /v1/chat/completions", (0,)),
-        "prompt": Refused("is a field of /v1/completions"),
-    }
-    | ANTHROPIC
-)
-MESSAGES = Contract.of(MessagesRequest, MESSAGES_RULES)
-GENERATING: Rules = dict.fromkeys(MessagesOptions.model_fields, Tolerated("nothing is generated"))
-COUNT_TOKENS = Contract.of(CountTokensRequest, MESSAGES_RULES | GENERATING)
-
-TOOL = Contract.of(
-    CustomTool,
-    {
-        "cache_control": CACHED,
-        "allowed_callers": Refused("is not supported: the model alone calls tools", (["direct"],)),
-        "defer_loading": Refused("is not supported: the model is told of every tool", (False,)),
-        "eager_input_streaming": Tolerated("arguments are sent as they are made"),
-        "input_examples": Refused("is not supported: write them into `description`", ([],)),
-    },
-)
-TOOL_CHOICE = Contract.of(ToolChoiceBody, {})
-THINKING = Contract.of(ThinkingConfig, {"block_binding": Refused("is not supported: thinking is not signed")})
-OUTPUT_CONFIG = Contract.of(OutputConfig, {"task_budget": Refused("is not supported: `max_tokens` is the only limit")})
-TURN = Contract.of(Turn, {})
-_TOOLSET = {"toolset_name": Refused("is not supported: there are no toolsets")}
-_ON_TEXT: dict[str, Rule] = {"citations": Tolerated("citations are not part of the prompt"), "cache_control": CACHED}
+MESSAGES = Contract.of(MessagesRequest, RULES["messages"])
+GENERATING = dict.fromkeys(MessagesOptions.model_fields, Tolerated("nothing is generated"))
+COUNT_TOKENS = Contract.of(CountTokensRequest, RULES["messages"], GENERATING)
+TOOL = Contract.of(CustomTool, RULES["messages.tools"])
+TOOL_CHOICE = Contract.of(ToolChoiceBody)
+THINKING = Contract.of(ThinkingConfig, RULES["thinking"])
+OUTPUT_CONFIG = Contract.of(OutputConfig, RULES["output_config"])
+TURN = Contract.of(Turn)
 BLOCKS = {
-    "text": Contract.of(TextBlock, _ON_TEXT),
-    "thinking": Contract.of(ThinkingBlock, {}),
-    "redacted_thinking": Contract.of(RedactedThinkingBlock, {}),
-    "tool_use": Contract.of(
-        ToolUseBlock, {"cache_control": CACHED, "caller": Tolerated("every tool is called directly")}, _TOOLSET
-    ),
-    "tool_result": Contract.of(ToolResultBlock, {"cache_control": CACHED}, _TOOLSET),
+    "text": Contract.of(TextBlock, RULES["blocks.text"]),
+    "thinking": Contract.of(ThinkingBlock),
+    "redacted_thinking": Contract.of(RedactedThinkingBlock),
+    "tool_use": Contract.of(ToolUseBlock, RULES["blocks.tool_use"]),
+    "tool_result": Contract.of(ToolResultBlock, RULES["blocks.tool_result"]),
 }
 
 

@@ -69,7 +69,7 @@ class MessagesRoutes:
     async def prompts(self, asked: MessagesOptions, caller: Caller) -> Sequence[Prompt]:
         with renaming(NAMES):
             chat = chat_of(asked)
-            if self._services.chat_formats.reading.reasoning is None:  # a text without thinking keeps to any budget
+            if self._services.chat_formats.reading.reasoning is None:  # without thinking, any budget is kept
                 chat = chat.model_copy(update={"max_thinking_tokens": None})
             return [await chat_prompt(self._services, chat, caller, NAMES)]
 
@@ -130,7 +130,7 @@ def end_of(finish: Finish, asked: MessagesOptions, call: NewestCall) -> MessageE
     if finish.stop is not None:
         return MessageEnd("stop_sequence", finish.stop)
     if finish.reason is FinishReason.DEADLINE:
-        return MessageEnd("max_tokens")  # Anthropic has no word for it; as with a length, the text could go on
+        return MessageEnd("max_tokens")  # Anthropic's API has no other reason; as with a length, the text could go on
     if finish.reason is FinishReason.LENGTH:
         is_wanted = finish.generated_tokens >= asked.max_tokens
         return MessageEnd("max_tokens" if is_wanted else "model_context_window_exceeded")

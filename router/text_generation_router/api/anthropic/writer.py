@@ -77,7 +77,7 @@ FIELDS = {"text": "text", "thinking": "thinking"}  # where a block has its text,
 
 
 def _block(piece: Text | Reasoning | CallStart, make_id: NewId) -> dict[str, Any]:
-    """A block in which no text stands yet."""
+    """A block without text, with which its events begin."""
     if isinstance(piece, CallStart):
         return {"type": "tool_use", "id": piece.id or make_id(), "name": piece.name, "input": {}}
     if isinstance(piece, Reasoning):
@@ -115,8 +115,8 @@ class MessageStream:
 
     def end(self, end: MessageEnd, usage: dict[str, Any]) -> bytes:
         opened = self._begin(_block(Text(""), self._make_id)) if self._index < 0 else b""
-        told = {"stop_reason": end.stop_reason, "stop_sequence": end.stop_sequence}
-        last = to_named_event({"type": "message_delta", "delta": told, "usage": usage})
+        delta = {"stop_reason": end.stop_reason, "stop_sequence": end.stop_sequence}
+        last = to_named_event({"type": "message_delta", "delta": delta, "usage": usage})
         return opened + self._close() + last + to_named_event({"type": "message_stop"})
 
     def _add(self, piece: Piece) -> bytes:

@@ -1,5 +1,5 @@
-"""Leaves lines out of system prompts that agents' command lines write anew for every request: with them no request's
-prompt would begin as the one before, and the prefix cache would have nothing of it.
+"""Leaves lines out of system prompts that agents write anew for every request. With such a line no two prompts begin
+with the same tokens, so the prefix cache finds nothing.
 
 Works on the JSON of a body, before its fields are checked.
 """
@@ -14,15 +14,15 @@ from text_generation_router.api.common.contract import MAX_NAMES
 NAME = r"x-anthropic-[a-z-]{1,64}(?=:)"
 ACCOUNTS = re.compile(rf"(?:{NAME}[^\n]*(?:\n|\Z))+")
 NAMES = re.compile(rf"^{NAME}", re.MULTILINE)
-# How many tokens the conversation may still have, at the end of a system prompt or in a message of its own.
+# A line with the number of tokens that the conversation may still have: at the end of a system prompt, or a message.
 COUNTER = re.compile(r"<total_tokens>[^<\n]{1,40} tokens left</total_tokens>")
 COUNTER_NAME = "total_tokens"
 SYSTEM_ROLES = ("system", "developer")
 
 
 def without_agent_lines(body: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The body, and the names of what its system prompts no longer have. A message without any other text is left out
-    whole."""
+    """The body without such lines, and the names of the lines that were left out. A message without any other text is
+    left out, too."""
     names: dict[str, None] = {}
     changed: dict[str, Any] = {}
     for field in ("system", "instructions"):
@@ -43,7 +43,7 @@ def _turn(turn: Any, names: dict[str, None]) -> Any:
 
 
 def _without(content: Any, names: dict[str, None]) -> Any:
-    """A text, or a list of blocks that have texts, without those lines. Any other value is left to the schema."""
+    """A text, or a list of blocks that have texts, without such lines. Any other value is left to the schema."""
     if isinstance(content, str):
         return _text(content, names)
     if not isinstance(content, list):

@@ -60,7 +60,7 @@ A = TypeVar("A", bound=AnsweredRequest)
 
 
 class AnswerDialect(Protocol[A]):
-    """The parts of an answer in which the generating routes differ."""
+    """The steps from a request to its answer in which the generating routes differ."""
 
     body_kind: RequestBody[A]
     refused_requests: int  # number of requests to count when a field of the body is refused
@@ -74,7 +74,8 @@ class AnswerDialect(Protocol[A]):
         """
 
     def events(self, asked: A, generations: Sequence[Generation], writer: DirectWriter) -> AsyncGenerator[bytes, None]:
-        """All events of the stream but those that went to `writer`. An error of a generation becomes an event."""
+        """All events of the stream except those that `writer` has written. An error of a generation becomes an
+        event."""
 
     async def answer(self, asked: A, results: Sequence[Result]) -> dict[str, Any]: ...
 

@@ -29,9 +29,9 @@ B = TypeVar("B", bound=Body)
 LARGE_BYTES = 2**16
 # Seconds for a child process to read a body and to render its prompt.
 READ_S = 10.0
-# Most large bodies of one owner that are in memory at once, each from its first LARGE_BYTES until it has been read.
+# Maximum number of one owner's large bodies in memory, each from its first LARGE_BYTES until it has been read.
 OWNERS_BODIES = 16
-# Seconds that a large body may wait until fewer than OWNERS_BODIES of its owner are held.
+# Seconds that a large body may wait until fewer than OWNERS_BODIES of its owner are in memory.
 WAIT_S = 30.0
 
 

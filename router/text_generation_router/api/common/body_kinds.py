@@ -34,7 +34,7 @@ FieldCheck = Callable[[dict[str, Any], Contract], tuple[str, ...]]
 class Read(Generic[A]):
     asked: A
     unknown: tuple[str, ...]  # paths of the fields that have no effect, because no table knows them
-    left_out: tuple[str, ...] = ()  # names of what the answer does not follow, though the request has it
+    left_out: tuple[str, ...] = ()  # names of parts of the request that have no effect by the route's documentation
 
 
 ReadValue = Callable[[dict[str, Any], ListLimits], Read[A]]
@@ -82,9 +82,10 @@ def check(schema: type[B], value: dict[str, Any], limits: ListLimits | None = No
 
 
 def _without_kinds(place: tuple[int | str, ...], value: Any, is_missing: bool) -> tuple[int | str, ...]:
-    """The place of a value in the body without what pydantic tells schemas apart by: the `type` of each object on the
-    way (an item of /v1/responses without one is a message), and the name of one of several types, such as `str`, behind
-    the place of a value that is not an object. `is_missing`: the place ends with the name of a missing field."""
+    """The place of a value in the body. pydantic's places also name the schema that was chosen, which is left out: the
+    `type` of each object on the way (an item of /v1/responses without a type is a message), and one of several types,
+    such as `str`, behind the place of a value that is not an object. `is_missing`: the place ends with the name of a
+    missing field."""
     kept: list[int | str] = []
     for number, part in enumerate(place, 1):
         if isinstance(part, str) and not isinstance(value, dict):
@@ -155,7 +156,7 @@ def objects_of(values: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def object_of(value: Any) -> dict[str, Any]:
-    """The value, or an empty object if it is none: the schema refuses it."""
+    """The value, or an empty object in the place of another type, which the schema refuses."""
     return value if isinstance(value, dict) else {}
 
 

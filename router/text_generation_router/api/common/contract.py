@@ -1,7 +1,7 @@
-"""The fields of requests that the schemas do not have, as data: what each means here. Does no input or output: the
-child processes that read large bodies use it too.
+"""The classes of the fields of requests, and what follows from each. Does no input or output: the child processes that
+read large bodies use it too.
 
-A field is in one of five classes:
+A field is in one of five classes; `known_fields.py` says in which, for all fields that no schema has:
 
 - *honoured*: a field of the schema (the dialect's `schemas.py`).
 - *refused*: known from TGI, OpenAI, vLLM, SGLang or llama.cpp, changes the answer, and is not supported here. A value
@@ -25,7 +25,7 @@ from text_generation_router.errors import UnknownParameterError, UnsupportedPara
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    why: str = "is not supported yet"
+    why: str
     neutral: tuple[Any, ...] = ()  # values that change nothing; null always is one
 
 
@@ -34,13 +34,17 @@ class Renamed:
     here: str  # the route's own field; a value that equals its value is neutral
     neutral: tuple[Any, ...] = ()
 
+    @property
+    def why(self) -> str:
+        return f"is not a field of this route, send `{self.here}`"
+
 
 @dataclass(frozen=True, slots=True)
 class Tolerated:
     why: str
 
 
-# Most unknown fields that are named, and most characters of each name.
+# Maximum number of unknown fields that are named, and of characters of each name.
 MAX_NAMES, MAX_NAME_CHARS = 16, 64
 
 Rule = Refused | Renamed | Tolerated
@@ -56,14 +60,14 @@ class Contract:
 
     @classmethod
     def of(cls, schema: type[BaseModel], *rules: Mapping[str, Rule]) -> "Contract":
-        """`rules`: of a name in several of them the last one counts, and a name of the schema needs none."""
+        """`rules`: if several have a name, the last one counts. Names of the schema need no rule."""
         honoured = frozenset(schema.model_fields)
         merged = {name: rule for part in rules for name, rule in part.items() if name not in honoured}
         return cls(honoured, merged, honoured | merged.keys())
 
     def refuse(self, value: Mapping[str, Any], where: str = "") -> None:
-        """Raises UnsupportedParameterError for the first field, by name, that asks for what is not here. `where`: the
-        path of the object in the body, such as `messages[3].`."""
+        """Raises UnsupportedParameterError for the first refused field, in the order of names. `where`: the path of the
+        object in the body, such as `messages[3].`."""
         if value.keys() <= self.honoured:  # nearly every object
             return
         for name in sorted((value.keys() & self.known) - self.honoured):
@@ -71,10 +75,10 @@ class Contract:
             if isinstance(rule, Refused) and asks(given, rule.neutral):
                 raise UnsupportedParameterError(where + name, rule.why)
             if isinstance(rule, Renamed) and asks(given, (*rule.neutral, value.get(rule.here))):
-                raise UnsupportedParameterError(where + name, f"is not a field of this route, send `{rule.here}`")
+                raise UnsupportedParameterError(where + name, rule.why)
 
     def unknown(self, value: Mapping[str, Any], where: str = "") -> Iterator[str]:
-        """Paths of the first fields that are in no class. A body may have very many, with very long names."""
+        """Paths of the first unknown fields. Number and length are limited, because the client chooses them."""
         return islice((where + name[:MAX_NAME_CHARS] for name in value if name not in self.known), MAX_NAMES)
 
 

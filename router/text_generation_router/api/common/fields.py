@@ -111,14 +111,15 @@ def listed(name: str) -> BeforeValidator:
 
 def _are_token_ids(value: dict[str, float]) -> dict[str, float]:
     for key in value:
-        # Each id is written in one way, so that no two keys are the same token.
+        # Only one spelling of each id is taken, so that no two keys mean the same token.
         if not (key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS and str(int(key)) == key):
             raise ValueError("Keys should be token ids, written as decimal numbers")
     return value
 
 
 def read_prompts(value: Any, info: ValidationInfo) -> tuple[PromptInput, ...]:
-    """A text, a list of token ids, or a list of either. Raises TooManyPromptsError for a list that is too long."""
+    """A text, a list of token ids, or a list of texts or of such lists. Raises TooManyPromptsError for a list that is
+    too long."""
     items = [value] if isinstance(value, str) or _is_ids(value) else value
     if items == []:
         raise ValueError("Empty array detected. Do not use an empty array for the prompt.")
@@ -183,7 +184,7 @@ ModelName = Annotated[
 
 
 class AnsweredRequest(Body):
-    """What every request has that is answered at once or as a stream."""
+    """The fields of every request that is answered at once or as a stream."""
 
     model: ModelName = None
     stream: bool | None = None

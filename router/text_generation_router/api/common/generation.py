@@ -80,7 +80,7 @@ class Generation:
     timing: Timing | None = None  # None until the generation has finished
     finish: Finish | None = None  # the same
     trace: GenerationTrace | None = None  # None: there are no traces
-    end: RequestEnd | None = field(default_factory=request_end.get)  # what is known of the HTTP request's end
+    end: RequestEnd | None = field(default_factory=request_end.get)  # collects how the HTTP request ends
     usage: KeyUsage | None = field(default_factory=key_usage.get)  # what the request's API key has used
     _through: tuple[DirectWriter, Encode] | None = None
     _has_begun: bool = False
@@ -180,7 +180,7 @@ class Generation:
         return self.reader is not None
 
     def pieces_of(self, event: TokenEvent) -> list[Piece]:
-        """What the event adds to the pieces of a text that is divided. To be called once for each event, in order."""
+        """The pieces that an event adds to a text that is divided. To be called once for each event, in order."""
         if self.reader is None:
             return []
         pieces = read(self.reader, event)

@@ -33,8 +33,8 @@ from text_generation_router.text.validation import renamed
 
 logger = logging.getLogger(__name__)
 
-# Most unread tokens of a stream (top_n_tokens included), about 100 KB. At this number the request pauses until half of
-# them are read. The HTTP server's write deadline disconnects a client that does not read at all.
+# Maximum number of unread tokens of a stream (top_n_tokens included), about 100 KB. At this number the request pauses
+# until half of them are read. The HTTP server's write deadline disconnects a client that does not read at all.
 CREDITS = 512
 PLAIN_TEXT = TextRules()
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -79,7 +79,7 @@ class GenerationStream:
         self._error: InferenceError | None = None
         self.failure: str | None = None  # the failure's `err` in tgi_request_failure, counted there or not
         self.first_token_s: float | None = None  # seconds from the first step to the first token; None before
-        self.end: Ended | None = None  # what the engine said at the end
+        self.end: Ended | None = None  # the engine's report of the end
         self._finished = False  # no more events will come
         self._owner = request.share.owner
         self._id_in_logs = request_id.get()
@@ -228,7 +228,7 @@ class GenerationStream:
             self._fail(DeadlineError(), DeadlineError.label)
 
     def _failure(self, cause: str) -> InferenceError:
-        """The request's own fields may be the cause."""
+        """The error of a request that failed, perhaps because of its own fields."""
         if cause == GRAMMARS_WAIT:
             return OverloadedError()
         if cause == NO_TOKEN:
@@ -278,7 +278,7 @@ class GenerationStream:
                     encoded.append(chunk)
             if encoded:
                 writer.write(encoded)
-        except Exception as error:  # no task awaits this call, so the reader has to tell the client
+        except Exception as error:  # no task awaits this call, so the reader has to send the error to the client
             about = {"request_id": self._id_in_logs}
             logger.exception("an event could not be written, so its request fails", extra=about)
             self._through = None

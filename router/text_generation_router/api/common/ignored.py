@@ -1,5 +1,5 @@
-"""What happens to the unknown fields of a request, and to what is left out of it: they are named in a header, in a log
-line and in a metric; because of an unknown field the request may be refused.
+"""Reports the fields of a request that are unknown, and its parts that have no effect: in a header, in a log line and
+in a metric. A request with an unknown field may be refused.
 """
 
 import logging
@@ -16,7 +16,7 @@ from text_generation_router.metrics.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 HEADER = "x-ignored-parameters"
-# Most names that are logged and counted each on its own: clients choose the names.
+# Maximum number of names with a log line and a count of their own. There is a limit, because clients choose the names.
 MAX_NAMES = 64
 UNPRINTABLE = re.compile(r"[^!-+.-~-]")
 
@@ -37,12 +37,12 @@ class IgnoredParameters:
         names = [UNPRINTABLE.sub("?", path) for path in unknown]
         if self._is_strict:
             raise unknown_parameter(names[0], known)
-        self._tell(request, names)
+        self._report(request, names)
 
     def note_left_out(self, request: Request, names: Sequence[str]) -> None:
-        """`names`: what the request has and the answer does not follow, by the route's documentation. Never refused."""
+        """`names`: parts of the request that the route's documentation says have no effect. Never refused."""
         if names:
-            self._tell(request, names, "requests have a part that is left out: `%s`")
+            self._report(request, names, "requests have a part that is left out: `%s`")
 
     def note_model(self, request: Request, given: str | None, served: Sequence[str]) -> None:
         """`served`: names of the model. Raises UnknownModelError if unknown fields are refused."""
@@ -50,16 +50,16 @@ class IgnoredParameters:
             return
         if self._is_strict:
             raise UnknownModelError(UNPRINTABLE.sub("?", given[:MAX_NAME_CHARS]), served[0])
-        self._tell(request, ["model"])
+        self._report(request, ["model"])
 
     def note_part(self, request: Request, name: str) -> None:
         """`name`: a part of the request that cannot be honoured and need not be. Raises UnsupportedParameterError if
         unknown fields are refused."""
         if self._is_strict:
             raise UnsupportedParameterError(name, "is not supported")
-        self._tell(request, [name])
+        self._report(request, [name])
 
-    def _tell(
+    def _report(
         self, request: Request, names: Sequence[str], text: str = "requests have a field that has no effect: `%s`"
     ) -> None:
         add_header(request.scope, HEADER, ", ".join(UNPRINTABLE.sub("?", name) for name in names))

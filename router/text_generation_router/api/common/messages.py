@@ -1,4 +1,4 @@
-"""The messages of a chat: one text of all that a message's content may be, and its other fields for the template."""
+"""The messages of a chat: content of every form as one text, and a message's other fields for the template."""
 
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ def flattened(content: Any) -> Any:
 
 def read_content(content: Any, info: ValidationInfo) -> str | list[dict[str, str]] | None:
     """The text, or the list of its parts, each {"type": "text", "text": …}."""
-    if content is None and info.data.get("role") == "user":  # other messages may have calls, or say nothing
+    if content is None and info.data.get("role") == "user":  # other messages may have calls instead, or be empty
         raise ValueError("Field required")
     if isinstance(content, list):
         return [{"type": "text", "text": _chunk_text(chunk, "messages")} for chunk in content]
@@ -84,4 +84,4 @@ def _with_object(call: Any) -> Any:
     except TooDeepError:
         raise ValidationError(f"the `arguments` of a call have {TOO_DEEP}", "arguments") from None
     except orjson.JSONDecodeError:
-        return call  # a text that is not JSON is the template's to show
+        return call  # a text that is not JSON goes to the template as it is

@@ -181,8 +181,8 @@ class Permits:
         """Whether the owner and tenant `share` get `count` permits although fewer are left. Other requests may be
         refused to make room.
         """
-        # Requests of other processes belong to tenants that are not known here, so only the other permits are shared
-        # out. One is there in any case, so that no tenant waits for ever.
+        # Requests of other processes belong to tenants that are not known here, so only the permits that they do not
+        # hold are shared out: at least one, so that no tenant waits for ever.
         own = max(1, self._capacity - self._elsewhere())
         if count > own:
             return False

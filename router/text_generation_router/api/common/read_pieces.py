@@ -8,7 +8,7 @@ from text_generation_router.text.tokens.pieces import Piece, Text
 
 
 def pieces_of_event(generation: Generation, event: TokenEvent) -> Sequence[Piece]:
-    """What the event adds to the pieces of its generation's text. To be called once for each event, in order."""
+    """The pieces that an event adds to its generation's text. To be called once for each event, in order."""
     if generation.reader is not None:
         return generation.pieces_of(event)
     return (Text(event.text),) if event.text else ()

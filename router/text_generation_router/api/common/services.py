@@ -48,22 +48,22 @@ class Services:
 
     @property
     def style(self) -> Style:
-        """How /v1 answers."""
+        """The style of answers of /v1: OpenAI's or TGI's."""
         return style_of(self.config.http.tgi_dialect)
 
     def caller_of(self, request: Request) -> Caller:
-        """The caller, to whose answer a header is added for each part of the request that has no effect. Raises
-        ValidationError."""
+        """The caller of a request. Its `note` adds a part of the request that has no effect to a header of the answer.
+        Raises ValidationError."""
         return replace(self.callers.caller_of(request), note=partial(self.ignored.note_part, request))
 
     def without_tgi_dialect(self) -> "Services":
-        """For routes of /v1 that TGI does not have."""
+        """These services for routes of /v1 that TGI does not have: they ignore --tgi-dialect."""
         http = replace(self.config.http, tgi_dialect=False)
         return replace(self, config=replace(self.config, http=http))
 
     @property
     def served_name(self) -> str:
-        """What the model is called in answers."""
+        """The name of the model in answers."""
         return self.config.served_model_name
 
     @property

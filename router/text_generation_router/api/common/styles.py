@@ -17,7 +17,7 @@ OPENAI_REASONS = MappingProxyType(
         FinishReason.EOS_TOKEN: "stop",
         FinishReason.STOP_SEQUENCE: "stop",
         FinishReason.LENGTH: "length",
-        FinishReason.DEADLINE: "length",  # OpenAI has no word for it; as with a length, the text could go on
+        FinishReason.DEADLINE: "length",  # OpenAI's API has no other reason; as with a length, the text could go on
     }
 )
 TGI_REASONS = MappingProxyType({reason: reason.value for reason in FinishReason} | {FinishReason.EOS_TOKEN: "stop"})
@@ -48,7 +48,7 @@ def style_of(tgi_dialect: bool) -> Style:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormats:
-    """How the model's chats call tools and show their reasoning: what flags and the chat template tell."""
+    """How the model's chats call tools and show their reasoning, by flags and by the chat template."""
 
     ways: CallWays
     reading: Reading

@@ -1,4 +1,4 @@
-"""The tools of a chat: what a request says of them, and which of them the answer may or must call."""
+"""The tools of a chat: the fields of a request about them, and which of them the answer may or must call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class ToolBody(Body):
 
 
 class Mode(StrEnum):
-    NONE = "none"  # the model is not told of any tool
+    NONE = "none"  # the prompt has no tools
     AUTO = "auto"  # the model decides
     REQUIRED = "required"  # the answer is at least one call
     NAMED = "named"  # the answer is one call of a certain function
@@ -133,14 +133,14 @@ Choice = Annotated[str | dict[str, Any], AfterValidator(_checked)]
 class Calling:
     """The tools that an answer may call, of which there is at least one, and whether it must."""
 
-    listed: tuple[ToolBody, ...]  # all tools of the request: the model is told of them
+    listed: tuple[ToolBody, ...]  # all tools of the request: the prompt has them
     tools: tuple[ToolBody, ...]  # the tools that it may call
     is_required: bool
     is_parallel: bool  # whether the answer may have several calls
 
     @classmethod
     def of(cls, tools: Sequence[ToolBody], choice: ToolChoice, is_parallel: bool) -> Self | None:
-        """None: the model is not told of any tool. Raises ValidationError or ToolError for tools and a choice that do
+        """None: the prompt has no tools. Raises ValidationError or ToolError for tools and a choice that do
         not go together."""
         given = tuple(tools)
         names = [tool.function.name for tool in given]
@@ -164,7 +164,7 @@ class Calling:
         return cls(given, called, is_required, is_parallel and choice.mode is not Mode.NAMED)
 
     def is_own(self, ways: CallWays) -> bool:
-        """Whether the model calls in its own way; otherwise a grammar makes a call."""
+        """Whether the model writes calls in its own form; otherwise a grammar makes a call."""
         return ways.are_own(self.is_required, bool(self.strict))
 
     @property

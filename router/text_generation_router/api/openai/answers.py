@@ -1,4 +1,4 @@
-"""What OpenAI's two generating routes have in common: usage, chunks, log-probabilities."""
+"""Parts of the answers of OpenAI's two generating routes: usage, chunks, log-probabilities."""
 
 import asyncio
 import math
@@ -47,7 +47,7 @@ def chunk_json(kind: str, identity: str, model: str, fingerprint: str) -> dict[s
 
 
 class Made:
-    """How many tokens one text of a stream has until now."""
+    """Counts the tokens of one text of a stream."""
 
     def __init__(self, generation: Generation) -> None:
         self.prompt_tokens = generation.prompt_tokens
@@ -61,7 +61,7 @@ class Made:
 
 
 class ChunkWriter:
-    """Writes the chunks of a stream. All that is the same in each of them is encoded once."""
+    """Writes the chunks of a stream. The fields that are the same in each chunk are encoded once."""
 
     def __init__(self, head: dict[str, Any], asked: OpenAIRequest, style: Style, extra: bytes = b"") -> None:
         """`extra`: fields of every chunk behind its choice."""

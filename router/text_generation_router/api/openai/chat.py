@@ -199,7 +199,7 @@ class PieceEncoder(ChatEncoder):
         super().__init__(index, generation, asked, write, logprobs)
         self._new_id = new_id
         self._call = NewestCall()
-        self._is_told = False  # whether the chunks until now say that the content is a text, or that there is a call
+        self._has_content = False  # whether any chunk until now has text or a call
 
     def __call__(self, event: TokenEvent) -> bytes:
         pieces = self._generation.pieces_of(event)
@@ -210,14 +210,14 @@ class PieceEncoder(ChatEncoder):
             deltas = [{}]
         begins_with_text = bool(pieces) and isinstance(pieces[0], Text)
         chunks = self._first("" if begins_with_text else None) if deltas or event.finish is not None else b""
-        self._is_told |= any(isinstance(piece, Text | CallStart) for piece in pieces)
+        self._has_content |= any(isinstance(piece, Text | CallStart) for piece in pieces)
         self._made.add(event)
         for delta in deltas:
             chunks += self._chunk(delta, logprobs, None, ids)
             logprobs = ids = None
         if event.finish is None:
             return chunks
-        last = {} if self._is_told else {"content": ""}
+        last = {} if self._has_content else {"content": ""}
         return chunks + self._chunk(last, None, ending_of(event.finish.reason, self._call, self._write.style))
 
 
@@ -240,7 +240,7 @@ class TgiCallEncoder(ChatEncoder):
 
 
 def reasoning_json(made: Sequence[Result | Generation]) -> dict[str, Any]:
-    """What `usage` tells of the reasoning, if texts are divided into pieces."""
+    """The fields of `usage` about reasoning, if texts are divided into pieces."""
     if not any(text.is_divided for text in made):
         return {}
     return {"completion_tokens_details": {"reasoning_tokens": sum(text.reasoning_tokens for text in made)}}

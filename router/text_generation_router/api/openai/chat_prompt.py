@@ -1,4 +1,4 @@
-"""From a chat to what is generated from: the template's text, the form of the answer, and how the answer is read."""
+"""Makes the prompt of a chat: the template's text, the form of the answer, and the reader of the answer."""
 
 import time
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from text_generation_router.text.validation import AskedParameters, Prompt
 
 
 async def chat_prompt(services: Services, asked: ChatOptions, caller: Caller, names: Mapping[str, str]) -> Prompt:
-    """What to generate from. `names`: see `Prompt`. Raises InferenceError."""
+    """The prompt of the chat. `names`: see `Prompt`. Raises InferenceError."""
     v1_request.check_request(asked, services)
     if asked.top_logprobs and not asked.logprobs and not services.style.is_tgis:
         raise ValidationError.of("top_logprobs", "is allowed only if `logprobs` is true")
@@ -137,7 +137,7 @@ class CallsByGrammar:
 
 
 def _without_extras(parameters: AskedParameters) -> AskedParameters:
-    """The parameters without what only the answer itself needs."""
+    """The parameters without those that only the answer itself needs."""
     values = replace(parameters.sampling.values, top_n_tokens=0, min_new_tokens=0)
     sampling = replace(parameters.sampling, values=values)
     return replace(parameters, sampling=sampling, prompt_logprobs=None, stop=(), stop_token_ids=(), returns_ids=False)

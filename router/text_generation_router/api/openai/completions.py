@@ -117,7 +117,7 @@ class CompletionRoutes:
         return choice
 
     async def _echo(self, index: int, asked: CompletionRequest) -> str:
-        """What stands before the text of the choice."""
+        """The text before that of the choice: the prompt, with `echo`."""
         if not asked.echo:
             return ""
         given, skip = asked.prompt[index // asked.choices], asked.skip_special_tokens is not False

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from text_generation_router.api.common.body_kinds import RequestBody, body_kind, object_of, objects_of, unknown_fields
-from text_generation_router.api.common.contract import Contract, Refused, Renamed, Tolerated
-from text_generation_router.api.common.known_fields import COMMON, OTHER_FORMS, Rules
+from text_generation_router.api.common.contract import Contract
+from text_generation_router.api.common.known_fields import RULES
 from text_generation_router.api.common.messages import MessageBody
 from text_generation_router.api.common.tools import FunctionBody, ToolBody
 from text_generation_router.api.openai.schemas import (
@@ -17,78 +17,13 @@ from text_generation_router.api.openai.schemas import (
 )
 from text_generation_router.errors import SuffixError
 
-OPENAI: Rules = COMMON | {
-    "best_of": Refused(neutral=(1,)),
-    "watermark": Refused(neutral=(False,)),
-    "truncate": Renamed("truncate_prompt_tokens"),
-    "return_full_text": Refused("is not a field of this route, send `echo`", (False,)),
-    "decoder_input_details": Refused("is not a field of this route, send `prompt_logprobs`", (False,)),
-    "details": Tolerated("the details are always part of the answer"),
-    "do_sample": Refused("is not a field of this route, send `temperature` 0 for the most likely tokens", (True,)),
-    "max_new_tokens": Renamed("max_tokens"),
-    "min_new_tokens": Renamed("min_tokens", (0,)),
-    "stop_sequences": Renamed("stop", ([],)),
-    "ignore_eos_token": Renamed("ignore_eos", (False,)),
-    "inputs": Refused("is a field of /generate"),
-    "parameters": Refused("is a field of /generate: on this route its fields stand in the body itself", ({},)),
-}
-COMPLETION_RULES: Rules = OPENAI | {
-    "add_special_tokens": Refused(neutral=(True,)),
-    "max_completion_tokens": Renamed("max_tokens"),
-    "top_logprobs": Renamed("logprobs", (0,)),
-    "top_n_tokens": Renamed("logprobs", (0,)),
-    "messages": Refused("is a field of /v1/chat/completions"),
-    "suffix": Refused(),
-}
-CHAT_RULES: Rules = (
-    OPENAI
-    | OTHER_FORMS
-    | {
-        "add_special_tokens": Refused(neutral=(False,)),
-        "top_n_tokens": Renamed("top_logprobs", (0,)),
-        "suffix": Refused(),
-        "modalities": Refused(neutral=(["text"],)),
-        "audio": Refused(),
-        "prediction": Refused(),
-        "reasoning": Refused("is not a field of this route, send `reasoning_effort`"),
-        "thinking_token_budget": Renamed("max_thinking_tokens"),
-        "thinking_budget_tokens": Renamed("max_thinking_tokens", (-1,)),
-        "verbosity": Refused(neutral=("medium",)),
-        "web_search_options": Refused(),
-        "prompt": Refused("is a field of /v1/completions"),
-    }
-)
-
-COMPLETION = Contract.of(CompletionRequest, COMPLETION_RULES)
-CHAT = Contract.of(ChatRequest, CHAT_RULES)
+COMPLETION = Contract.of(CompletionRequest, RULES["completions"])
+CHAT = Contract.of(ChatRequest, RULES["chat"])
 # A message's other fields go to the chat template, as in transformers.
-MESSAGE = Contract.of(
-    MessageBody,
-    {
-        "audio": Refused(),
-        "function_call": Refused(neutral=({},)),
-    },
-)
-TOOL = Contract.of(
-    ToolBody,
-    {
-        "cache_control": Tolerated("every prompt is looked up in the prefix cache"),
-        "defer_loading": Refused("is not supported: the model is told of every tool", (False,)),
-    },
-)
-FUNCTION = Contract.of(
-    FunctionBody,
-    {
-        "arguments": Tolerated("is TGI's name of `parameters`"),
-        "response": Tolerated("the model is told of a result by the result itself"),
-    },
-)
-STREAM_OPTIONS = Contract.of(
-    StreamOptions,
-    {
-        "include_obfuscation": Tolerated("events are not padded"),
-    },
-)
+MESSAGE = Contract.of(MessageBody, RULES["chat.messages"])
+TOOL = Contract.of(ToolBody, RULES["chat.tools"])
+FUNCTION = Contract.of(FunctionBody, RULES["chat.functions"])
+STREAM_OPTIONS = Contract.of(StreamOptions, RULES["stream_options"])
 
 
 def _unknown_in_completion(value: dict[str, Any], contract: Contract) -> tuple[str, ...]:

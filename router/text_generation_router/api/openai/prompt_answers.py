@@ -1,5 +1,5 @@
-"""What an answer says about its prompt: its text (`echo`), and the log-probabilities of its tokens (`prompt_logprobs`,
-and `echo` with `logprobs`).
+"""The fields of an answer about its prompt: its text (`echo`), and the log-probabilities of its tokens
+(`prompt_logprobs`, and `echo` with `logprobs`).
 """
 
 import asyncio
@@ -42,7 +42,7 @@ async def rows_of_prompt(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def offsets_in(text: str, rows: Sequence[Row], sizes: TextSizes) -> list[int]:
-    """Where each token begins in the text of a prompt. A special token that the tokenizer has added takes no place."""
+    """Where each token begins in the text of a prompt. A special token that the tokenizer has added has length 0."""
     offsets, at = [], 0
     for token, _ in rows:
         offsets.append(at)
@@ -54,7 +54,7 @@ def offsets_in(text: str, rows: Sequence[Row], sizes: TextSizes) -> list[int]:
 
 async def prompt_logprobs_json(result: Result, count: int) -> list[dict[str, Any] | None]:
     """vLLM's form: for each token of the prompt an object with the token itself and its `count` most likely
-    alternatives, by id; null for the first token, which follows nothing."""
+    alternatives, by id; null for the first token, which has no token before it."""
     assert result.prompt is not None
     rows = await rows_of_prompt(result.prompt, count)
     return [None if math.isnan(token.logprob) else _by_id(token, others) for token, others in rows]

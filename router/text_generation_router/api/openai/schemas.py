@@ -96,9 +96,9 @@ TAKEN: dict[str, tuple[Callable[[float], bool], str]] = {
     "top_p": (lambda value: 0 <= value <= 1, ">= 0.0 and <= 1.0"),
     "typical_p": (lambda value: 0 < value <= 1, "> 0.0 and <= 1.0"),
 }
-# Most log-probabilities of a token that an OpenAI client may ask for, whatever --max-top-n-tokens says.
+# Maximum number of log-probabilities of a token in OpenAI's API, whatever --max-top-n-tokens is.
 MAX_LOGPROBS = 20
-MAX_DOCUMENTS = 1024  # most documents of a chat
+MAX_DOCUMENTS = 1024  # maximum number of documents of a chat
 
 
 class OpenAIRequest(FormFields, AnsweredRequest):
@@ -316,7 +316,7 @@ class ChatRequest(ChatOptions):
     ] = None
 
     def conversation(self, ways: CallWays) -> Conversation:
-        """What the chat template gets. Raises ValidationError."""
+        """The values that the chat template gets. Raises ValidationError."""
         calling = self.calling()
         tools = [] if calling is None else [tool.for_template() for tool in calling.listed]
         chat = Conversation(
@@ -348,7 +348,7 @@ class ChatRequest(ChatOptions):
 
 
 class Rendered(Body):
-    """What a child process has made of a conversation."""
+    """The prompt that a child process has made of a conversation."""
 
     prompt: str
     prompt_without_tools: str = ""  # the prompt as if the request had no tools, where it may be needed

@@ -56,8 +56,8 @@ def chat_of(asked: ResponsesOptions) -> ChatOptions:
 
 def messages_of(asked: ResponsesRequest) -> list[MessageBody]:
     """The conversation as messages of a chat."""
-    told = [] if asked.instructions is None else [MessageBody(role="system", content=asked.instructions)]
-    return told + _messages_of(item for item in asked.input if not isinstance(item, WebSearchItem))
+    first = [] if asked.instructions is None else [MessageBody(role="system", content=asked.instructions)]
+    return first + _messages_of(item for item in asked.input if not isinstance(item, WebSearchItem))
 
 
 def _messages_of(items: Iterable[PromptItem]) -> list[MessageBody]:

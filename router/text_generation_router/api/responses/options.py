@@ -31,8 +31,8 @@ class TextConfig(Body):
     ] = None
 
     def chat_values(self) -> dict[str, Any]:
-        wish = {} if self.verbosity is None else {"chat_template_kwargs": {"verbosity": self.verbosity}}
-        return wish | self._form()
+        values = {} if self.verbosity is None else {"chat_template_kwargs": {"verbosity": self.verbosity}}
+        return values | self._form()
 
     def _form(self) -> dict[str, Any]:
         if self.format is None:
@@ -109,7 +109,7 @@ class AnswerOptions(Body):
             values["reasoning_effort"] = self.reasoning.effort
         return values
 
-    def told(self) -> dict[str, Any]:
+    def repeated(self) -> dict[str, Any]:
         """These fields as the answer repeats them."""
         reasoning = self.reasoning or ReasoningConfig()
         return {

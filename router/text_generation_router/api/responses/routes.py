@@ -28,7 +28,7 @@ from text_generation_router.text.tokens.events import FinishReason, TokenEvent
 from text_generation_router.text.tokens.pieces import Piece, Text
 from text_generation_router.text.validation import Prompt, renaming
 
-# Which tokens the text of an answer is made of, where the model's text has reasoning, calls and markers besides.
+# Finds the tokens that the text of an answer is made of, among those of reasoning, calls and markers.
 
 
 class TextRows:
@@ -59,22 +59,22 @@ class TextRows:
         return first
 
     def rest(self) -> list[Row]:
-        """The tokens that have added nothing, such as the one that ended the text."""
+        """The tokens that have added no piece, such as the token that ended the text."""
         return self._waiting
 
 
 def rows_by_message(rows: Sequence[Row], event_pieces: Sequence[Sequence[Piece]]) -> list[list[Row]]:
-    """The tokens of each part of an answer's text: calls and reasoning divide it into parts. `event_pieces`: what each
-    token adds to the answer, and at last what its end adds, if that is not a token."""
+    """The tokens of each part of an answer's text: calls and reasoning divide it into parts. `event_pieces`: the pieces
+    that each token adds to the answer, and at last those that its end adds, if the end is not a token."""
     found, messages, is_open = TextRows(), list[list[Row]](), False
     for i, pieces in enumerate(event_pieces):
-        told = found.add(rows[i], pieces) if i < len(rows) else []
+        of_text = found.add(rows[i], pieces) if i < len(rows) else []
         for piece in pieces:
             if isinstance(piece, Text):
                 if not is_open:
                     messages.append([])
-                messages[-1] += told
-                told = []
+                messages[-1] += of_text
+                of_text = []
             is_open = isinstance(piece, Text)
     if is_open or not messages:
         messages = messages or [[]]
@@ -167,15 +167,15 @@ class ResponseEncoder:
         if self._logprobs is None or event.token is None:
             return self._stream.add(pieces)
         row = row_of(event.token, event.top_tokens, self._top_logprobs, OPENAI_STYLE)
-        return self._stream.add(pieces, self._told(self._rows.add(row, pieces)))
+        return self._stream.add(pieces, self._logprobs_of(self._rows.add(row, pieces)))
 
-    def _told(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def _logprobs_of(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         return [] if self._logprobs is None else [self._logprobs.of_row(row) for row in rows]
 
     def end(self, timing: Timing) -> bytes:
         assert self._reason is not None
         usage = usage_json(timing, self._generation.reasoning_tokens)
-        return self._stream.end(ending_of(self._reason), usage, self._told(self._rows.rest()))
+        return self._stream.end(ending_of(self._reason), usage, self._logprobs_of(self._rows.rest()))
 
 
 def has_logprobs(asked: ResponsesOptions) -> bool:
@@ -202,7 +202,7 @@ def head_json(asked: ResponsesOptions, model: str) -> dict[str, Any]:
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": 1.0 if asked.top_p is None else asked.top_p,
         "truncation": "disabled",
-    } | asked.told()
+    } | asked.repeated()
 
 
 def usage_json(timing: Timing, reasoning_tokens: int) -> dict[str, Any]:
@@ -216,5 +216,5 @@ def usage_json(timing: Timing, reasoning_tokens: int) -> dict[str, Any]:
 
 
 def ending_of(reason: FinishReason) -> dict[str, Any]:
-    is_cut_off = reason in (FinishReason.LENGTH, FinishReason.DEADLINE)  # OpenAI has no word for a deadline
+    is_cut_off = reason in (FinishReason.LENGTH, FinishReason.DEADLINE)  # OpenAI's API has no reason for a deadline
     return CUT_OFF if is_cut_off else COMPLETED

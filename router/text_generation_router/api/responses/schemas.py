@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from text_generation_router.api.common.fields import I32, U32, AnsweredRequest, Body, item_limit, kind_of
+from text_generation_router.api.common.known_fields import NOT_STORED
 from text_generation_router.api.common.messages import flattened
 from text_generation_router.api.openai.schemas import Rendered, StreamOptions
 from text_generation_router.api.responses.options import AnswerOptions
@@ -101,7 +102,6 @@ OTHER_ITEMS = frozenset(
         "program", "program_output", "shell_call", "shell_call_output", "tool_search_call", "tool_search_output",
     )
 )  # fmt: skip
-NOT_STORED = "is not supported: answers are not stored, send the whole conversation in `input`"
 
 
 def _with_kind(item: Any) -> Any:
@@ -111,7 +111,7 @@ def _with_kind(item: Any) -> Any:
         return item | {"type": "message"}
     kind = item.get("type") if isinstance(item, dict) else None
     if kind == "item_reference":
-        raise ValidationError(f"`item_reference` in `input` {NOT_STORED}", "input")
+        raise ValidationError(f"`item_reference` in `input` {NOT_STORED} `input`", "input")
     if isinstance(kind, str) and kind in OTHER_ITEMS:
         raise ValidationError(f"`{kind}` in `input` is not supported yet", "input")
     if kind not in ITEMS:

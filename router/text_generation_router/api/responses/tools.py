@@ -1,4 +1,4 @@
-"""The kinds of tools of /v1/responses, as functions of chats, and how calls of them are told in the client's form."""
+"""The kinds of tools of /v1/responses, as functions of chats, and the form of their calls in an answer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ CUSTOM_PARAMETERS = {"type": "object", "properties": {INPUT: {"type": "string"}}
 
 @dataclass(frozen=True, slots=True)
 class CallName:
-    """What an item says of the tool that it calls."""
+    """The fields of an output item that name the tool that it calls."""
 
     name: str
     namespace: str | None = None
@@ -59,11 +59,11 @@ class TextTool(Body):
 
     def chat_tools(self, namespace: str | None = None) -> Iterator[tuple[CallName, dict[str, Any]]]:
         grammar = (self.format or {}).get("definition")
-        told = [text for text in (self.description, grammar) if isinstance(text, str)]
+        texts = [text for text in (self.description, grammar) if isinstance(text, str)]
         function: dict[str, Any] = {"name": chat_name(self.name, namespace), "parameters": CUSTOM_PARAMETERS}
         yield (
             CallName(self.name, namespace, is_custom=True),
-            function | ({"description": "\n".join(told)} if told else {}),
+            function | ({"description": "\n".join(texts)} if texts else {}),
         )
 
 
@@ -101,7 +101,7 @@ KINDS = ("function", "custom", "namespace")
 
 
 def is_left_out(tool: Any) -> bool:
-    """Whether a tool is of a kind that only OpenAI's own servers or clients know: the model is not told of it."""
+    """Whether a tool is of a kind that only OpenAI's own servers or clients know. The prompt does not have it."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     return isinstance(kind, str) and kind not in KINDS
 
@@ -111,7 +111,7 @@ def known_tools(tools: Any) -> Any:
 
 
 def input_of(arguments: str) -> str:
-    """The text for a custom tool. Arguments that the model has broken off are the text as they are."""
+    """The text for a custom tool. Arguments that are not complete JSON are taken as the text."""
     try:
         value = orjson.loads(arguments)
     except orjson.JSONDecodeError:
@@ -121,6 +121,6 @@ def input_of(arguments: str) -> str:
 
 
 def call_names(tools: Sequence[FunctionTool | TextTool | NamespaceTool]) -> dict[str, CallName]:
-    """By their names in chats: the tools whose calls are told otherwise than those of functions."""
+    """The tools whose calls are written in another form than those of functions, by their names in chats."""
     named = [(function["name"], name) for tool in tools for name, function in tool.chat_tools()]
-    return {name: told for name, told in named if told != CallName(name)}
+    return {name: call for name, call in named if call != CallName(name)}

@@ -22,10 +22,10 @@ def new_call_id() -> str:
 
 
 class OutputItems:
-    """Puts the items of one answer together. What is added to them is told as events, without their numbers."""
+    """Puts the items of one answer together. Additions become events, which have no numbers yet."""
 
     def __init__(self, identity: str, names: Mapping[str, CallName]) -> None:
-        """`identity`: what the ids of all items end with. `names`: of the calls that are told otherwise."""
+        """`identity`: the end of all items' ids. `names`: see `call_names`."""
         self._names = names
         self.items: list[dict[str, Any]] = []
         self._identity = identity
@@ -83,7 +83,7 @@ class ItemPart:
     """The one part of a message, or of reasoning: its text, and the text's events."""
 
     def __init__(self, item: dict[str, Any], part: dict[str, Any], event: str) -> None:
-        """`event`: how the types of the text's events begin."""
+        """`event`: beginning of the types of the text's events."""
         self.item = item
         self._part = part
         self._event = event
@@ -133,7 +133,7 @@ class ReasoningOutputItem(ItemPart):
 
 
 class CallItem:
-    """A call. The one argument of a custom tool is a text, which is told when it is whole."""
+    """A call. The one argument of a custom tool is a text, which is sent when it is complete."""
 
     prefix = "fc"
 
@@ -167,8 +167,8 @@ class CallItem:
             yield {"type": "response.custom_tool_call_input.done", "input": text}
         else:
             self.item["arguments"] = arguments
-            told = {"name": self.item["name"], "arguments": arguments}
-            yield {"type": "response.function_call_arguments.done"} | told
+            call = {"name": self.item["name"], "arguments": arguments}
+            yield {"type": "response.function_call_arguments.done"} | call
 
 
 KINDS: dict[type[Piece], type[MessageItem | ReasoningOutputItem | CallItem]] = {
@@ -198,7 +198,7 @@ class ResponseStream:
     """Writes the events of one stream, with their numbers. Each method returns whole events, or nothing."""
 
     def __init__(self, head: dict[str, Any], identity: str, names: Mapping[str, CallName]) -> None:
-        """`head`: the fields of the answer that do not change. `names`: of the calls that are told otherwise."""
+        """`head`: the fields of the answer that do not change. `names`: see `call_names`."""
         self._head = head
         self._output = OutputItems(identity, names)
         self._number = 0
@@ -216,7 +216,7 @@ class ResponseStream:
         return written
 
     def end(self, ending: dict[str, Any], usage: dict[str, Any], logprobs: Sequence[Any] = ()) -> bytes:
-        """`ending`: the fields that tell how the answer ended."""
+        """`ending`: the fields that say how the answer ended."""
         ended = self._write(self._output.end_all(ending["status"], logprobs))
         return ended + self._last(ending | {"usage": usage})
 

@@ -1,4 +1,4 @@
-"""The tables know every field of the peers' APIs. `field_names.json` has the fields of OpenAI's client (TypedDicts),
+"""The table knows every field of the peers' APIs. `field_names.json` has the fields of OpenAI's client (TypedDicts),
 of Anthropic's (the same, those of its beta API too), of vLLM's request classes and of TGI's openapi.json, each with its
 version.
 """
@@ -11,6 +11,7 @@ import pytest
 from text_generation_router.api.anthropic import fields as anthropic_fields
 from text_generation_router.api.anthropic.schemas import BLOCKS, OTHER_BLOCKS
 from text_generation_router.api.common.contract import Contract, Refused, Renamed, Tolerated
+from text_generation_router.api.common.known_fields import PLACES, TABLE
 from text_generation_router.api.field_docs import page
 from text_generation_router.api.openai import fields as openai_fields
 from text_generation_router.api.responses import fields as responses_fields
@@ -36,6 +37,7 @@ CONTRACTS: dict[str, Contract] = {
     "count_tokens": anthropic_fields.COUNT_TOKENS,
     **{f"block {kind}": contract for kind, contract in anthropic_fields.BLOCKS.items()},
 }
+OTHERS = (tgi_fields.GENERATE, tgi_fields.TOKENIZE, openai_fields.MESSAGE, openai_fields.TOOL, openai_fields.FUNCTION)
 NAMES = json.loads((Path(__file__).parent / "field_names.json").read_text())
 
 
@@ -62,6 +64,18 @@ def test_a_renamed_field_names_one_that_the_route_has():
         for name, rule in contract.rules.items():
             # A field may be renamed to one that is not supported here yet: its own rule says so.
             assert not isinstance(rule, Renamed) or rule.here in contract.known, (kind, name)
+
+
+def test_a_field_has_one_meaning_in_a_place():
+    meanings = [(name, place) for names, places, _ in TABLE for place in places.split() for name in names.split()]
+    assert len(set(meanings)) == len(meanings) and {place for _, place in meanings} == set(PLACES.split())
+
+
+def test_every_row_counts_for_each_of_its_names():
+    in_force = {
+        (name, id(rule)) for contract in (*CONTRACTS.values(), *OTHERS) for name, rule in contract.rules.items()
+    }
+    assert {(name, id(rule)) for names, _, rule in TABLE for name in names.split()} <= in_force
 
 
 def test_every_rule_says_why():

@@ -10,7 +10,15 @@ from text_generation_router.fleet.books import FrontBooks
 from text_generation_router.fleet.choice import EngineLoad
 from text_generation_router.fleet.engines import EngineView, Fleet
 from text_generation_router.fleet.placement import LeastLoad
-from text_generation_router.fleet.values import Cancel, Credit, EndAt, EngineFacts, EngineFirst, RemoteCounts, ToldLoad
+from text_generation_router.fleet.values import (
+    Cancel,
+    Credit,
+    EndAt,
+    EngineFacts,
+    EngineFirst,
+    LoadReport,
+    RemoteCounts,
+)
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.wire.steps import TokenRun
 from text_generation_router.wire.submits import Submitted
@@ -115,7 +123,7 @@ class Front:
     def join(self, number: int = 0, digest: bytes = b"a", life: str = "", version: int = VERSION) -> BookedEngine:
         self.lives += 1
         facts = EngineFacts(life or f"life {self.lives}", self.lives, digest, SNAPSHOT, version)
-        view = EngineView(facts, told(), Attempts(number, self.counts, lambda: None))
+        view = EngineView(facts, load_report(), Attempts(number, self.counts, lambda: None))
         self.books.joined(number, view)
         return BookedEngine(number, view, self.books)
 
@@ -136,5 +144,5 @@ class Front:
         return listeners
 
 
-def told(is_ready: bool = True, is_draining: bool = False, wait_s: float = 0.0, tokens: int = 0) -> ToldLoad:
-    return ToldLoad(EngineLoad(waiting_tokens=tokens, wait_s=wait_s, is_ready=is_ready, is_draining=is_draining), 8)
+def load_report(is_ready: bool = True, is_draining: bool = False, wait_s: float = 0.0, tokens: int = 0) -> LoadReport:
+    return LoadReport(EngineLoad(waiting_tokens=tokens, wait_s=wait_s, is_ready=is_ready, is_draining=is_draining), 8)

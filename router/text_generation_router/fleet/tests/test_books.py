@@ -16,7 +16,7 @@ from text_generation_router.fleet.attempts import LATE_PER_REQUEST, MAX_LATE
 from text_generation_router.fleet.books import DEADLY, HUNG, STRANDED, STRANDED_S
 from text_generation_router.fleet.engines import MAX_RESUBMITS
 from text_generation_router.fleet.suspects import MAX_ALONE
-from text_generation_router.fleet.tests.engines import BookedEngine, Front, told
+from text_generation_router.fleet.tests.engines import BookedEngine, Front, load_report
 from text_generation_router.fleet.values import Credit, EngineFirst, EngineLoss, Withdraw
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
@@ -57,9 +57,9 @@ class BooksMachine(RuleBasedStateMachine):
             engine.step(again)
 
     @rule(number=st.integers(0, 1), is_ready=st.booleans(), is_draining=st.booleans())
-    def tell(self, number: int, is_ready: bool, is_draining: bool) -> None:
+    def report(self, number: int, is_ready: bool, is_draining: bool) -> None:
         if number in self.engines:
-            self.front.books.told(number, told(is_ready, is_draining))
+            self.front.books.reported(number, load_report(is_ready, is_draining))
 
     @rule(pick=st.integers(0, 20), tokens=st.integers(1, 4))
     def credit(self, pick: int, tokens: int) -> None:
@@ -94,7 +94,7 @@ class BooksMachine(RuleBasedStateMachine):
         for _ in range(40):
             engine.obey()
             engine.step()
-            self.front.books.told(7, told())
+            self.front.books.reported(7, load_report())
             for listener, _, _ in self.asked:
                 self.front.books.credit(listener.index, 3)
         assert all(listener.end is not None for listener, _, _ in self.asked)
@@ -236,7 +236,7 @@ def test_a_resumed_request_waits_for_an_engine_that_has_room() -> None:
         other.obey()
     assert len(other.submits) == 1 and listener.end is None
     other.refuses = None
-    front.books.told(1, told())
+    front.books.reported(1, load_report())
     for _ in range(3):
         other.obey()
         other.step()
@@ -288,8 +288,8 @@ def test_queued_requests_leave_an_engine_that_drains_together_and_at_once() -> N
     queued = front.ask([6], 2, copies=2)
     engine.obey()
     other = front.join(1)
-    front.books.told(1, told(wait_s=5.0))
-    front.books.told(0, told(is_draining=True))
+    front.books.reported(1, load_report(wait_s=5.0))
+    front.books.reported(0, load_report(is_draining=True))
     assert engine.view.attempts.orders == [Withdraw(2), Withdraw(3)], "a running one would wait elsewhere"
     engine.obey()
     other.obey()
@@ -307,14 +307,14 @@ def test_running_requests_leave_an_engine_that_drains_a_few_at_a_time() -> None:
     engine.obey()
     engine.step()
     other = front.join(1)
-    front.books.told(0, told(is_draining=True))
+    front.books.reported(0, load_report(is_draining=True))
     for left in (12, 4, 0):
         assert all(order.even_begun for order in engine.view.attempts.orders if isinstance(order, Withdraw))
         engine.obey()
-        front.books.told(0, told(is_draining=True))
+        front.books.reported(0, load_report(is_draining=True))
         assert not engine.view.attempts.orders, "the other engine has not answered"
         other.obey()
-        front.books.told(0, told(is_draining=True))
+        front.books.reported(0, load_report(is_draining=True))
         assert len(engine.rows) == left
     for _ in range(9):
         other.step()
@@ -325,13 +325,13 @@ def test_running_requests_leave_an_engine_that_drains_a_few_at_a_time() -> None:
 def test_running_requests_stay_on_a_draining_engine_while_others_have_much_to_do() -> None:
     front = Front()
     engine, _ = front.join(0), front.join(1)
-    front.books.told(1, told(tokens=5000))
+    front.books.reported(1, load_report(tokens=5000))
     front.ask([5], 9)
     engine.obey()
     engine.step()
-    front.books.told(0, told(is_draining=True))
+    front.books.reported(0, load_report(is_draining=True))
     assert not engine.view.attempts.orders
-    front.books.told(1, told())
+    front.books.reported(1, load_report())
     assert engine.view.attempts.orders == [Withdraw(1, even_begun=True)]
 
 
@@ -340,7 +340,7 @@ def test_nothing_leaves_a_draining_engine_while_there_is_no_other() -> None:
     engine = front.join()
     front.ask([6], 2)
     engine.obey()
-    front.books.told(0, told(is_draining=True))
+    front.books.reported(0, load_report(is_draining=True))
     assert not engine.view.attempts.orders
     front.ask([7], 2)
     assert not engine.view.attempts.orders, "a new request waits for another engine"
@@ -415,7 +415,7 @@ def test_a_request_goes_to_the_engine_with_the_least_to_do_by_its_word_and_by_wh
     front = Front()
     engines = [front.join(0), front.join(1), front.join(2)]
     for number, tokens in enumerate((90_000, 0, 4_000)):
-        front.books.told(number, told(tokens=tokens))
+        front.books.reported(number, load_report(tokens=tokens))
     for _ in range(5):
         front.ask([5] * 300, 9)
     assert [len(engine.view.attempts.orders) for engine in engines] == [0, 4, 1]
@@ -429,14 +429,14 @@ def test_a_queued_request_moves_once_where_it_begins_much_sooner() -> None:
     first.step(only=1)
     second = front.join(1)
     for number, wait_s in ((0, 60.0), (1, 0.0)):
-        front.books.told(number, told(wait_s=wait_s, tokens=round(wait_s)))
+        front.books.reported(number, load_report(wait_s=wait_s, tokens=round(wait_s)))
     front.fleet.balance(front.now)
     assert first.view.attempts.orders == [Withdraw(2)]
     first.obey()
     second.obey()
     assert [each.request.input_ids for [each] in second.submits] == [(6,)]
-    front.books.told(0, told())
-    front.books.told(1, told(wait_s=60.0, tokens=60))
+    front.books.reported(0, load_report())
+    front.books.reported(1, load_report(wait_s=60.0, tokens=60))
     front.fleet.balance(front.now)
     assert not second.view.attempts.orders and not first.view.attempts.orders
     assert running.end is None and queued.end is None
@@ -460,11 +460,11 @@ def test_a_request_goes_to_an_engine_with_shards_or_else_waits_at_one_that_expec
     front = Front()
     engines = [front.join(0), front.join(1)]
     for ready in (1, 0):
-        front.books.told(1 - ready, told(is_ready=False))
-        front.books.told(ready, told())
+        front.books.reported(1 - ready, load_report(is_ready=False))
+        front.books.reported(ready, load_report())
         front.ask([5], 9)
         assert [len(engine.view.attempts.take_orders()) for engine in engines] == [1 - ready, ready]
-    front.books.told(0, told(is_ready=False))
+    front.books.reported(0, load_report(is_ready=False))
     front.ask([5], 9)
     assert sum(len(engine.view.attempts.orders) for engine in engines) == 1
 
@@ -477,7 +477,7 @@ def test_streams_of_an_engine_without_shards_go_on_elsewhere_and_those_without_a
     engine.step(only=1)
     engine.begin()
     front.books.epoch(engine.view, None, [1, 2])
-    front.books.told(0, told(is_ready=False))
+    front.books.reported(0, load_report(is_ready=False))
     assert not engine.view.attempts.orders  # no other engine is there
     other = front.join(1)
     engine.obey()
@@ -492,7 +492,7 @@ def test_service_of_other_engines_goes_with_a_request() -> None:
     front.join(0)
     other = front.join(1)
     served = {Share(): 250.0}
-    front.books.told(0, replace(told(is_draining=True), served=served))
+    front.books.reported(0, replace(load_report(is_draining=True), served=served))
     front.ask([5], 1)
     other.obey()
     assert other.submits[0][0].past.served_elsewhere == 250.0
@@ -627,7 +627,7 @@ def test_a_suspect_that_is_refused_for_others_waits_for_the_next_load() -> None:
     other.obey()
     assert len(other.submits) == 1 and other.submits[0][0].group
     other.refuses = None
-    front.books.told(0, told())
+    front.books.reported(0, load_report())
     other.obey()
     other.step()
     other.step()

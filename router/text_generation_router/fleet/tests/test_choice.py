@@ -18,7 +18,7 @@ from text_generation_router.fleet.choice import (
 def choice_of(*loads: EngineLoad, turn: int = 0) -> EngineChoice:
     choice = EngineChoice(len(loads), turn)
     for engine, load in enumerate(loads):
-        choice.tell(engine, load, 0)
+        choice.take_report(engine, load, 0)
     return choice
 
 
@@ -63,22 +63,22 @@ def test_what_was_sent_counts_until_the_engine_has_told_of_it() -> None:
     choice.send(0, index=1, tokens=100)
     choice.send(0, index=2, tokens=10)
     assert choice.load(0) == 110 + 2 * ROW_TOKENS and choice.choose(NOTHING[:2], 0) == 1
-    choice.tell(0, EngineLoad(running=1, computing_tokens=60), newest=1)
+    choice.take_report(0, EngineLoad(running=1, computing_tokens=60), newest=1)
     assert choice.load(0) == 70 + 2 * ROW_TOKENS
-    choice.tell(0, EngineLoad(running=1), newest=2)
+    choice.take_report(0, EngineLoad(running=1), newest=2)
     assert choice.load(0) == ROW_TOKENS and choice.choose(NOTHING[:2], 0) == 0
 
 
 def test_engines_that_are_unready_draining_or_lost_are_out_until_they_tell_otherwise() -> None:
     choice = EngineChoice(3)
     assert choice.choose(NOTHING, 0) is None
-    choice.tell(0, EngineLoad(is_ready=False), 0)
-    choice.tell(1, EngineLoad(is_draining=True), 0)
-    choice.tell(2, EngineLoad(running=9), 0)
+    choice.take_report(0, EngineLoad(is_ready=False), 0)
+    choice.take_report(1, EngineLoad(is_draining=True), 0)
+    choice.take_report(2, EngineLoad(running=9), 0)
     assert choice.open == [2]
     choice.lose(2)
-    assert choice.choose(NOTHING, 0) is None and choice.told(2) is None
-    choice.tell(0, EngineLoad(), 0)
+    assert choice.choose(NOTHING, 0) is None and choice.reported(2) is None
+    choice.take_report(0, EngineLoad(), 0)
     assert choice.choose(np.array([0, 9, 9]), 9) == 0
 
 

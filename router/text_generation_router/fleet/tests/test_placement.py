@@ -17,7 +17,7 @@ from text_generation_router.fleet.choice import ROW_TOKENS, EngineLoad
 from text_generation_router.fleet.placement import LeastLoad, LeastRequests, Placement, RoundRobin
 from text_generation_router.fleet.policies import PlacementPolicy
 from text_generation_router.fleet.requests import RemoteGroup, RemoteRequest
-from text_generation_router.fleet.values import ToldLoad
+from text_generation_router.fleet.values import LoadReport
 from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
 from text_generation_router.scheduling.memory.slots import TokenSlots
 from text_generation_router.scheduling.request import GenerationRequest
@@ -41,8 +41,8 @@ def group_of(ids: Ids, namespace: tuple[str, ...] = (), output: tuple[int, ...] 
     return group
 
 
-def told(**load: int) -> ToldLoad:
-    return ToldLoad(EngineLoad(**load), 8)
+def load_report(**load: int) -> LoadReport:
+    return LoadReport(EngineLoad(**load), 8)
 
 
 class Fronts(RuleBasedStateMachine):
@@ -64,7 +64,7 @@ class Fronts(RuleBasedStateMachine):
         self.caches[engine] = pool, PrefixCache(pool, log.observer), log
         for number, front in enumerate(self.fronts):
             front.joined(engine, 10_000, lambda: 0)
-            front.told(engine, told(), 0, self.now)
+            front.reported(engine, load_report(), 0, self.now)
             self.ask(number, engine)
 
     def ask(self, front: int, engine: int) -> None:
@@ -89,7 +89,7 @@ class Fronts(RuleBasedStateMachine):
         self.start(engine)
 
     @rule(lost=st.sampled_from([None, 0, 1]))
-    def tell(self, lost: int | None) -> None:
+    def report(self, lost: int | None) -> None:
         """The engines tell their changes. The first message to the front `lost` gets lost."""
         for engine in ENGINES:
             for news in self.caches[engine][2].take():
@@ -122,13 +122,13 @@ class Fronts(RuleBasedStateMachine):
     @rule(ids=texts, namespace=namespaces, among=st.sets(st.sampled_from(ENGINES), min_size=2))
     def know_all_and_choose(self, ids: Ids, namespace: tuple[str, ...], among: set[int]) -> None:
         """Once all is told and nothing is expected, all fronts choose an engine with most of the prompt."""
-        self.tell(None)
+        self.report(None)
         self.now += EXPECTED_S
         for number, front in enumerate(self.fronts):
             for engine in ENGINES:
                 self.news[number, engine].append(CacheNews([], []))  # by its number a loss is noticed
                 self.hear(number, engine)
-                front.told(engine, told(), 10**9, self.now)
+                front.reported(engine, load_report(), 10**9, self.now)
             matched = {engine: self.caches[engine][1].match(namespace, ids) // BLOCK_TOKENS for engine in among}
             chosen = front.choose(group_of(ids, namespace), list(among))
             assert matched[chosen] == max(matched.values())
@@ -146,7 +146,7 @@ TestFronts.settings = settings(max_examples=40, stateful_step_count=30, deadline
 def test_a_front_with_one_engine_hashes_nothing_and_wants_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     front = BestScore(KEY)
     front.joined(0, 1000, lambda: 0)
-    front.told(0, told(), 0, 0.0)
+    front.reported(0, load_report(), 0, 0.0)
     ids = np.arange(10 * BLOCK_TOKENS, dtype=np.int32)
     with monkeypatch.context() as patches:
         patches.delattr(BlockHasher, "blocks")
@@ -162,7 +162,7 @@ def test_what_a_front_has_sent_counts_as_cached_until_its_time_is_over_and_only_
     front = BestScore(KEY)
     for engine in (0, 1):
         front.joined(engine, 10_000, lambda: 0)
-        front.told(engine, told(), 0, 0.0)
+        front.reported(engine, load_report(), 0, 0.0)
     ids = np.arange(10 * BLOCK_TOKENS, dtype=np.int32)
     first = group_of(ids)
     engine = front.choose(first, [0, 1])
@@ -172,10 +172,10 @@ def test_what_a_front_has_sent_counts_as_cached_until_its_time_is_over_and_only_
     front.sent(engine, again)
     assert front._choice.load(engine) == len(ids) + BLOCK_TOKENS + 2 * ROW_TOKENS, "the prompt is computed once"
     for other in (0, 1):
-        front.told(other, told(), 10**9, EXPECTED_S - 1)
+        front.reported(other, load_report(), 10**9, EXPECTED_S - 1)
     assert front.choose(again, [0, 1]) == engine == front.choose(again, [0, 1])
     for other in (0, 1):
-        front.told(other, told(), 10**9, EXPECTED_S)
+        front.reported(other, load_report(), 10**9, EXPECTED_S)
     assert not len(front.index)
 
 
@@ -183,7 +183,7 @@ def test_prompts_of_other_namespaces_are_not_taken_for_cached() -> None:
     front = BestScore(KEY)
     for engine in (0, 1):
         front.joined(engine, 10_000, lambda: 0)
-        front.told(engine, told(running=1 - engine), 0, 0.0)
+        front.reported(engine, load_report(running=1 - engine), 0, 0.0)
     ids = np.arange(10 * BLOCK_TOKENS, dtype=np.int32)
     front.sent(0, group_of(ids, ("adapter",)))
     assert front.choose(group_of(ids, ("adapter",)), [0, 1]) == 0
@@ -221,4 +221,4 @@ def test_the_engine_with_the_fewest_requests_of_this_front_is_chosen() -> None:
 def join_all(placement: Placement, engines: dict[int, Callable[[], int]]) -> None:
     for engine, num_open in engines.items():
         placement.joined(engine, 1000, num_open)
-        placement.told(engine, told(), 0, 0.0)
+        placement.reported(engine, load_report(), 0, 0.0)

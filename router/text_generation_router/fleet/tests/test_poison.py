@@ -11,7 +11,7 @@ from text_generation_router.engine_service.sinks import Trial
 from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.fleet.books import DEADLY, HUNG
 from text_generation_router.fleet.suspects import MAX_ALONE
-from text_generation_router.fleet.tests.engines import BookedEngine, Front, Row, told
+from text_generation_router.fleet.tests.engines import BookedEngine, Front, Row, load_report
 from text_generation_router.fleet.values import EngineLoss
 from text_generation_router.scheduling.blame import MAX_SUSPICIONS
 from text_generation_router.scheduling.request import EndReason
@@ -180,10 +180,10 @@ class PoisonMachine(RuleBasedStateMachine):
             self.engines[number].connect(place)
 
     @rule()
-    def tell(self) -> None:
+    def report(self) -> None:
         for engine in self.up():
             for place in engine.streams:
-                self.fronts[place].books.told(engine.number, told())
+                self.fronts[place].books.reported(engine.number, load_report())
 
     @invariant()
     def a_bad_request_has_one_engine_down_at_a_time(self) -> None:
@@ -213,7 +213,7 @@ class PoisonMachine(RuleBasedStateMachine):
                     engine.connect(place)
                 self.work(engine.number, 4)
                 self.a_bad_request_has_one_engine_down_at_a_time()
-            self.tell()
+            self.report()
             if turn > 3 and all(listener.end for listener in (*self.bad, *(each[1] for each in self.asked))):
                 break
         self.texts_are_right_and_no_good_request_fails()

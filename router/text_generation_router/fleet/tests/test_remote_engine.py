@@ -99,7 +99,7 @@ def test_texts_are_those_of_the_engine_and_facts_are_told(tmp_path: Path) -> Non
             assert front.engine.load().retry_after_s == 3 and await front.engine.is_healthy()
             service.load = pb.Load(is_ready=True, running=1, waiting=2, waiting_tokens=3, computing_tokens=4, permits=5)
             await until(lambda: front.engine.permits == 5)
-            assert front.engine._fleet.engines[0].told.load == EngineLoad(1, 2, 3, 4)
+            assert front.engine._fleet.engines[0].report.load == EngineLoad(1, 2, 3, 4)
             service.healthy = False
             assert not await front.engine.is_healthy()
             assert [len(submit) for submit in service.submits] == [2, 1] and len(service.hellos) == 1

@@ -34,7 +34,7 @@ def test_repeats_losses_and_another_order_change_nothing(
     random.shuffle(kept)
     book = ServiceBook()
     for engine, life, sums in kept:
-        book.tell(engine, life, sums, 0.0)
+        book.take_report(engine, life, sums, 0.0)
     for share in (ANN, BOB):
         for asked in [*last, (9, 1)]:
             expected = sum(sums[share] for each, sums in last.items() if each != asked)
@@ -44,14 +44,14 @@ def test_repeats_losses_and_another_order_change_nothing(
 def test_lives_beyond_the_remembered_ones_count_as_a_sum() -> None:
     book = ServiceBook()
     for life in range(1, 20):
-        book.tell(0, life, {ANN: 10.0}, 0.0)
-    book.tell(0, 1, {ANN: 15.0}, 0.0)
+        book.take_report(0, life, {ANN: 10.0}, 0.0)
+    book.take_report(0, 1, {ANN: 15.0}, 0.0)
     assert book.elsewhere(0, 19, ANN) == 180.0 and book.elsewhere(1, 1, ANN) == 190.0
 
 
 def test_tenants_without_new_service_are_forgotten() -> None:
     book = ServiceBook()
-    book.tell(0, 1, {ANN: 10.0, BOB: 10.0}, 0.0)
-    book.tell(0, 1, {ANN: 11.0, BOB: 10.0}, 1.0)
+    book.take_report(0, 1, {ANN: 10.0, BOB: 10.0}, 0.0)
+    book.take_report(0, 1, {ANN: 11.0, BOB: 10.0}, 1.0)
     book.forget_idle(IDLE_S)
     assert len(book) == 1 and book.elsewhere(1, 1, ANN) == 11.0 and book.elsewhere(1, 1, BOB) == 0.0
