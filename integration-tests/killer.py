@@ -107,7 +107,7 @@ class Killer:
         epoch = max(victims.values())
         at_s = time.time()
         for victim in victims:
-            with suppress(ProcessLookupError):  # it has died of itself since it was found
+            with suppress(ProcessLookupError):  # the shard has died of itself meanwhile
                 os.kill(victim.pid, signal.SIGKILL)
         self._killed |= victims.keys()
         self._in_a_row += 1
