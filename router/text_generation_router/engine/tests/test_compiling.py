@@ -43,7 +43,8 @@ def test_one_grammar_is_compiled_at_a_time_and_owners_take_turns(serve: Serve) -
         shards.may_compile.clear()
         crowd = [world.ask(prompt(i), 2, grammar=f"crowd {i}", owner="crowd") for i in range(4)]
         other = world.ask(prompt(4), 2, grammar="other", owner="other")
-        await asyncio.sleep(0.01)
+        while world.engine._requests.num_open < 5 or not shards.compiled:
+            await asyncio.sleep(0.001)
         assert shards.compiled == ["crowd 0"]
         shards.may_compile.set()
         await asyncio.gather(*(listener.all_ids() for listener in [*crowd, other]))
