@@ -10,14 +10,13 @@ from itertools import islice
 from text_generation_common.logs import request_id
 from text_generation_router.engine.deadlines import Deadlines
 from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens, TopToken
-from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.costs import SINGLE_QUERIES, QueryBlocks
 from text_generation_router.scheduling.request import EndReason, GenerationRequest, Past
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import Applied, ForwardStep
+from text_generation_router.scheduling.step import Applied, ForwardStep, StepAnswer
 
 logger = logging.getLogger("text_generation_router")
 
