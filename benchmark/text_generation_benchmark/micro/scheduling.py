@@ -17,7 +17,7 @@ from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
 from text_generation_router.scheduling.memory.slots import TokenSlots
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import ForwardStep, Step, StepTokens
+from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer
 from text_generation_router.text.tokens.detokenization import TextStream, Vocabulary
 
 RUNNING, WAITING, MAX_TOKENS = 256, 2000, 512
@@ -106,7 +106,7 @@ class SteadyRequests:
         step = self.in_flight.popleft()
         request_ids, token_ids = self._compute(step)
         started = time.thread_time()
-        applied = self.scheduler.apply(StepTokens(step.number, request_ids, list(zip(token_ids))))
+        applied = self.scheduler.apply(StepAnswer(step.number, request_ids, token_ids))
         self.answers_s.append(time.thread_time() - started)
         for request_id in applied.freed:
             del self.left[request_id]

@@ -20,7 +20,7 @@ from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import ForwardStep, Step, StepTokens
+from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer
 
 MAX_IN_FLIGHT = 2
 # The id of every token but the last one of a request: only the number of tokens matters.
@@ -199,7 +199,7 @@ class SteppedEngine:
         sent = self._in_flight.popleft()
         step = sent.step
         if not isinstance(step, ForwardStep):
-            self.scheduler.apply(StepTokens(step.number))
+            self.scheduler.apply(StepAnswer(step.number))
             return
         self._num_forwards -= 1
         seconds = self._seconds(step) if sent.seconds is None else sent.seconds
@@ -226,8 +226,8 @@ class SteppedEngine:
         """Takes the tokens of the step that has just ended."""
         ids = [*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)]
         rows = [*self._aboard, *(self._live[request_id] for request_id in ids[len(self._aboard) :])]
-        tokens = [(END_TOKEN,) if one.left == 1 else (TOKEN,) for one in rows]
-        applied = self.scheduler.apply(StepTokens(step.number, ids, tokens))
+        tokens = [END_TOKEN if one.left == 1 else TOKEN for one in rows]
+        applied = self.scheduler.apply(StepAnswer(step.number, ids, tokens))
         for one, taken in zip(rows, applied.taken, strict=True):
             if taken:
                 one.arrival.progress.note_token(self._now)

@@ -48,13 +48,10 @@ class Compiling:
 
     async def _refusal(self, indexes: Sequence[int], request: GenerationRequest) -> str:
         grammar = request.sampling.grammar
-        await self._turns.acquire(request.share, len(grammar))
-        try:
+        async with self._turns.slot(request.share, len(grammar)):
             shards = self._shards()  # not those of the time before the wait, which may be lost
             are_wanted = any(map(self._requests.is_open, indexes))
             return await shards.compile(grammar) if shards is not None and are_wanted else ""
-        finally:
-            self._turns.release(request.share)
 
     async def close(self) -> None:
         await cancelled(*self._tasks)

@@ -6,9 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from text_generation_common.tasks import cancelled
-from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.errors import StepAbortedError, StepFailedError
-from text_generation_router.scheduling.step import ForwardStep, Step
+from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer
 
 
 @dataclass(slots=True)

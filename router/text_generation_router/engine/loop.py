@@ -12,11 +12,11 @@ from text_generation_router.engine.audit import Audit
 from text_generation_router.engine.in_flight import StepInFlight, StepsInFlight
 from text_generation_router.engine.overload import Overload
 from text_generation_router.engine.requests import Requests
-from text_generation_router.engine.shards import ShardedClient, StepAnswer
+from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.errors import ShardsError, StepFailedError
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import ForwardStep, Step, StepTokens
+from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer
 
 logger = logging.getLogger("text_generation_router")
 
@@ -106,20 +106,12 @@ class StepLoop:
         received = time.perf_counter()
         if answer is not None and isinstance(oldest.step, ForwardStep):
             self._note_confirmed()
-            self._apply(answer, received)
+            self._requests.publish(answer, self._scheduler.apply(answer), received)
             self._counts.answered(oldest.step, answer, oldest.sent_s, received)
             self._overload.note_step(oldest.sent_s, received)
         else:
-            self._scheduler.apply(StepTokens(oldest.step.number))
+            self._scheduler.apply(StepAnswer(oldest.step.number))
             self._counts.filtered(oldest.sent_s, received)
-
-    def _apply(self, answer: StepAnswer, now: float) -> None:
-        tokens = list(zip(answer.token_ids, strict=True))  # one tuple of one token for each request
-        seconds = answer.total_ns / 1e9
-        found = answer.failures, seconds, answer.prompt_logprobs, answer.complete_ids
-        made = StepTokens(answer.number, answer.request_ids, tokens, *found)
-        applied = self._scheduler.apply(made)
-        self._requests.publish(answer, applied, now)
 
     def _note_confirmed(self) -> None:
         if not self._confirmed:

@@ -1,25 +1,21 @@
 """Requests from `submit` to their end: each sink receives its tokens, and then exactly one Ended."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
-from text_generation_common.logs import request_id
 from text_generation_router.engine.deadlines import Deadlines
+from text_generation_router.engine.open_request import OpenRequest
 from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens, TopToken
-from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.costs import SINGLE_QUERIES, QueryBlocks
 from text_generation_router.scheduling.request import EndReason, GenerationRequest, Past
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import Applied, ForwardStep
-
-logger = logging.getLogger("text_generation_router")
+from text_generation_router.scheduling.step import Applied, ForwardStep, StepAnswer
 
 # Error texts for clients whose request failed.
 LOST_TOO_OFTEN = (
@@ -29,41 +25,18 @@ LOST_TOO_OFTEN = (
 
 
 @dataclass(slots=True, eq=False)
-class OpenRequest:
-    """A request that has not ended. Times are those of time.perf_counter."""
+class LocalRequest(OpenRequest):
+    """A request of this engine. Times are those of time.perf_counter."""
 
     running: Running
-    sink: Sink
-    credits: int  # number of tokens that the sink may still get
     queued_s: float
-    begun_s: float = 0.0  # time at which the request's first step was sent; 0 before
+    on_begun: Callable[[], None] | None  # called when the request's first step is decided
     tokens_s: float = 0.0  # time at which the request's newest tokens came; 0 before
-    on_begun: Callable[[], None] | None = None  # called when the request's first step is decided
-    id_in_logs: str = field(default_factory=request_id.get)  # the HTTP request's
-    lost_s: float = 0.0  # time at which the shards with its row were lost; 0 unless it waits to be sent again
-    replays: tuple[tuple[float, float], ...] = ()  # as in `Ended`
 
-    def inference_s(self, now: float) -> float:
-        return now - self.begun_s if self.begun_s else 0.0
-
-    def ended(self, reason: EndReason, inference_s: float, cause: str = "") -> Ended:
-        queue_s = self.begun_s - self.queued_s if self.begun_s else None
-        if self.lost_s:
-            self.note_replay(self.begun_s + inference_s)
+    def ended(self, reason: EndReason, now: float, cause: str = "") -> Ended:
         blame = self.running.blame
-        return Ended(
-            reason=reason,
-            inference_s=inference_s,
-            cause=cause,
-            queue_s=queue_s,
-            replays=self.replays,
-            suspicions=blame.suspicions,
-            counts=blame.counts,
-        )
-
-    def note_replay(self, until: float) -> None:
-        self.replays += ((self.lost_s - self.begun_s, until - self.begun_s),)
-        self.lost_s = 0.0
+        ended = Ended(reason, cause=cause, suspicions=blame.suspicions, counts=blame.counts)
+        return self.timed(ended, self.queued_s, now)
 
     @property
     def first_step(self) -> FirstStep:
@@ -78,7 +51,7 @@ class Requests:
         self._scheduler = scheduler
         self._counts = counts
         self._work = work
-        self._open: dict[int, OpenRequest] = {}
+        self._open: dict[int, LocalRequest] = {}
         self._deadlines = Deadlines(lambda index: self._end_early(index, EndReason.DEADLINE))
 
     def add(
@@ -93,7 +66,15 @@ class Requests:
         """Returns the request's index. A request that is not ready is queued by `make_ready`."""
         now = time.perf_counter()
         running = (self._scheduler.add if is_ready else self._scheduler.add_unready)(request, past, now)
-        self._open[running.id] = OpenRequest(running, sink, credits, now, on_begun=on_begun)
+        self._open[running.id] = LocalRequest(
+            index=running.id,
+            request=request,
+            sink=sink,
+            credits=credits,
+            running=running,
+            queued_s=now,
+            on_begun=on_begun,
+        )
         self._deadlines.set(running.id, request.timeout_s)
         self._work.set()
         return running.id
@@ -176,42 +157,24 @@ class Requests:
                 first = request.first_step
             request.tokens_s = now
             tokens = Tokens(ids, (logprob,), tops[i] if tops else (), now - request.begun_s, first)
-            ended = self._end(index, request, applied.ended[index], tokens) if index in applied.ended else None
+            ended = self._end(request, applied.ended[index], now) if index in applied.ended else None
             request.credits -= len(ids) + (sum(map(len, tokens.tops)) if tops else 0)
-            self._give(index, request, tokens, ended)
+            if cause := request.give(tokens, ended):
+                self.fail(index, cause)
             if request.credits <= 0:
                 request.running.paused = True
         self._counts.waited_between_tokens(gaps_s)
         for index in applied.computed:
             if (request := self._open.get(index)) is not None:
                 self._forget(index)
-                nothing = Tokens((), (), (), request.inference_s(now), request.first_step)
-                self._give(index, request, nothing, request.ended(EndReason.LENGTH, nothing.inference_s))
+                ended = request.ended(EndReason.LENGTH, now)
+                request.give(Tokens((), (), (), ended.inference_s, request.first_step), ended)
 
-    def _give(self, index: int, request: OpenRequest, tokens: Tokens, ended: Ended | None) -> None:
-        try:
-            request.sink.take(tokens, ended)
-        except Exception as error:
-            self._fail(index, request, ended, error)
-
-    def _end(self, index: int, request: OpenRequest, reason: EndReason, last: Tokens) -> Ended:
-        """Ends a request that the scheduler has ended with the tokens `last`."""
-        self._forget(index)
+    def _end(self, request: LocalRequest, reason: EndReason, now: float) -> Ended:
+        """Ends a request that the scheduler has ended with its newest tokens."""
+        self._forget(request.index)
         self._counts.finished(request.running)
-        return request.ended(reason, last.inference_s)
-
-    def _fail(self, index: int, request: OpenRequest, ended: Ended | None, error: Exception) -> None:
-        """Ends a request whose sink raised `error` when it received tokens. `ended` is given if they were the last
-        tokens.
-        """
-        logger.error(
-            "the sink of request %d raised an error, so the request fails", index, exc_info=error, extra=_about(request)
-        )
-        cause = f"Server error: {type(error).__name__}"
-        if ended is None:
-            self._end_early(index, EndReason.FAILED, cause)
-        else:
-            _report_end(request, request.ended(EndReason.FAILED, ended.inference_s, cause))
+        return request.ended(reason, now)
 
     def put_back(self, unanswered: Iterable[ForwardStep], reason: str) -> int:
         """Puts running requests back into the queue after a loss. Requests that are blamed for the loss end instead.
@@ -228,8 +191,8 @@ class Requests:
     def _note_loss(self, now: float) -> None:
         for index in self._scheduler.active.running:
             request = self._open.get(index)
-            if request is not None and request.begun_s:
-                request.lost_s = request.lost_s or now
+            if request is not None:
+                request.note_loss(now)
 
     def begin_epoch(self, slots: int, eos_token_ids: Iterable[int], query_blocks: QueryBlocks = SINGLE_QUERIES) -> None:
         """To be called when new shards with `slots` token slots are ready: requests that do not fit into the slots
@@ -247,24 +210,11 @@ class Requests:
     def _close(self, index: int, reason: EndReason, cause: str = "") -> None:
         """Calls `ended` of the sink of a request that the scheduler has ended, unless it was called before."""
         if (request := self._forget(index)) is not None:
-            _report_end(request, request.ended(reason, request.inference_s(time.perf_counter()), cause))
+            request.report_end(request.ended(reason, time.perf_counter(), cause))
 
-    def _forget(self, index: int) -> OpenRequest | None:
+    def _forget(self, index: int) -> LocalRequest | None:
         self._deadlines.clear(index)
         return self._open.pop(index, None)
-
-
-def _about(request: OpenRequest) -> dict[str, str]:
-    """For log lines, which the engine's own task writes."""
-    return {"request_id": request.id_in_logs}
-
-
-def _report_end(request: OpenRequest, ended: Ended) -> None:
-    try:
-        request.sink.ended(ended)
-    except Exception:
-        index = request.running.id
-        logger.exception("the sink of request %d raised an error at the request's end", index, extra=_about(request))
 
 
 def _tops(answer: StepAnswer) -> list[tuple[tuple[TopToken, ...], ...]] | None:

@@ -5,7 +5,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import grpc
 import numpy as np
@@ -28,6 +28,7 @@ from text_generation_router.scheduling.step import (
     ClearStep,
     ForwardStep,
     Step,
+    StepAnswer,
 )
 
 logger = logging.getLogger(__name__)
@@ -69,28 +70,6 @@ class ShardView:
 
     rows: int
     slots: int
-
-
-class StepAnswer(NamedTuple):
-    """The result of a forward step. `request_ids`, `token_ids`, `logprobs` and `top_counts` have one entry for each
-    row; `top_ids` and `top_logprobs` are the rows' top tokens joined. Times are in nanoseconds. A named tuple, because
-    one is made per step, and a frozen dataclass of twelve fields takes eight times as long to make.
-    """
-
-    number: int
-    request_ids: list[int]
-    token_ids: list[int]
-    logprobs: list[float]
-    top_counts: list[int]
-    top_ids: list[int]
-    top_logprobs: list[float]
-    forward_ns: int
-    total_ns: int
-    gap_ns: int
-    successor_queued: bool
-    failures: Mapping[int, str] = NO_FAILURES  # requests that failed alone, and why: their tokens are invalid
-    prompt_logprobs: Mapping[int, PromptLogprobs] = NO_PROMPTS  # what the step's chunks gave, by the request's id
-    complete_ids: Sequence[int] = ()  # requests whose grammar is complete with this token
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,10 @@ when the metrics page is made."""
 import time
 from collections.abc import Mapping
 
-from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.metrics.metrics import METHODS, Metrics
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import ForwardStep
+from text_generation_router.scheduling.step import ForwardStep, StepAnswer
 
 
 class MethodMetrics:

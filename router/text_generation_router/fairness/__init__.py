@@ -1,3 +1,3 @@
-"""Equal shares of owners and their tenants: of threads and child processes (`slots.py`), and of the turns of the event
-loop (`loop_turns.py`). Imports `Share` of `scheduling/` and errors.
+"""Equal shares of owners and their tenants: of threads, child processes and places (`slots.py`), and of the turns of
+the event loop (`loop_turns.py`). Imports `Share` of `scheduling/` and errors.
 """

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from text_generation_router.errors import OverloadedError
@@ -51,16 +51,6 @@ MAX_IDLE = 256
 WAIT_S = 60.0
 
 
-class PlaceInLine:
-    """One call of `acquire` that waits among its tenant's calls. `cost` is the cost of the work that needs the slot."""
-
-    __slots__ = ("cost", "granted")
-
-    def __init__(self, cost: float, granted: asyncio.Future[None]) -> None:
-        self.cost = cost
-        self.granted = granted
-
-
 class ShareNode:
     """A node of the tree root - owner - tenant. A node's children get equal shares: the child with the least total cost
     of work goes next. An idle child saves up nothing: when it waits again, its counter is at least `floor`.
@@ -74,7 +64,12 @@ class ShareNode:
         self.num_waiting = 0
         self.num_held = 0
         self.children: dict[str, ShareNode] = {}
-        self.places: deque[PlaceInLine] = deque()  # a tenant's waiting calls, oldest first
+        # A tenant's waiting calls, oldest first: the cost of the work, and a future that is done once it has a slot.
+        self.places: deque[tuple[float, asyncio.Future[None]]] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.num_waiting or self.num_held)
 
     def child(self, name: str) -> "ShareNode":
         if name not in self.children:
@@ -98,7 +93,7 @@ class ShareNode:
         child.num_held += 1
 
     def _forget_idle(self) -> None:
-        idle = [name for name, child in self.children.items() if not (child.num_waiting or child.num_held)]
+        idle = [name for name, child in self.children.items() if child.is_idle]
         if len(idle) >= MAX_IDLE:
             for name in idle:
                 del self.children[name]
@@ -119,6 +114,20 @@ class FairSlots:
         self._wait_s = wait_s
         self._all = ShareNode()
 
+    @property
+    def num_owners(self) -> int:
+        """Number of owners that hold a slot or wait for one."""
+        return sum(not owner.is_idle for owner in self._all.children.values())
+
+    @asynccontextmanager
+    async def slot(self, share: Share, cost: float) -> AsyncGenerator[None, None]:
+        """Holds a slot inside the context. Raises what `acquire` raises."""
+        await self.acquire(share, cost)
+        try:
+            yield
+        finally:
+            self.release(share)
+
     async def acquire(self, share: Share, cost: float) -> None:
         """Waits for a slot; the caller must `release` it. Raises OverloadedError if too many calls of the tenant wait,
         or after `wait_s` seconds. A cancelled call holds no slot."""
@@ -126,29 +135,26 @@ class FairSlots:
         tenant = owner.child(share.tenant)
         if len(tenant.places) >= self._max_waiting:
             raise OverloadedError
-        place = PlaceInLine(cost, asyncio.get_running_loop().create_future())
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._all.num_waiting += 1
         self._all.enter(owner)
         owner.enter(tenant)
-        tenant.places.append(place)
+        tenant.places.append((cost, granted))
         self._hand_out()
-        if not place.granted.done():
-            await self._wait(place, share)
+        if not granted.done():
+            await self._wait(granted, share)
 
-    async def _wait(self, place: PlaceInLine, share: Share) -> None:
+    async def _wait(self, granted: asyncio.Future[None], share: Share) -> None:
         try:
             async with asyncio.timeout(self._wait_s):
-                await place.granted
+                try:
+                    await granted
+                except asyncio.CancelledError:  # by the caller, or by the timeout
+                    if not granted.cancel() and not granted.cancelled():
+                        self.release(share)  # the slot was granted just before
+                    raise
         except TimeoutError as error:
-            self._give_up(place, share)
             raise OverloadedError from error
-        except asyncio.CancelledError:
-            self._give_up(place, share)
-            raise
-
-    def _give_up(self, place: PlaceInLine, share: Share) -> None:
-        if not place.granted.cancel() and not place.granted.cancelled():
-            self.release(share)  # the slot was granted just before the timeout or cancellation
 
     def release(self, share: Share) -> None:
         self._free += 1
@@ -161,12 +167,12 @@ class FairSlots:
         while self._free and (owner := self._all.next(self._max_held)):
             tenant = owner.next(self._max_held)
             assert tenant is not None
-            place = tenant.places.popleft()
+            cost, granted = tenant.places.popleft()
             for node in (self._all, owner, tenant):
                 node.num_waiting -= 1
-            if place.granted.done():  # the caller was cancelled
+            if granted.done():  # the caller was cancelled
                 continue
             self._free -= 1
-            self._all.serve(owner, place.cost)
-            owner.serve(tenant, place.cost)
-            place.granted.set_result(None)
+            self._all.serve(owner, cost)
+            owner.serve(tenant, cost)
+            granted.set_result(None)

@@ -16,7 +16,7 @@ A request goes to the engine with the best score of cached prompt and load: by w
 front has sent since (`best_score.py`). A queued request leaves, by Withdraw, an engine that drains or whose queue is
 much longer than another's. Running requests leave an engine that drains, a few at a time.
 
-What is decided without input, output or a clock is listed as pure in `pyproject.toml`. Imports `wire/`, protocol and
-deadlines of `engine/`, and values of `scheduling/`; no text, no scheduler, no shards. Begin with `engine.py`, which is
-all these engines as one, then `books.py`, which has every request.
+What is decided without input, output or a clock is listed as pure in `pyproject.toml`. Imports `wire/`, protocol, open
+requests and deadlines of `engine/`, and values of `scheduling/`; no text, no scheduler, no shards. Begin with
+`engine.py`, which is all these engines as one, then `books.py`, which has every request.
 """

@@ -5,7 +5,6 @@ A request is on one engine at a time, or waits for one. A message about a reques
 nothing.
 """
 
-import logging
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -20,8 +19,6 @@ from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.wire.steps import TokenRun
 from text_generation_router.wire.version import WireError
-
-logger = logging.getLogger("text_generation_router")
 
 # Reasons that the front can check, because they follow from the tokens.
 BY_TOKENS = frozenset({EndReason.LENGTH, EndReason.EOS_TOKEN, EndReason.COMPLETE})
@@ -211,8 +208,8 @@ class FrontBooks:
             self._note_progress(request.group, engine)
         if ended is not None:
             self._ended(engine, request, ended, tokens)
-        elif tokens is not None:
-            self._give(request, tokens, None)
+        elif tokens is not None and (cause := request.give(tokens, None)):
+            self.cancel(request.index, EndReason.FAILED, cause)
 
     def _note_progress(self, group: RemoteGroup, engine: EngineView) -> None:
         group.digest = engine.facts.digest
@@ -247,10 +244,10 @@ class FrontBooks:
             engine.attempts.forget(request)
             ended = replace(request.ended(reported, self._clock()), inference_s=last.inference_s)
             self._remove(request)
-            self._give(request, last, ended)
+            request.give(last, ended)
             return
-        if last is not None:
-            self._give(request, last, None)
+        if last is not None and (cause := request.give(last, None)):
+            self.cancel(request.index, EndReason.FAILED, cause)
         if problem is not None:
             raise WireError(problem)
         if request.index not in self._open:
@@ -319,19 +316,6 @@ class FrontBooks:
 
     # Calls of sinks.
 
-    def _give(self, request: RemoteRequest, tokens: Tokens, ended: Ended | None) -> None:
-        try:
-            request.sink.take(tokens, ended)
-        except Exception as error:
-            about = {"request_id": request.id_in_logs}
-            text = "the sink of request %d raised an error, so the request fails"
-            logger.error(text, request.index, exc_info=error, extra=about)
-            cause = f"Server error: {type(error).__name__}"
-            if ended is None:
-                self.cancel(request.index, EndReason.FAILED, cause)
-            else:
-                _report_end(request, replace(ended, reason=EndReason.FAILED, cause=cause))
-
     def _fail(self, group: RemoteGroup, cause: str) -> None:
         for index in list(group.members):
             self.cancel(index, EndReason.FAILED, cause)
@@ -339,7 +323,7 @@ class FrontBooks:
     def _close(self, request: RemoteRequest, reported: Ended) -> None:
         ended = request.ended(reported, self._clock())
         self._remove(request)
-        _report_end(request, ended)
+        request.report_end(ended)
 
     def _remove(self, request: RemoteRequest) -> None:
         del self._open[request.index]
@@ -363,11 +347,3 @@ def _problem(request: RemoteRequest, reason: EndReason, last: Tokens | None) -> 
     if reason in BY_TOKENS and (last is None or (reason is EndReason.LENGTH and made < most)):
         return f"a request ended as {reason.value} with {made} of {most} tokens"
     return None
-
-
-def _report_end(request: RemoteRequest, ended: Ended) -> None:
-    try:
-        request.sink.ended(ended)
-    except Exception:
-        about = {"request_id": request.id_in_logs}
-        logger.exception("the sink of request %d raised an error at the request's end", request.index, extra=about)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
-from text_generation_common.logs import request_id
-from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens
+from text_generation_router.engine.open_request import OpenRequest
+from text_generation_router.engine.protocol import Ended, FirstStep, Tokens
 from text_generation_router.errors import RefusedError
 from text_generation_router.fleet.suspects import SuspectTrial
 from text_generation_router.fleet.values import EngineFirst
@@ -78,27 +78,19 @@ class RemoteGroup:
 
 
 @dataclass(slots=True, eq=False)
-class RemoteRequest:
-    """A request that has not ended. Times are those of the front's clock; 0: the event has not happened."""
+class RemoteRequest(OpenRequest):
+    """A request that any engine may have. Times are those of the front's clock, of all engines."""
 
-    index: int
-    request: GenerationRequest
-    sink: Sink
-    credits: int  # number of tokens that the sink may still get
     group: RemoteGroup
     output_ids: list[int] = field(default_factory=list)
     deadline_s: float | None = None
     wire_index: int = 0  # index on the current Work stream
     debt: int = 0  # tokens by which the credits were below zero at the last Submit
-    begun_s: float = 0.0  # first step on any engine
     attempt_begun_s: float = 0.0  # first step on the current engine, known with its first tokens
     is_begun: bool = False  # whether the current engine has reported that the first step is decided
     cached_tokens: int = 0
-    lost_s: float = 0.0  # loss of the engine that had begun the request; 0 unless the request waits to go on
-    replays: tuple[tuple[float, float], ...] = ()  # as in `Ended`
     has_given: bool = False  # whether the sink has got its FirstStep
     prompt: KnownLogprobs | None = None  # log-probabilities of the prompt that the current engine has given
-    id_in_logs: str = field(default_factory=request_id.get)  # the HTTP request's
 
     def submitted(
         self, index: int, now: float, served_elsewhere: float, trial: SuspectTrial | None = None
@@ -160,7 +152,7 @@ class RemoteRequest:
             self.begun_s = begun_s
             self.cached_tokens = min(first.cached_tokens, len(self.request.input_ids)) if first is not None else 0
         if self.lost_s:
-            self._note_replay(begun_s)
+            self.note_replay(begun_s)
 
     def _first_step(self) -> FirstStep:
         known = None
@@ -186,8 +178,7 @@ class RemoteRequest:
 
     def lose(self, now: float) -> None:
         """Notes that the engine with the request was lost."""
-        if self.begun_s and not self.lost_s:
-            self.lost_s = now
+        self.note_loss(now)
         self.attempt_begun_s, self.is_begun = 0.0, False
 
     def credit(self, tokens: int) -> int:
@@ -199,25 +190,10 @@ class RemoteRequest:
         return tokens - paid
 
     def ended(self, reported: Ended, now: float) -> Ended:
-        """The end that an engine reported, with times by the front's clock over all engines that had the request."""
+        """The end that an engine reported, with the times of all engines by the front's clock."""
         if reported.queue_s is not None and not self.attempt_begun_s:
             self.begin(now - reported.inference_s)
-        replays, begun_s = self.replays, self.begun_s
-        if begun_s:
-            shift_s = self.attempt_begun_s - begun_s
-            replays += tuple((shift_s + lost_s, shift_s + again_s) for lost_s, again_s in reported.replays)
-            if self.lost_s:
-                replays += ((self.lost_s - begun_s, now - begun_s),)
-        return Ended(
-            reason=reported.reason,
-            inference_s=now - begun_s if begun_s else 0.0,
-            cause=reported.cause,
-            queue_s=begun_s - self.group.arrived_s if begun_s else None,
-            replays=replays,
-            suspicions=reported.suspicions,
-            counts=reported.counts,
-        )
-
-    def _note_replay(self, until: float) -> None:
-        self.replays += ((self.lost_s - self.begun_s, until - self.begun_s),)
-        self.lost_s = 0.0
+        if self.begun_s:
+            shift_s = self.attempt_begun_s - self.begun_s
+            self.replays += tuple((shift_s + lost_s, shift_s + again_s) for lost_s, again_s in reported.replays)
+        return self.timed(reported, self.group.arrived_s, now)

@@ -2,49 +2,26 @@
 buffers.
 """
 
-import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import sys
+from contextlib import AbstractAsyncContextManager
 
-from text_generation_router.errors import OverloadedError
+from text_generation_router.fairness.slots import FairSlots
+from text_generation_router.scheduling.share import Share
 
 
 class OwnerLimits:
-    """Lets each owner do a limited number of things at once."""
+    """Lets each owner do a limited number of things at once, and all owners together any number."""
 
     def __init__(self, places: int, wait_s: float) -> None:
         """`places`: number of places that each owner has. `wait_s`: seconds that a body may wait for a place."""
-        self._places = places
-        self._wait_s = wait_s
-        self._semaphores: dict[str, asyncio.Semaphore] = {}
-        self._users: Counter[str] = Counter()  # number of bodies that hold a place or wait for one, by owner
+        self._slots = FairSlots(sys.maxsize, sys.maxsize, max_held=places, wait_s=wait_s)
 
     @property
     def owners(self) -> int:
-        return len(self._semaphores)
+        return self._slots.num_owners
 
-    @asynccontextmanager
-    async def one_of(self, owner: str) -> AsyncGenerator[None, None]:
+    def one_of(self, owner: str) -> AbstractAsyncContextManager[None]:
         """Holds one of the owner's places inside the context. Raises OverloadedError if no place becomes free within
         `wait_s` seconds.
         """
-        semaphore = self._semaphores.setdefault(owner, asyncio.Semaphore(self._places))
-        self._users[owner] += 1
-        try:
-            await self._acquire(semaphore)
-            try:
-                yield
-            finally:
-                semaphore.release()
-        finally:
-            self._users[owner] -= 1
-            if not self._users[owner]:
-                del self._users[owner], self._semaphores[owner]
-
-    async def _acquire(self, semaphore: asyncio.Semaphore) -> None:
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await semaphore.acquire()
-        except TimeoutError:
-            raise OverloadedError from None
+        return self._slots.slot(Share(owner), 1)

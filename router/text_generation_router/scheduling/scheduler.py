@@ -35,7 +35,7 @@ from text_generation_router.scheduling.step import (
     ForwardStep,
     SentSteps,
     Step,
-    StepTokens,
+    StepAnswer,
 )
 
 # Seconds: the greatest age of a request. What a front says beyond it changes nothing.
@@ -280,17 +280,19 @@ class Scheduler:
         if not request.ended:
             self.queue.put_back(request)
 
-    def apply(self, answer: StepTokens) -> Applied:
+    def apply(self, answer: StepAnswer) -> Applied:
         """Takes the answer to the oldest step in flight. Confirms its tokens and chunks; ends requests by length, by
         end token, with their grammar complete, or because they failed; frees the slots that no later step reads.
         """
+        assert len(answer.token_ids) == len(answer.request_ids), "a step sends one token and one slot for each row"
         applied = Applied()
         chunks = self.steps.note_answered(answer.number)
-        self._budget.note_answered(answer.number, answer.seconds)
-        if answer.prompts:
-            self._take_logprobs(chunks, answer.prompts, applied)
+        self._budget.note_answered(answer.number, answer.total_ns / 1e9)
+        if answer.prompt_logprobs:
+            self._take_logprobs(chunks, answer.prompt_logprobs, applied)
         take, failures, complete_ids = applied.taken.append, answer.failures, answer.complete_ids
-        for request_id, tokens in zip(answer.request_ids, answer.tokens, strict=True):
+        one_each = zip(answer.token_ids, strict=True)  # tuples of one token
+        for request_id, tokens in zip(answer.request_ids, one_each, strict=True):
             request = self._requests.get(request_id)
             if request is None:
                 take(())
@@ -298,7 +300,6 @@ class Scheduler:
                 take(())
                 self._fail(request, failures[request_id], applied)
             else:
-                assert len(tokens) == 1, "a step sends one token and one slot for each row"
                 is_complete = bool(complete_ids) and request_id in complete_ids
                 taken, reason = request.add_tokens(tokens, self._end_tokens, is_complete)
                 take(taken)

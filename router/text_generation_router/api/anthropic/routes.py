@@ -19,8 +19,7 @@ from text_generation_router.api.anthropic.writer import (
     usage_json,
 )
 from text_generation_router.api.common.answer import Answers
-from text_generation_router.api.common.generation import Generation, Result
-from text_generation_router.api.common.read_pieces import pieces_of_event, pieces_of_result
+from text_generation_router.api.common.generation import Generation
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.openai.chat_prompt import chat_prompt, rendered
 from text_generation_router.errors import InferenceError
@@ -73,15 +72,15 @@ class MessagesRoutes:
                 chat = chat.model_copy(update={"max_thinking_tokens": None})
             return [await chat_prompt(self._services, chat, caller, NAMES)]
 
-    async def answer(self, asked: MessagesOptions, results: Sequence[Result]) -> dict[str, Any]:
+    async def answer(self, asked: MessagesOptions, results: Sequence[Generation]) -> dict[str, Any]:
         [result] = results
-        pieces, timing = pieces_of_result(result), result.timing
+        pieces, finish = result.pieces_of_text, result.finish
         return message_json(
             f"msg_{request_id.get()}",
             self._services.served_name,
             content_of(pieces),
-            end_of(result.finish, asked, NewestCall(pieces)),
-            usage_json(timing.prompt_tokens, timing.cached_tokens, timing.generated_tokens, result.reasoning_tokens),
+            end_of(finish, asked, NewestCall(pieces)),
+            usage_json(result.prompt_tokens, finish.cached_tokens, finish.generated_tokens, result.reasoning_tokens),
         )
 
     async def events(
@@ -118,7 +117,7 @@ class MessageEncoder:
         if not self._has_begun:
             self._has_begun = True
             start = stream.start(usage_json(generation.prompt_tokens, generation.cached_tokens, 0))
-        body = stream.add(pieces_of_event(generation, event))
+        body = stream.add(generation.pieces_of(event))
         if finish is None:
             return start + body
         counts = finish.cached_tokens, finish.generated_tokens, generation.reasoning_tokens

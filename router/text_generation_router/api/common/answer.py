@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from text_generation_router.api.common.body_kinds import B, RequestBody
 from text_generation_router.api.common.fields import AnsweredRequest
-from text_generation_router.api.common.generation import Generation, Result, Timing, close_all
+from text_generation_router.api.common.generation import Generation, close_all
 from text_generation_router.api.common.services import Services
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.direct import DirectWriter
@@ -34,21 +34,21 @@ def stream_headers(compute_type: str, characters: int) -> dict[str, str]:
     }
 
 
-def timing_headers(compute_type: str, timings: Sequence[Timing]) -> dict[str, str]:
+def timing_headers(compute_type: str, results: Sequence[Generation]) -> dict[str, str]:
     """Headers with the sums of times over all prompts of the request. Times are in milliseconds, except x-compute-time
     in seconds.
     """
     return {
         "x-compute-type": compute_type,
-        "x-compute-time": str(sum(timing.total_s for timing in timings)),
-        "x-compute-characters": str(sum(timing.prompt_characters for timing in timings)),
-        "x-total-time": _milliseconds(timing.total_s for timing in timings),
-        "x-validation-time": _milliseconds(timing.validation_s for timing in timings),
-        "x-queue-time": _milliseconds(timing.queue_s for timing in timings),
-        "x-inference-time": _milliseconds(timing.inference_s for timing in timings),
-        "x-time-per-token": _milliseconds(t.inference_s / max(t.generated_tokens, 1) for t in timings),
-        "x-prompt-tokens": str(sum(timing.prompt_tokens for timing in timings)),
-        "x-generated-tokens": str(sum(timing.generated_tokens for timing in timings)),
+        "x-compute-time": str(sum(result.total_s for result in results)),
+        "x-compute-characters": str(sum(result.prompt_characters for result in results)),
+        "x-total-time": _milliseconds(result.total_s for result in results),
+        "x-validation-time": _milliseconds(result.validation_s for result in results),
+        "x-queue-time": _milliseconds(result.finish.queue_s for result in results),
+        "x-inference-time": _milliseconds(result.finish.inference_s for result in results),
+        "x-time-per-token": _milliseconds(result.finish.mean_token_s for result in results),
+        "x-prompt-tokens": str(sum(result.prompt_tokens for result in results)),
+        "x-generated-tokens": str(sum(result.finish.generated_tokens for result in results)),
     }
 
 
@@ -77,7 +77,7 @@ class AnswerDialect(Protocol[A]):
         """All events of the stream except those that `writer` has written. An error of a generation becomes an
         event."""
 
-    async def answer(self, asked: A, results: Sequence[Result]) -> dict[str, Any]: ...
+    async def answer(self, asked: A, results: Sequence[Generation]) -> dict[str, Any]: ...
 
 
 class Answers:
@@ -110,10 +110,9 @@ class Answers:
         with self._inference.counted_refusals(refused_requests):
             return await self._services.bodies.read(request, kind)
 
-    def complete(self, answer: Any, results: Sequence[Result]) -> Response:
+    def complete(self, answer: Any, results: Sequence[Generation]) -> Response:
         """`answer` as JSON. The headers contain the times of `results`."""
-        timings = [result.timing for result in results]
-        return json_response(answer, timing_headers(self._services.config.compute_type, timings))
+        return json_response(answer, timing_headers(self._services.config.compute_type, results))
 
     def stream(
         self,

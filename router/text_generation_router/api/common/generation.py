@@ -1,4 +1,4 @@
-"""One generation in progress: its permit, its tokens, its timing and metrics."""
+"""One generation, from its start to its result: its permit, its tokens, its times and metrics."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ from text_generation_router.metrics.key_usage import KeyUsage, key_usage
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.tracing import GenerationSummary, GenerationTrace
 from text_generation_router.text.tokens.events import Finish, Token, TokenEvent
-from text_generation_router.text.tokens.pieces import Piece, PieceReader, Reasoning, merged, read
+from text_generation_router.text.tokens.pieces import Piece, PieceReader, Reasoning, Text, merged, read
 from text_generation_router.text.tokens.prompt_rows import PromptRows
 
 logger = logging.getLogger(__name__)
@@ -24,46 +24,10 @@ logger = logging.getLogger(__name__)
 Row = tuple[Token, tuple[Token, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds spent on one generation, and the size of its prompt and its text."""
-
-    total_s: float
-    validation_s: float
-    queue_s: float
-    inference_s: float
-    prompt_characters: int
-    prompt_tokens: int
-    generated_tokens: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    tokens: tuple[Token, ...]
-    top_tokens: tuple[tuple[Token, ...], ...]
-    finish: Finish
-    timing: Timing
-    prompt: PromptRows | None = None  # set if log-probabilities of the prompt were asked for
-    input_ids: tuple[int, ...] = ()
-    pieces: tuple[Piece, ...] = ()  # the text divided into pieces, if it is; neighbours of one kind are one piece
-    is_divided: bool = False  # whether the text is divided into pieces
-    reasoning_tokens: int = 0
-    event_pieces: tuple[Sequence[Piece], ...] = ()  # if it is: what each token adds to the pieces, and then the end
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        return tuple(zip(self.tokens, self.top_tokens, strict=True))
-
-    @property
-    def mean_logprob(self) -> float:
-        return sum(float(token.logprob) for token in self.tokens) / max(len(self.tokens), 1)
-
-
 @dataclass(slots=True)
 class Generation:
-    """A generation in progress. Holds a permit until it has finished or `close` is called; its owner must always call
-    `close`."""
+    """A generation in progress, and then its result. Holds a permit until it has finished or `close` is called; its
+    owner must always call `close`."""
 
     stream: GenerationStream
     permit: Permit
@@ -77,11 +41,16 @@ class Generation:
     reasoning_tokens: int = 0  # tokens of the reasoning until now
     # time.perf_counter when the engine has accepted the request
     queued_s: float = field(default_factory=time.perf_counter)
-    timing: Timing | None = None  # None until the generation has finished
-    finish: Finish | None = None  # the same
+    total_s: float = 0.0  # seconds from `started_s` until the generation had finished
+    # What `collect` has read.
+    tokens: tuple[Token, ...] = ()
+    top_tokens: tuple[tuple[Token, ...], ...] = ()
+    pieces: tuple[Piece, ...] = ()  # the text divided into pieces, if it is; neighbours of one kind are one piece
+    event_pieces: tuple[Sequence[Piece], ...] = ()  # if it is: what each token adds to the pieces, and then the end
     trace: GenerationTrace | None = None  # None: there are no traces
     end: RequestEnd | None = field(default_factory=request_end.get)  # collects how the HTTP request ends
     usage: KeyUsage | None = field(default_factory=key_usage.get)  # what the request's API key has used
+    _finish: Finish | None = None  # None until the generation has finished
     _through: tuple[DirectWriter, Encode] | None = None
     _has_begun: bool = False
     _is_closed: bool = False
@@ -103,7 +72,7 @@ class Generation:
             if self._through is not None:
                 self.stream.write_through(*self._through)
         if event.finish is not None:
-            self._finish(event.finish)
+            self._note_finish(event.finish)
         return event
 
     @property
@@ -115,6 +84,24 @@ class Generation:
     def cached_tokens(self) -> int:
         """Number of the prompt's tokens that the prefix cache had. Set before the first event."""
         return self.stream.cached_tokens
+
+    @property
+    def finish(self) -> Finish:
+        """How the generation has finished."""
+        assert self._finish is not None, "it is in progress"
+        return self._finish
+
+    @property
+    def validation_s(self) -> float:
+        return self.queued_s - self.started_s
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(zip(self.tokens, self.top_tokens, strict=True))
+
+    @property
+    def mean_logprob(self) -> float:
+        return sum(float(token.logprob) for token in self.tokens) / max(len(self.tokens), 1)
 
     def close(self) -> None:
         if not self._is_closed:
@@ -129,11 +116,11 @@ class Generation:
 
     def _count_usage(self) -> None:
         """Counts for the API key also a text that was cancelled or has failed, if a token of it was made."""
-        if self.usage is not None and self.is_answer and (self.stream.num_tokens or self.finish is not None):
+        if self.usage is not None and self.is_answer and (self.stream.num_tokens or self._finish is not None):
             self.usage.count_text(self.prompt_tokens, self.stream.cached_tokens, self.stream.num_tokens)
 
     def _summary(self) -> GenerationSummary:
-        stream, finish, now = self.stream, self.finish, time.perf_counter()
+        stream, finish, now = self.stream, self._finish, time.perf_counter()
         end, failure = stream.end, None if finish is not None else stream.failure or "dropped"
         queue_s, inference_s, replays = (
             (end.queue_s, end.inference_s, end.replays) if end is not None else (None, 0.0, ())
@@ -156,41 +143,64 @@ class Generation:
             seed=finish.seed if finish is not None else None,
         )
 
-    def _finish(self, finish: Finish) -> None:
-        self.finish = finish
+    def _note_finish(self, finish: Finish) -> None:
+        self._finish = finish
         self.close()
-        self.timing = timing = Timing(
-            total_s=time.perf_counter() - self.started_s,
-            validation_s=self.queued_s - self.started_s,
-            queue_s=finish.queue_s,
-            inference_s=finish.inference_s,
-            prompt_characters=self.prompt_characters,
-            prompt_tokens=self.prompt_tokens,
-            generated_tokens=finish.generated_tokens,
-            cached_tokens=finish.cached_tokens,
-        )
+        self.total_s = time.perf_counter() - self.started_s
         if self.is_answer:
-            count_success(self.metrics, timing)
-            log_success(timing, finish.seed)
+            self._count_success(finish)
+            self._log_success(finish)
             if self.end is not None:
                 self.end.num_successes += 1
+
+    def _count_success(self, finish: Finish) -> None:
+        self.metrics.request_success.inc()
+        self.metrics.request_duration.observe(self.total_s)
+        self.metrics.request_validation_duration.observe(self.validation_s)
+        self.metrics.request_queue_duration.observe(finish.queue_s)
+        self.metrics.request_inference_duration.observe(finish.inference_s)
+        self.metrics.request_mean_time_per_token_duration.observe(finish.mean_token_s)
+        self.metrics.request_generated_tokens.observe(finish.generated_tokens)
+
+    def _log_success(self, finish: Finish) -> None:
+        """Logs the end of a generation: numbers only, no text of a prompt or an answer."""
+        fields = {
+            "total_time": f"{self.total_s:.6f}s",
+            "validation_time": f"{self.validation_s:.6f}s",
+            "queue_time": f"{finish.queue_s:.6f}s",
+            "inference_time": f"{finish.inference_s:.6f}s",
+            "time_per_token": f"{finish.mean_token_s:.6f}s",
+            "prompt_tokens": self.prompt_tokens,
+            "generated_tokens": finish.generated_tokens,
+            "seed": finish.seed,
+        }
+        logger.info("Success", extra={"fields": fields})
 
     @property
     def is_divided(self) -> bool:
         return self.reader is not None
 
-    def pieces_of(self, event: TokenEvent) -> list[Piece]:
-        """The pieces that an event adds to a text that is divided. To be called once for each event, in order."""
+    def pieces_of(self, event: TokenEvent) -> Sequence[Piece]:
+        """The pieces that an event adds to the text. To be called once for each event, in order."""
         if self.reader is None:
-            return []
+            return (Text(event.text),) if event.text else ()
         pieces = read(self.reader, event)
         reasons = any(isinstance(piece, Reasoning) for piece in pieces) or (self._is_reasoning and not pieces)
         self.reasoning_tokens += reasons and event.token is not None
         self._is_reasoning = isinstance(pieces[-1], Reasoning) if pieces else self._is_reasoning
         return pieces
 
-    async def collect(self) -> Result:
-        tokens, top_tokens, finish = [], [], None
+    @property
+    def pieces_of_text(self) -> Sequence[Piece]:
+        """The pieces of the whole text, which is one piece if it is not divided."""
+        if self.is_divided:
+            return self.pieces
+        text = self.finish.generated_text
+        return (Text(text),) if text else ()
+
+    async def collect(self) -> Self:
+        """Reads the generation to its end."""
+        tokens, top_tokens = [], []
         event_pieces: list[Sequence[Piece]] = []
         async for event in self:
             if event.token is not None:
@@ -198,38 +208,11 @@ class Generation:
                 top_tokens.append(event.top_tokens)
             if self.is_divided:
                 event_pieces.append(self.pieces_of(event))
-            finish = event.finish
-        assert finish is not None and self.timing is not None
-        pieces = merged(chain.from_iterable(event_pieces))
-        known = self.prompt, self.input_ids, pieces, self.is_divided, self.reasoning_tokens, tuple(event_pieces)
-        return Result(tuple(tokens), tuple(top_tokens), finish, self.timing, *known)
+        self.tokens, self.top_tokens, self.event_pieces = tuple(tokens), tuple(top_tokens), tuple(event_pieces)
+        self.pieces = merged(chain.from_iterable(event_pieces))
+        return self
 
 
 def close_all(generations: Sequence[Generation]) -> None:
     for generation in generations:
         generation.close()
-
-
-def count_success(metrics: Metrics, timing: Timing) -> None:
-    metrics.request_success.inc()
-    metrics.request_duration.observe(timing.total_s)
-    metrics.request_validation_duration.observe(timing.validation_s)
-    metrics.request_queue_duration.observe(timing.queue_s)
-    metrics.request_inference_duration.observe(timing.inference_s)
-    metrics.request_mean_time_per_token_duration.observe(timing.inference_s / max(timing.generated_tokens, 1))
-    metrics.request_generated_tokens.observe(timing.generated_tokens)
-
-
-def log_success(timing: Timing, seed: int | None) -> None:
-    """Logs the end of a generation: numbers only, no text of a prompt or an answer."""
-    fields = {
-        "total_time": f"{timing.total_s:.6f}s",
-        "validation_time": f"{timing.validation_s:.6f}s",
-        "queue_time": f"{timing.queue_s:.6f}s",
-        "inference_time": f"{timing.inference_s:.6f}s",
-        "time_per_token": f"{timing.inference_s / max(timing.generated_tokens, 1):.6f}s",
-        "prompt_tokens": timing.prompt_tokens,
-        "generated_tokens": timing.generated_tokens,
-        "seed": seed,
-    }
-    logger.info("Success", extra={"fields": fields})

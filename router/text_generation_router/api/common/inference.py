@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from text_generation_common.tasks import together
-from text_generation_router.api.common.generation import Generation, Result, close_all
+from text_generation_router.api.common.generation import Generation, close_all
 from text_generation_router.api.common.generation_stream import GenerationStream
 from text_generation_router.api.common.permits import Permit, Permits
 from text_generation_router.engine.protocol import Engine
@@ -165,7 +165,7 @@ class Inference:
 
     async def results(
         self, prompts: Sequence[Prompt], caller: Caller, started_s: float, *, is_answer: bool = True
-    ) -> list[Result]:
+    ) -> list[Generation]:
         """Runs all prompts at the same time, to their ends. If one prompt fails, the others are cancelled. `is_answer`:
         see `start`."""
         generations = await self.start(prompts, caller, started_s, is_answer=is_answer)

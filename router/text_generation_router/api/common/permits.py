@@ -9,7 +9,7 @@ queue, which frees a row for a tenant that has no row.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from text_generation_router.errors import InferenceError, OverloadedError
@@ -89,30 +89,12 @@ class Permit:
 
 
 class PermitHolder:
-    """An owner, or one of its tenants, that holds permits. An owner's holder contains the holders of its tenants."""
+    """An owner, or one of its tenants, that holds permits."""
 
     def __init__(self) -> None:
         self.held = 0
-
-
-class TenantHolder(PermitHolder):
-    def __init__(self) -> None:
-        super().__init__()
-        self.permits: dict[Permit, None] = {}  # permits of this holder, in order of arrival
-
-    def newest_not_begun(self) -> Permit | None:
-        return next((permit for permit in reversed(self.permits) if not permit.has_begun), None)
-
-
-class OwnerHolder(PermitHolder):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tenants: dict[str, TenantHolder] = {}
-
-    def newest_not_begun(self, share: int = 0) -> Permit | None:
-        """Newest permit that has not begun, of the tenant that holds most permits and more than `share`."""
-        above = (tenant for tenant in self.tenants.values() if tenant.held > share)
-        return _first_not_begun(sorted(above, key=_held, reverse=True))
+        self.tenants: dict[str, PermitHolder] = {}  # an owner's
+        self.permits: dict[Permit, None] = {}  # a tenant's, in order of arrival
 
 
 class Permits:
@@ -131,7 +113,7 @@ class Permits:
         self._retry_after_s = retry_after_s
         self._elsewhere = elsewhere
         self._out = 0
-        self._owners: dict[str, OwnerHolder] = {}
+        self._owners: dict[str, PermitHolder] = {}
 
     @property
     def _capacity(self) -> int:
@@ -151,8 +133,8 @@ class Permits:
         """Permits for `count` generations of one HTTP request. Raises OverloadedError."""
         if count > self.left and not self._makes_room(share, count):
             raise OverloadedError(self._retry_after_s())
-        owner = self._owners.setdefault(share.owner, OwnerHolder())
-        tenant = owner.tenants.setdefault(share.tenant, TenantHolder())
+        owner = self._owners.setdefault(share.owner, PermitHolder())
+        tenant = owner.tenants.setdefault(share.tenant, PermitHolder())
         permit = Permit(self, share, count)
         tenant.permits[permit] = None
         self._count(owner, tenant, count)
@@ -160,10 +142,10 @@ class Permits:
 
     def returned(self, permit: Permit, count: int) -> None:
         """Called by Permit only."""
-        owner = self._owners.get(permit.share.owner)
-        tenant = owner.tenants.get(permit.share.tenant) if owner is not None else None
-        if not count or owner is None or tenant is None:
+        if not count:
             return
+        owner = self._owners[permit.share.owner]
+        tenant = owner.tenants[permit.share.tenant]
         self._count(owner, tenant, -count)
         if not permit.left:
             del tenant.permits[permit]
@@ -172,7 +154,7 @@ class Permits:
         if not owner.tenants:
             del self._owners[permit.share.owner]
 
-    def _count(self, owner: OwnerHolder, tenant: TenantHolder, count: int) -> None:
+    def _count(self, owner: PermitHolder, tenant: PermitHolder, count: int) -> None:
         owner.held += count
         tenant.held += count
         self._out += count
@@ -186,27 +168,23 @@ class Permits:
         own = max(1, self._capacity - self._elsewhere())
         if count > own:
             return False
-        owner = self._owners.get(share.owner) or OwnerHolder()
-        tenant = owner.tenants.get(share.tenant) or TenantHolder()
+        owner = self._owners.get(share.owner) or PermitHolder()
+        tenant = owner.tenants.get(share.tenant) or PermitHolder()
         owners_share = max(1, own // (len(self._owners) + (owner.held == 0)))
         if _is_below(owner, owners_share, count):
-            self._refuse(count, lambda: self._most_above(owners_share))
+            self._refuse(count, self._owners, owners_share)
             return self._all_out + count <= MAX_OUT * self._capacity
         tenants_share = max(1, owners_share // (len(owner.tenants) + (tenant.held == 0)))
         if _is_below(tenant, tenants_share, count):
-            self._refuse(count, lambda: owner.newest_not_begun(tenants_share))
+            self._refuse(count, owner.tenants, tenants_share)
             return owner.held + count <= MAX_OUT * owners_share and self._all_out + count <= MAX_OUT * self._capacity
         return False
 
-    def _most_above(self, share: int) -> Permit | None:
-        """Newest permit that has not begun, of the owner that holds most permits and more than `share`."""
-        above = (owner for owner in self._owners.values() if owner.held > share)
-        return _first_not_begun(sorted(above, key=_held, reverse=True))
-
-    def _refuse(self, count: int, find: Callable[[], Permit | None]) -> None:
-        """Refuses the requests that `find` returns, until `count` permits have room or `find` returns None."""
+    def _refuse(self, count: int, holders: Mapping[str, PermitHolder], share: int) -> None:
+        """Refuses requests of those `holders` that hold more than `share`, until `count` permits have room or all
+        these requests have begun."""
         missing = min(count, count - self.left)
-        while missing > 0 and (permit := find()) is not None:
+        while missing > 0 and (permit := _newest_not_begun(holders, share)) is not None:
             missing -= permit.left
             permit.refuse(OverloadedError(self._retry_after_s()))
 
@@ -215,10 +193,12 @@ def _is_below(holder: PermitHolder, share: int, count: int) -> bool:
     return holder.held == 0 or holder.held + count <= share
 
 
-def _held(holder: PermitHolder) -> int:
-    return holder.held
-
-
-def _first_not_begun(holders: Iterable[OwnerHolder] | Iterable[TenantHolder]) -> Permit | None:
-    found = (holder.newest_not_begun() for holder in holders)
-    return next((permit for permit in found if permit is not None), None)
+def _newest_not_begun(holders: Mapping[str, PermitHolder], share: int = 0) -> Permit | None:
+    """Newest permit that has not begun, of the holder that holds most permits and more than `share`; or of the next
+    one, if all permits of that one have begun."""
+    above = (holder for holder in holders.values() if holder.held > share)
+    for holder in sorted(above, key=lambda holder: holder.held, reverse=True):
+        own = (permit for permit in reversed(holder.permits) if not permit.has_begun)
+        if (found := next(own, None) or _newest_not_begun(holder.tenants)) is not None:
+            return found
+    return None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from text_generation_common.tasks import cancelled
-from text_generation_router.api.common.generation import Generation, Result, Row, Timing
+from text_generation_router.api.common.generation import Generation, Row
 from text_generation_router.api.common.styles import Style
 from text_generation_router.api.openai.schemas import OpenAIRequest
 from text_generation_router.errors import InferenceError
@@ -22,12 +22,12 @@ from text_generation_router.text.tokens.detokenization import Vocabulary
 from text_generation_router.text.tokens.events import Token, TokenEvent
 
 
-def usage_json(timings: Sequence[Timing], copies: int) -> dict[str, Any]:
-    """`timings`: of all texts, those of one prompt together: `copies` for each prompt, which is counted once."""
-    firsts = timings[::copies]
-    made = sum(timing.generated_tokens for timing in timings)
-    return _usage(sum(timing.prompt_tokens for timing in firsts), made) | {
-        "prompt_tokens_details": {"cached_tokens": sum(timing.cached_tokens for timing in firsts)}
+def usage_json(results: Sequence[Generation], copies: int) -> dict[str, Any]:
+    """`results`: all texts, those of one prompt together: `copies` for each prompt, which is counted once."""
+    firsts = results[::copies]
+    made = sum(result.finish.generated_tokens for result in results)
+    return _usage(sum(result.prompt_tokens for result in firsts), made) | {
+        "prompt_tokens_details": {"cached_tokens": sum(result.finish.cached_tokens for result in firsts)}
     }
 
 
@@ -78,16 +78,15 @@ class ChunkWriter:
             return to_event(self._head | {"choices": [choice], "usage": made.usage()})
         return to_event_with(self._start, choice, self._end)
 
-    def tgi_completion(self, choice: dict[str, Any], timing: Timing | None) -> bytes:
-        """TGI sends each prompt's usage in its last chunk."""
-        if timing is None:
+    def tgi_completion(self, choice: dict[str, Any], result: Generation | None) -> bytes:
+        """TGI sends each prompt's usage in its last chunk. `result`: None for the other chunks."""
+        if result is None:
             return to_event_with(self._start, choice, b"]}")
-        return to_event(self._head | {"choices": [choice], "usage": usage_json([timing], 1)})
+        return to_event(self._head | {"choices": [choice], "usage": usage_json([result], 1)})
 
-    def usage(self, timings: Sequence[Timing | None], details: Mapping[str, Any] = MappingProxyType({})) -> bytes:
-        """The usage of the whole request. `timings`: as `usage_json` takes them. `details`: more of its fields."""
-        known = [timing for timing in timings if timing is not None]
-        return to_event(self._head | {"choices": [], "usage": {**usage_json(known, self._copies), **details}})
+    def usage(self, results: Sequence[Generation], details: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+        """The usage of the whole request. `results`: as `usage_json` takes them. `details`: more of its fields."""
+        return to_event(self._head | {"choices": [], "usage": {**usage_json(results, self._copies), **details}})
 
     def prompt_ids(self, ids: Sequence[int]) -> bytes:
         return to_event(self._head | {"choices": [], "prompt_token_ids": ids})
@@ -98,7 +97,7 @@ def row_of(token: Token, others: tuple[Token, ...], count: int | None, style: St
     return token, others if style.is_tgis else others[:count]
 
 
-def rows_of(result: Result, count: int | None, style: Style) -> list[Row]:
+def rows_of(result: Generation, count: int | None, style: Style) -> list[Row]:
     return [row_of(token, others, count, style) for token, others in result.rows]
 
 

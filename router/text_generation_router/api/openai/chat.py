@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from text_generation_router.api.common.answer import Answers
-from text_generation_router.api.common.generation import Generation, Result, close_all
+from text_generation_router.api.common.generation import Generation, close_all
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.openai import request as v1_request
 from text_generation_router.api.openai import tgi_calls
@@ -67,10 +67,10 @@ class ChatRoutes:
         dialect = self._services.dialects.of("/v1/chat/completions")
         return until_done(self._chunks(asked, generations, writer), dialect)
 
-    async def answer(self, asked: ChatOptions, results: Sequence[Result]) -> dict[str, Any]:
+    async def answer(self, asked: ChatOptions, results: Sequence[Generation]) -> dict[str, Any]:
         answer = self._head(KIND, asked) | {
             "choices": [await self._choice(index, result, asked) for index, result in enumerate(results)],
-            "usage": usage_json([result.timing for result in results], asked.choices) | reasoning_json(results),
+            "usage": usage_json(results, asked.choices) | reasoning_json(results),
         }
         if asked.prompt_logprobs is not None:
             answer["prompt_logprobs"] = await prompt_logprobs_json(results[0], asked.prompt_logprobs)
@@ -84,7 +84,7 @@ class ChatRoutes:
             model = asked.model  # TGI repeats the name of an adapter
         return chunk_json(kind, self._style.identity("chatcmpl"), model, self._services.system_fingerprint)
 
-    async def _choice(self, index: int, result: Result, asked: ChatOptions) -> dict[str, Any]:
+    async def _choice(self, index: int, result: Generation, asked: ChatOptions) -> dict[str, Any]:
         choice = {
             "index": index,
             "message": self._message(result),
@@ -95,7 +95,7 @@ class ChatRoutes:
         }
         return choice | {"token_ids": [token.id for token in result.tokens]} if asked.return_token_ids else choice
 
-    def _message(self, result: Result) -> dict[str, Any]:
+    def _message(self, result: Generation) -> dict[str, Any]:
         if result.is_divided and self._style.is_tgis:
             return tgi_calls.message_json(result.pieces, result.finish.generated_text)
         if result.is_divided:
@@ -117,7 +117,7 @@ class ChatRoutes:
                 if encoded := encoders[index](event):
                     yield encoded
             if asked.include_usage:
-                yield write.usage([generation.timing for generation in generations], reasoning_json(generations))
+                yield write.usage(generations, reasoning_json(generations))
         finally:
             close_all(generations)
 
@@ -239,7 +239,7 @@ class TgiCallEncoder(ChatEncoder):
         return self._text(event, delta or {"role": "assistant", "content": ""}, reason)
 
 
-def reasoning_json(made: Sequence[Result | Generation]) -> dict[str, Any]:
+def reasoning_json(made: Sequence[Generation]) -> dict[str, Any]:
     """The fields of `usage` about reasoning, if texts are divided into pieces."""
     if not any(text.is_divided for text in made):
         return {}

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from text_generation_router.api.common.answer import Answers
-from text_generation_router.api.common.generation import Generation, Result, Row, close_all
+from text_generation_router.api.common.generation import Generation, Row, close_all
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.openai import request as v1_request
 from text_generation_router.api.openai.answers import (
@@ -91,17 +91,17 @@ class CompletionRoutes:
         dialect = self._services.dialects.of("/v1/completions")
         return until_done(self._chunks(asked, generations, writer), dialect)
 
-    async def answer(self, asked: CompletionRequest, results: Sequence[Result]) -> dict[str, Any]:
+    async def answer(self, asked: CompletionRequest, results: Sequence[Generation]) -> dict[str, Any]:
         return self._head() | {
             "choices": [await self._choice(index, result, asked) for index, result in enumerate(results)],
-            "usage": usage_json([result.timing for result in results], asked.choices),
+            "usage": usage_json(results, asked.choices),
         }
 
     def _head(self) -> dict[str, Any]:
         services = self._services
         return chunk_json(KIND, self._style.identity("cmpl"), services.served_name, services.system_fingerprint)
 
-    async def _choice(self, index: int, result: Result, asked: CompletionRequest) -> dict[str, Any]:
+    async def _choice(self, index: int, result: Generation, asked: CompletionRequest) -> dict[str, Any]:
         prompt, rows = await self._echo(index, asked), rows_of(result, asked.logprobs, self._style)
         choice = {
             "index": index,
@@ -140,7 +140,7 @@ class CompletionRoutes:
                     yield encoders[index].echo(prompt, rows)
                 yield encoders[index](event)
             if asked.include_usage:
-                yield write.usage([generation.timing for generation in generations])
+                yield write.usage(generations)
         finally:
             close_all(generations)
 
@@ -207,7 +207,7 @@ class CompletionEncoder:
         self._offset += 0 if token is None else self._sizes.of(token)
         self._made.add(event)
         if style.is_tgis:
-            return self._write.tgi_completion(choice, self._generation.timing if event.finish is not None else None)
+            return self._write.tgi_completion(choice, self._generation if event.finish is not None else None)
         return self._write.chunk(choice, self._made)
 
     def _reason(self, event: TokenEvent) -> str | None:

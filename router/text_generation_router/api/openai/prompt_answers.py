@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from text_generation_router.api.common.generation import Result, Row
+from text_generation_router.api.common.generation import Generation, Row
 from text_generation_router.api.openai.answers import TextSizes
 from text_generation_router.api.openai.schemas import OpenAIRequest
 from text_generation_router.http.encoding import ROWS_PER_PIECE
@@ -52,7 +52,7 @@ def offsets_in(text: str, rows: Sequence[Row], sizes: TextSizes) -> list[int]:
     return offsets
 
 
-async def prompt_logprobs_json(result: Result, count: int) -> list[dict[str, Any] | None]:
+async def prompt_logprobs_json(result: Generation, count: int) -> list[dict[str, Any] | None]:
     """vLLM's form: for each token of the prompt an object with the token itself and its `count` most likely
     alternatives, by id; null for the first token, which has no token before it."""
     assert result.prompt is not None

@@ -9,8 +9,7 @@ from starlette.responses import Response
 
 from text_generation_common.logs import request_id
 from text_generation_router.api.common.answer import Answers
-from text_generation_router.api.common.generation import Generation, Result, Row, Timing
-from text_generation_router.api.common.read_pieces import pieces_of_event, pieces_of_result
+from text_generation_router.api.common.generation import Generation, Row
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.common.styles import OPENAI_STYLE
 from text_generation_router.api.openai.answers import ChatLogprobs, row_of, rows_of
@@ -108,22 +107,18 @@ class ResponsesRoutes:
         with renaming(NAMES):
             return [await chat_prompt(self._services, chat_of(asked), caller, NAMES)]
 
-    async def answer(self, asked: ResponsesOptions, results: Sequence[Result]) -> dict[str, Any]:
+    async def answer(self, asked: ResponsesOptions, results: Sequence[Generation]) -> dict[str, Any]:
         [result] = results
         ending = ending_of(result.finish.reason)
         names = call_names(asked.tools or ())
-        output = output_of(pieces_of_result(result), request_id.get(), ending["status"], names)
+        output = output_of(result.pieces_of_text, request_id.get(), ending["status"], names)
         if has_logprobs(asked):
             rows = rows_of(result, asked.top_logprobs or 0, OPENAI_STYLE)
             messages = [item for item in output if item["type"] == "message"]
             parts = rows_by_message(rows, result.event_pieces) if result.is_divided else [rows]
             for message, part in zip(messages, parts, strict=False):  # an answer of calls alone has no message
                 message["content"][0]["logprobs"] = (await self._logprobs.of_text(part))["content"]
-        return (
-            head_json(asked, self._services.served_name)
-            | ending
-            | {"output": output, "usage": usage_json(result.timing, result.reasoning_tokens)}
-        )
+        return head_json(asked, self._services.served_name) | ending | {"output": output, "usage": usage_json(result)}
 
     async def events(
         self, asked: ResponsesOptions, generations: Sequence[Generation], writer: DirectWriter
@@ -138,8 +133,7 @@ class ResponsesRoutes:
             async for event in generation:
                 if events := encode(event):
                     yield events
-            assert generation.timing is not None
-            yield encode.end(generation.timing)
+            yield encode.end()
         except InferenceError as error:
             status = OPENAI.note(error)
             yield stream.fail(CODES.get(status, "invalid_prompt" if status < 500 else "server_error"), error.text)
@@ -158,12 +152,9 @@ class ResponseEncoder:
         self._logprobs = logprobs if has_logprobs(asked) else None
         self._top_logprobs = asked.top_logprobs or 0
         self._rows = TextRows(generation.is_divided)
-        self._reason: FinishReason | None = None
 
     def __call__(self, event: TokenEvent) -> bytes:
-        pieces = pieces_of_event(self._generation, event)
-        if event.finish is not None:
-            self._reason = event.finish.reason
+        pieces = self._generation.pieces_of(event)
         if self._logprobs is None or event.token is None:
             return self._stream.add(pieces)
         row = row_of(event.token, event.top_tokens, self._top_logprobs, OPENAI_STYLE)
@@ -172,10 +163,9 @@ class ResponseEncoder:
     def _logprobs_of(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         return [] if self._logprobs is None else [self._logprobs.of_row(row) for row in rows]
 
-    def end(self, timing: Timing) -> bytes:
-        assert self._reason is not None
-        usage = usage_json(timing, self._generation.reasoning_tokens)
-        return self._stream.end(ending_of(self._reason), usage, self._logprobs_of(self._rows.rest()))
+    def end(self) -> bytes:
+        ending, usage = ending_of(self._generation.finish.reason), usage_json(self._generation)
+        return self._stream.end(ending, usage, self._logprobs_of(self._rows.rest()))
 
 
 def has_logprobs(asked: ResponsesOptions) -> bool:
@@ -205,13 +195,14 @@ def head_json(asked: ResponsesOptions, model: str) -> dict[str, Any]:
     } | asked.repeated()
 
 
-def usage_json(timing: Timing, reasoning_tokens: int) -> dict[str, Any]:
+def usage_json(result: Generation) -> dict[str, Any]:
+    finish = result.finish
     return {
-        "input_tokens": timing.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": timing.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": timing.generated_tokens,
-        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
-        "total_tokens": timing.prompt_tokens + timing.generated_tokens,
+        "input_tokens": result.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": finish.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": finish.generated_tokens,
+        "output_tokens_details": {"reasoning_tokens": result.reasoning_tokens},
+        "total_tokens": result.prompt_tokens + finish.generated_tokens,
     }
 
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from text_generation_router.api.common.answer import Answers
-from text_generation_router.api.common.generation import Generation, Result
+from text_generation_router.api.common.generation import Generation
 from text_generation_router.api.openai.fields import COMPLETION_BODY
 from text_generation_router.api.openai.schemas import CompletionRequest
 from text_generation_router.errors import TemplateError
@@ -44,7 +44,7 @@ class Loud:
             async for event in generation:
                 yield event.text.upper().encode() + b"\n"
 
-    async def answer(self, asked: CompletionRequest, results: Sequence[Result]) -> dict[str, list[str]]:
+    async def answer(self, asked: CompletionRequest, results: Sequence[Generation]) -> dict[str, list[str]]:
         return {"loud": [result.finish.generated_text.upper() for result in results]}
 
 

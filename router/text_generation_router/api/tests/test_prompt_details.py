@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Any
 
-from text_generation_router.api.common.generation import Result
+from text_generation_router.api.common.generation import Generation
 from text_generation_router.http.caller import Caller
 from text_generation_router.scheduling.share import Share
 from text_generation_router.text.tokens.events import FinishReason
@@ -49,8 +49,8 @@ def test_each_sequence_of_best_of_has_the_list_and_one_of_them_computes_it(make_
     assert sorted(str(asked.request.prompt_logprobs) for asked in server.engine.asked) == ["0", "None"]
 
 
-def result_of(server: Any, **parameters: Any) -> Result:
-    async def run() -> Result:
+def result_of(server: Any, **parameters: Any) -> Generation:
+    async def run() -> Generation:
         prompt = Prompt("hello there", AskedParameters(**parameters))
         (result,) = await server.services.inference.results([prompt], Caller(Share(), (), None), time.perf_counter())
         return result
@@ -62,7 +62,7 @@ def test_a_route_may_ask_for_the_prompt_alone(server: Any) -> None:
     """No flag is needed: the flag is TGI's, and rules TGI's routes."""
     result = result_of(server, max_new_tokens=0, takes_no_tokens=True, prompt_logprobs=2)
     assert result.tokens == () and result.finish.reason is FinishReason.LENGTH
-    assert (result.finish.generated_text, result.timing.generated_tokens) == ("", 0)
+    assert (result.finish.generated_text, result.finish.generated_tokens) == ("", 0)
     assert result.prompt is not None
     (first, no_tops), *others = result.prompt
     assert first.logprob != first.logprob and no_tops == ()

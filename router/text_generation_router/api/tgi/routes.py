@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from text_generation_router.api.common.answer import Answers
-from text_generation_router.api.common.generation import Generation, Result, close_all
+from text_generation_router.api.common.generation import Generation, close_all
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.tgi.fields import COMPAT_GENERATE_BODY, GENERATE_BODY
 from text_generation_router.api.tgi.schemas import CompatGenerateRequest, GenerateParameters, GenerateRequest
@@ -73,7 +73,7 @@ class GenerateRoutes:
 
     async def _generate(
         self, request: Request, asked: GenerateRequest, full_text: bool
-    ) -> tuple[dict[str, Any], Result]:
+    ) -> tuple[dict[str, Any], Generation]:
         started_s = time.perf_counter()
         self._services.metrics.count_requests(REQUESTS)
         self._inference.validator.check_best_of(asked.parameters.best_of)
@@ -215,7 +215,9 @@ async def prefill_json(prompt: PromptRows | None) -> orjson.Fragment:
     return await rows_json(prompt, row_json)
 
 
-async def details_json(best: Result, others: list[Result], prefix: str, prefill: orjson.Fragment) -> dict[str, Any]:
+async def details_json(
+    best: Generation, others: list[Generation], prefix: str, prefill: orjson.Fragment
+) -> dict[str, Any]:
     """`prefill` is the list of the prompt's tokens."""
     details = finish_json(best.finish) | {"prefill": prefill, "tokens": await rows_json(best.tokens, token_json)}
     if others:
@@ -229,7 +231,7 @@ async def details_json(best: Result, others: list[Result], prefix: str, prefill:
     return details | await top_tokens_json(best)
 
 
-async def top_tokens_json(result: Result) -> dict[str, Any]:
+async def top_tokens_json(result: Generation) -> dict[str, Any]:
     if not any(result.top_tokens):
         return {}
     return {"top_tokens": await rows_json(result.top_tokens, lambda row: [token_json(token) for token in row])}

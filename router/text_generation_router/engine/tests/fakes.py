@@ -14,13 +14,21 @@ from text_generation_common.sampling import Sampling
 from text_generation_router.engine.lifecycle import EngineConfig
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import Ended, EngineRun, ModelInfo, Tokens
-from text_generation_router.engine.shards import ShardView, StepAnswer, WarmupAnswer
+from text_generation_router.engine.shards import ShardView, WarmupAnswer
 from text_generation_router.errors import ShardsError, StepAbortedError
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Past
 from text_generation_router.scheduling.share import Share
-from text_generation_router.scheduling.step import Chunk, ClearStep, FilterStep, FirstChunk, ForwardStep, Step
+from text_generation_router.scheduling.step import (
+    Chunk,
+    ClearStep,
+    FilterStep,
+    FirstChunk,
+    ForwardStep,
+    Step,
+    StepAnswer,
+)
 
 INFO = ModelInfo("torch.float32", "cpu", 256, 512, (255,), "reference", 1, 1)
 MANY = 10**9  # credits

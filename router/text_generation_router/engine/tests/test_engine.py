@@ -8,7 +8,7 @@ import pytest
 from text_generation_common.logs import id_of, request_id
 from text_generation_common.sampling import Sampling
 from text_generation_router.engine.loop import MAX_IN_FLIGHT
-from text_generation_router.engine.shards import StepAnswer, WarmupAnswer
+from text_generation_router.engine.shards import WarmupAnswer
 from text_generation_router.engine.tests.fakes import (
     MANY,
     FakeShards,
@@ -25,7 +25,7 @@ from text_generation_router.engine.tests.fakes import (
 from text_generation_router.errors import Refusal, RefusedError, StepFailedError, WarmupRefusedError
 from text_generation_router.metrics.page import render
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
-from text_generation_router.scheduling.step import ForwardStep, Step
+from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer
 
 
 def test_every_request_gets_its_own_tokens_with_two_steps_in_flight(serve: Serve) -> None:

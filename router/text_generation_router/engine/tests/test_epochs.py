@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from text_generation_router.engine.loop import MAX_IN_FLIGHT
-from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.engine.tests.fakes import (
     FakeShards,
     Listener,
@@ -18,7 +17,7 @@ from text_generation_router.engine.tests.fakes import (
     serve,
 )
 from text_generation_router.errors import Refusal, RefusedError
-from text_generation_router.scheduling.step import Step
+from text_generation_router.scheduling.step import Step, StepAnswer
 
 
 @pytest.mark.parametrize("step_numbers", [(1,), (3,), (5, 30), (2, 20, 15), (40,)])

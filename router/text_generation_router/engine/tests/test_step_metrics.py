@@ -5,7 +5,6 @@ import time
 import numpy as np
 import pytest
 
-from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.page import render
@@ -13,7 +12,7 @@ from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import Chunk, ForwardStep
+from text_generation_router.scheduling.step import Chunk, ForwardStep, StepAnswer
 
 NO_SLOTS = np.empty(0, np.int32)
 

@@ -12,7 +12,6 @@ from text_generation_common.cluster.endpoints import TcpEndpoint
 from text_generation_common.errors import AddressInUse
 from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc as pb_grpc
-from text_generation_router.engine.shards import StepAnswer
 from text_generation_router.engine.tests.fakes import (
     INFO,
     FakeShards,
@@ -38,7 +37,7 @@ from text_generation_router.engine_service.tests.raw_front import (
 )
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.request import Past
-from text_generation_router.scheduling.step import ForwardStep, Step
+from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer
 from text_generation_router.wire.version import VERSION, WITH_BEGUN
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import NO_FAILURES, Applied, ForwardStep, Step, StepTokens
+from text_generation_router.scheduling.step import NO_FAILURES, Applied, ForwardStep, Step, StepAnswer
 
 
 def sampled(step: Step) -> list[int]:
@@ -25,5 +25,5 @@ def answer(
     """
     assert step is not None, "the scheduler has no step to send"
     ids = sampled(step)
-    tokens = [(token_of(request_id),) for request_id in ids]
-    return scheduler.apply(StepTokens(step.number, ids, tokens, failures, complete_ids=complete))
+    tokens = [token_of(request_id) for request_id in ids]
+    return scheduler.apply(StepAnswer(step.number, ids, tokens, failures=failures, complete_ids=complete))

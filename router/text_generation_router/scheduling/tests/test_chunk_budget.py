@@ -15,7 +15,7 @@ from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import FilterStep, ForwardStep, StepTokens
+from text_generation_router.scheduling.step import FilterStep, ForwardStep, StepAnswer
 
 LIMIT = 512
 
@@ -105,7 +105,7 @@ def test_costs_are_learned_from_the_steps_that_were_sent() -> None:
         step = scheduler.next_step()
         assert isinstance(step, ForwardStep)
         ids = [*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)]
-        scheduler.apply(StepTokens(step.number, ids, [(7,)] * len(ids), seconds=step.number))
+        scheduler.apply(StepAnswer(step.number, ids, [7] * len(ids), total_ns=step.number * 10**9))
     assert learned == [
         (StepWork(0, 0, 64, 64 * 65 // 2, 64), 1.0),
         (StepWork(0, 0, 36, 100 * 101 // 2 - 64 * 65 // 2, 100), 2.0),
@@ -128,7 +128,7 @@ def test_a_long_prompt_takes_no_more_time_than_its_chunks_and_the_streams_that_g
         rows = [stream()] * len(step.decode_ids)
         seconds = costs.seconds(StepWork.of(rows, [(chunk.start, chunk.end) for chunk in step.chunks])) or 0
         ids = [*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)]
-        scheduler.apply(StepTokens(step.number, ids, [(7,)] * len(ids), seconds=seconds))
+        scheduler.apply(StepAnswer(step.number, ids, [7] * len(ids), total_ns=round(seconds * 1e9)))
         if long is not None:
             steps.append(seconds)
         else:
@@ -150,9 +150,9 @@ def test_what_admission_promises_holds_although_a_prompt_is_computed_slowly(monk
         assert isinstance(step, ForwardStep | FilterStep)
         if isinstance(step, ForwardStep):
             ids = [*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)]
-            scheduler.apply(StepTokens(step.number, ids, [(7,)] * len(ids)))
+            scheduler.apply(StepAnswer(step.number, ids, [7] * len(ids)))
         else:
-            scheduler.apply(StepTokens(step.number))
+            scheduler.apply(StepAnswer(step.number))
         if (steps := steps + 1) == 3:
             scheduler.add(GenerationRequest((2,) * 50, 6))
     assert scheduler.is_idle and scheduler.counters.preemptions == 0

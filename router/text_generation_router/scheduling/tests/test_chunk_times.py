@@ -18,7 +18,7 @@ from text_generation_router.scheduling.costs import QueryBlocks, StepWork
 from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import ForwardStep, StepTokens
+from text_generation_router.scheduling.step import ForwardStep, StepAnswer
 
 BLOCKS = QueryBlocks(queries=32, per_token=3)
 CAPACITY = 400_000
@@ -66,14 +66,14 @@ class Server:
                 if isinstance(step, ForwardStep):
                     in_flight.append(step)
                 else:
-                    self.scheduler.apply(StepTokens(step.number))
+                    self.scheduler.apply(StepAnswer(step.number))
             if not in_flight:
                 return
             step = in_flight.popleft()
             chunks = [(chunk.start, chunk.end) for chunk in step.chunks]
             time = milliseconds(len(step.decode_ids), chunks) * self._random.lognormal(0, self._variation)
             ids = [*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)]
-            self.scheduler.apply(StepTokens(step.number, ids, [(7,)] * len(ids), seconds=time / 1000))
+            self.scheduler.apply(StepAnswer(step.number, ids, [7] * len(ids), total_ns=round(time * 1e6)))
             yield chunks, time
 
 

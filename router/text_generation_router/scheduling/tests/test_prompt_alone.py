@@ -9,7 +9,7 @@ from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import Chunk, ForwardStep, StepTokens
+from text_generation_router.scheduling.step import Chunk, ForwardStep, StepAnswer
 from text_generation_router.scheduling.tests.answers import answer
 from text_generation_router.scheduling.tests.shard_model import ShardModel
 
@@ -32,7 +32,8 @@ def chunks_of(scheduler: Scheduler, shard: ShardModel, until: Callable[[], bool]
     while not until() and (step := scheduler.next_step()):
         chunks += step.chunks if isinstance(step, ForwardStep) else ()
         tokens = shard.run(step)
-        scheduler.apply(StepTokens(step.number, list(tokens), list(zip(tokens.values())), prompts=shard.prompts))
+        answer = StepAnswer(step.number, list(tokens), list(tokens.values()), prompt_logprobs=shard.prompts)
+        scheduler.apply(answer)
     return chunks
 
 
@@ -94,5 +95,5 @@ def test_what_steps_cost_is_not_learned_from_steps_that_compute_log_probabilitie
         scheduler = Scheduler(Limits(CAPACITY, 8, BUDGET), costs=Learning())
         ask(scheduler, 10, 1, prompt_logprobs)
         step = forward(scheduler)
-        scheduler.apply(StepTokens(step.number, [step.chunks[0].request_id], [(7,)], seconds=1.0))
+        scheduler.apply(StepAnswer(step.number, [step.chunks[0].request_id], [7], total_ns=10**9))
         assert bool(learned) == (prompt_logprobs is None)

@@ -17,7 +17,7 @@ from text_generation_router.scheduling.request import EndReason, GenerationReque
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.share import Share
-from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step, StepTokens
+from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step, StepAnswer
 from text_generation_router.scheduling.tests.answers import answer
 
 CAPACITY = 64
@@ -170,7 +170,7 @@ def test_an_answer_without_exactly_one_token_for_a_row_is_a_bug(tokens: tuple[in
     step = scheduler.next_step()
     assert step is not None
     with pytest.raises(AssertionError, match="one token and one slot for each row"):
-        scheduler.apply(StepTokens(step.number, [request.id], [tokens]))
+        scheduler.apply(StepAnswer(step.number, [request.id], tokens))
     assert request.output_ids == []
 
 

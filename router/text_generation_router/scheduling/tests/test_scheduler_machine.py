@@ -20,7 +20,7 @@ from text_generation_router.scheduling.request import GenerationRequest, Past
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.share import Share
-from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step, StepTokens
+from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step, StepAnswer
 from text_generation_router.scheduling.tests.shard_model import ShardModel, logprobs_after, next_token
 
 CAPACITY, MAX_ROWS, BUDGET = 64, 6, 16
@@ -215,11 +215,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         step = self.in_flight.pop(0)
         tokens = self.shard.run(step)
         failures = dict.fromkeys(list(tokens)[poisoned : poisoned + 1], "its logits are not finite")
-        seconds = 0.0
+        seconds = 0
         if isinstance(step, ForwardStep):
             seconds = len(step.decode_ids) + sum(chunk.end - chunk.start for chunk in step.chunks)
-        values = list(zip(tokens.values()))
-        made = StepTokens(step.number, list(tokens), values, failures, seconds, self.shard.prompts)
+        made = StepAnswer(
+            number=step.number,
+            request_ids=list(tokens),
+            token_ids=list(tokens.values()),
+            total_ns=seconds * 10**9,
+            failures=failures,
+            prompt_logprobs=self.shard.prompts,
+        )
         applied = self.scheduler.apply(made)
         for request_id in applied.computed:
             request = self.alive.pop(request_id)

@@ -115,15 +115,13 @@ class GrammarChecker:
         try:
             if self._deadly.is_refused(key):
                 return _refused("it has ended two processes that compiled it")
-            await self._slots.acquire(share, len(job))
-            try:
-                found = self._kept.get(key) or await self._in_child(job)
-            except JobLostError:
-                # The owner keeps its slot meanwhile, so that the other child stays free for others.
-                await self._children.all_ready()
-                raise
-            finally:
-                self._slots.release(share)
+            async with self._slots.slot(share, len(job)):
+                try:
+                    found = self._kept.get(key) or await self._in_child(job)
+                except JobLostError:
+                    # The owner keeps its slot meanwhile, so that the other child stays free for others.
+                    await self._children.all_ready()
+                    raise
         except JobLostError as error:
             if error.is_own_fault:
                 self._deadly.note(key)

@@ -38,6 +38,10 @@ class Finish:
     cached_tokens: int  # number of prompt tokens found in the prefix cache at the first start
     stop: str | None = None  # the stop string that ended a text which is cut off before it
 
+    @property
+    def mean_token_s(self) -> float:
+        return self.inference_s / max(self.generated_tokens, 1)
+
 
 class Part(NamedTuple):
     """A part of a text that is divided into pieces (pieces.py)."""
