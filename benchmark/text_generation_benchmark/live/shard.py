@@ -51,6 +51,9 @@ class TimedRunner:
     def warmup(self, *_: int | None) -> Capacity:
         return Capacity(self._slots, MAX_TOTAL_TOKENS)
 
+    def take_piece(self) -> bool:
+        return False
+
     def clear(self, batch_id: int | None) -> None:
         pass
 
