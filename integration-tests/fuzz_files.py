@@ -3,19 +3,17 @@ its seed.
 
 The check takes the files, refuses them in one line, or is ended by its limits. Files that it has taken are then used as
 a router uses them in its own process: texts are tokenized, and chats that the template's source shows to be cheap are
-rendered. Each use must end by itself within USE_S seconds of processor time and USE_BYTES of memory.
+rendered. Each use must end by itself within the limits of the check.
 """
 
 import argparse
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +22,7 @@ from typing import Any
 from calls import DEMO_MODEL
 from tokenizers import Tokenizer
 
-from text_generation_common.weights.child import main_of
+from text_generation_common.weights.child import limit_reader, main_of
 from text_generation_router.errors import TemplateError
 from text_generation_router.text.templates.chat_template import Conversation
 from text_generation_router.text.templates.file_check import check
@@ -32,7 +30,6 @@ from text_generation_router.text.templates.files import load_chat_template
 from text_generation_router.text.templates.messages import Message
 
 TEMPLATES = sorted((DEMO_MODEL.parents[2] / "router/text_generation_router/text/tests/templates").glob("*.jinja"))
-USE_S, USE_BYTES = 5, 1 << 30
 TAKEN, REFUSED = 0, 1
 ODD: tuple[Any, ...] = (None, True, -1, 0, 2**31, 2**63, 1e308, "", "a", "x" * 5000, [], {}, [[]], {"String": ""})
 TEXTS = ("", "a", "The fox lost a lamp. é😀\n\t" * 40, "a" * 1000, " " * 1000, "<|user|></s>" * 50)
@@ -97,8 +94,7 @@ def use(folder: Path) -> None:
 
 
 def limited_use(folder: Path) -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + USE_S,) * 2)
-    resource.setrlimit(resource.RLIMIT_AS, (USE_BYTES + 2**31,) * 2)
+    limit_reader([folder / "tokenizer.json"])
     use(folder)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import logging
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,8 @@ from text_generation_router.api.common.services import Services
 from text_generation_router.errors import OverloadedError
 from text_generation_router.offload.errors import JobError
 from text_generation_router.offload.process import ChildProcess
+
+logger = logging.getLogger(__name__)
 
 # The page /docs: Swagger UI with the server's own OpenAPI document. Everything that the page loads is in this
 # package, so it works without a connection to the internet.
@@ -115,4 +118,7 @@ class DocumentRoutes:
             finally:
                 await child.end()
         except (OSError, JobError, TimeoutError) as error:
+            logger.error(
+                "the OpenAPI document was not made, its process failed: %s", str(error) or type(error).__name__
+            )
             raise OverloadedError from error
