@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,7 @@ from starlette.responses import Response
 
 from text_generation_router.http import protocol, request_log
 from text_generation_router.http.closing import ClosingResponse
+from text_generation_router.http.cycles import until_half_closed
 from text_generation_router.http.disconnect import end_at_half_close
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
@@ -547,6 +549,28 @@ def test_a_generation_ends_when_its_client_has_closed_its_sending_side(loop, pat
 
     if path == b"/generate":
         assert run(loop, test).startswith(b"HTTP/1.1 499 ")
+
+
+def test_the_body_of_a_client_that_has_left_is_not_read_where_text_is_generated():
+    async def generate(scope: Any, receive: Any, send: Any) -> None:
+        end_at_half_close(scope)
+        await send(await receive())
+
+    async def body() -> Any:
+        return {"type": "http.request", "body": b"abc"}
+
+    async def received(is_half_closed: bool) -> Any:
+        messages: list[Any] = []
+
+        async def send(message: Any) -> None:
+            messages.append(message)
+
+        cycle = cast(Any, SimpleNamespace(response_started=False))
+        await until_half_closed(generate, cycle, lambda: is_half_closed)({"type": "http"}, body, send)
+        return messages[0]["type"]
+
+    assert asyncio.run(received(True)) == "http.disconnect"
+    assert asyncio.run(received(False)) == "http.request"
 
 
 @loops
