@@ -30,10 +30,15 @@ def address_of(hostname: str, logger: logging.Logger) -> str:
         return str(ip_address(hostname))
     except ValueError:
         logger.warning(
-            "HOSTNAME in the environment is not an IP address: listening on every address, %s; --hostname chooses one",
-            EVERY_ADDRESS,
+            "HOSTNAME in the environment is not an IP address, and has no effect; --hostname chooses an address"
         )
         return EVERY_ADDRESS
+
+
+def mention_openness(hostname: str, port: int, logger: logging.Logger) -> None:
+    """Logs that other machines reach a port on every address, which users of one machine may not want."""
+    if ip_address(hostname).is_unspecified:
+        logger.info("Port %d is open to other machines; --hostname 127.0.0.1 closes it", port)
 
 
 def reachable(hostname: str) -> str:

@@ -15,11 +15,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{timestamp(record)} {record.levelname:>8} {record.name}: {record.getMessage()}"
-        for name, value in getattr(record, "fields", {}).items():
-            line += f" {name}={value}"
-        if identity := id_of(record):
-            line += f" request_id={identity}"
+        line = f"{timestamp(record)} {record.levelname:>8} {record.name}: {text_of(record)}"
         exception = exception_text(self, record)
         return f"{line}\n{exception}" if exception else line
 
@@ -39,6 +35,16 @@ class JsonFormatter(logging.Formatter):
         if exception:
             line["exception"] = exception
         return json.dumps(line, ensure_ascii=False)
+
+
+def text_of(record: logging.LogRecord) -> str:
+    """The message, fields and id of a line of text. `total_time_s`, a number, is left out beside `total_time`, the same
+    time with its unit."""
+    fields = dict(getattr(record, "fields", {}))
+    if identity := id_of(record):
+        fields["request_id"] = identity
+    numbers = {name for name in fields if name.endswith("_s") and name.removesuffix("_s") in fields}
+    return record.getMessage() + "".join(f" {name}={fields[name]}" for name in fields if name not in numbers)
 
 
 def id_of(record: logging.LogRecord) -> str:

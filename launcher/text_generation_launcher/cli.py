@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from text_generation_common import faults, places, report
+from text_generation_common.addresses import mention_openness
 from text_generation_common.cluster import block_key
 from text_generation_common.errors import CommandError, WrongUsage
 from text_generation_common.flags.cluster import MAX_LOCAL_REPLICAS, Way
@@ -34,6 +35,7 @@ from text_generation_launcher.config import LauncherConfig, LaunchPlan
 from text_generation_launcher.janitor import Janitor, fork_janitor
 from text_generation_launcher.resolve import resolve
 from text_generation_launcher.supervisor import INTERRUPTED, Supervisor
+from text_generation_launcher.terminal import write_for_people
 
 if TYPE_CHECKING:
     from text_generation_launcher.preflight import Machine
@@ -158,6 +160,7 @@ COMMANDS: Mapping[str, Callable[[], typer.Typer]] = {
 def run(config: LauncherConfig, environ: Mapping[str, str], program_directories: Sequence[Path]) -> int:
     """Serves until a signal, and returns the exit status. Wrong flags are refused before the first child starts."""
     setup_logging(environ.get("LOG_LEVEL", "info"), config.process.json_output)
+    write_for_people(sys.stdout, environ, config.process.json_output)
     if config.env:
         log_environment()
     inherited = from_environment(InheritedFlags, environ, {})
@@ -230,6 +233,8 @@ def claim(
         # well.
         if has_port and listener is None:
             listener = stack.enter_context(claim_port(hostname, port))
+        if listener is not None:
+            mention_openness(hostname, listener.getsockname()[1], logger)
         yield listener, place, janitor
 
 

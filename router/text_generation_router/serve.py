@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from text_generation_common.addresses import address_of, bound_socket, reachable
+from text_generation_common.addresses import address_of, bound_socket, mention_openness, reachable
 from text_generation_common.connection_counts import ConnectionCounts
 from text_generation_common.flags.kinds import GenerationConfig
 from text_generation_common.models.served import implementation_of
@@ -98,6 +98,7 @@ def _inherited_or_bound(config: RouterConfig) -> socket.socket:
     if config.listen_fd is not None:
         return inherited_socket("--listen-fd", config.listen_fd)
     address = address_of(config.http.hostname, logger)
+    mention_openness(address, config.http.port, logger)
     try:
         return bound_socket(address, config.http.port)
     except OSError as error:

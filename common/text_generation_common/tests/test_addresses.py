@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from text_generation_common.addresses import address_of, bound_socket, reachable, resolved
+from text_generation_common.addresses import address_of, bound_socket, mention_openness, reachable, resolved
 
 logger = logging.getLogger(__name__)
 
@@ -12,8 +12,20 @@ logger = logging.getLogger(__name__)
 def test_a_name_becomes_every_address_with_a_warning(hostname: str, caplog: pytest.LogCaptureFixture) -> None:
     assert address_of(hostname, logger) == "0.0.0.0"
     assert caplog.messages == [
-        "HOSTNAME in the environment is not an IP address: listening on every address, 0.0.0.0; --hostname chooses one"
+        "HOSTNAME in the environment is not an IP address, and has no effect; --hostname chooses an address"
     ]
+
+
+@pytest.mark.parametrize(
+    ("hostname", "is_open"), [("0.0.0.0", True), ("::", True), ("127.0.0.1", False), ("::1", False)]
+)
+def test_a_port_that_other_machines_reach_is_told_with_the_way_to_close_it(
+    hostname: str, is_open: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        mention_openness(hostname, 3000, logger)
+    told = ["Port 3000 is open to other machines; --hostname 127.0.0.1 closes it"]
+    assert caplog.messages == (told if is_open else [])
 
 
 def test_a_name_is_resolved_to_an_address_of_this_machine_or_refused() -> None:

@@ -7,7 +7,7 @@ from text_generation_common.logs import JsonFormatter, TextFormatter, request_id
 from text_generation_common.report import last_told, parted, told
 
 
-def record(**extra: str) -> logging.LogRecord:
+def record(**extra: object) -> logging.LogRecord:
     made = logging.LogRecord("router", logging.WARNING, "", 0, "slow", (), None)
     made.__dict__ |= extra
     return made
@@ -25,6 +25,13 @@ def test_a_line_has_the_id_of_the_request_that_it_is_about(extra, of_task, shown
         assert text.endswith(f" request_id={shown}" if shown else "slow")
     finally:
         request_id.reset(token)
+
+
+def test_a_time_is_a_number_in_json_beside_its_text_and_text_has_it_once() -> None:
+    made = record(fields={"queue_time": "0.250000s", "queue_time_s": 0.25, "left_s": 3, "rank": 0})
+    assert TextFormatter().format(made).endswith(" router: slow queue_time=0.250000s left_s=3 rank=0")
+    entry = json.loads(JsonFormatter().format(made))
+    assert (entry["queue_time"], entry["queue_time_s"], entry["left_s"]) == ("0.250000s", 0.25, 3)
 
 
 # An error's line is parted into cause and hint, and told as text or JSON.

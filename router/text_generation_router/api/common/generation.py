@@ -164,12 +164,16 @@ class Generation:
 
     def _log_success(self, finish: Finish) -> None:
         """Logs the end of a generation: numbers only, no text of a prompt or an answer."""
+        times = {
+            "total_time": self.total_s,
+            "validation_time": self.validation_s,
+            "queue_time": finish.queue_s,
+            "inference_time": finish.inference_s,
+            "time_per_token": finish.mean_token_s,
+        }
         fields = {
-            "total_time": f"{self.total_s:.6f}s",
-            "validation_time": f"{self.validation_s:.6f}s",
-            "queue_time": f"{finish.queue_s:.6f}s",
-            "inference_time": f"{finish.inference_s:.6f}s",
-            "time_per_token": f"{finish.mean_token_s:.6f}s",
+            **{name: f"{seconds:.6f}s" for name, seconds in times.items()},
+            **{f"{name}_s": round(seconds, 6) for name, seconds in times.items()},
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": finish.generated_tokens,
             "seed": finish.seed,
