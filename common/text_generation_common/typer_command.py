@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import EnumType
 from pathlib import Path
@@ -20,10 +20,14 @@ from typer.core import TyperCommand
 from text_generation_common import report
 from text_generation_common.addresses import resolved
 from text_generation_common.flags.declaration import REQUIRED, Flag, single_type
+from text_generation_common.flags.kinds import Topic
 from text_generation_common.flags.programs import ProgramFlags
 from text_generation_common.version import turn_reports_off
 
 WRONG_USAGE = 2  # exit status
+# Heading in --help of flags without a topic; and the number of flags up to which a command has no other heading.
+OTHER_FLAGS, MAX_PLAIN = "Options", 12
+MAX_COLUMNS = 110  # width of a help text, on a terminal that is as wide
 # typer has a copy of click, or uses click itself, by its version. Both have this error, the base of BadParameter.
 UsageError: Any = typer.BadParameter.__mro__[1]
 # How typer and click name flags that may be meant.
@@ -31,7 +35,24 @@ _NEAR = re.compile(r" (?:\(Possible options: |Did you mean )(.*?)[)?]?$")
 
 
 class ReportingCommand(TyperCommand):
-    """A command that reports wrong usage in two lines, the cause first, and not after the way to call it."""
+    """A command that reports wrong usage in two lines, the cause first, and not after the way to call it. Its help has
+    the flags by topic, and `others`: commands beside it, and what they do."""
+
+    others: Mapping[str, str] = {}
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Arguments", *Topic, OTHER_FLAGS)}
+        has_topics = len(self.params) > MAX_PLAIN
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if row is not None:
+                topic = getattr(parameter, "rich_help_panel", None) if has_topics else None
+                is_value = parameter.param_type_name == "argument"
+                rows["Arguments" if is_value else topic or OTHER_FLAGS].append(row)
+        for heading, each in (rows | {"Commands": list(self.others.items())}).items():
+            if each:
+                with formatter.section(heading):
+                    formatter.write_dl(each)
 
     def main(self, *args: Any, **more: Any) -> Any:
         try:
@@ -60,6 +81,12 @@ def _usage_error(error: Any, program: str, json_output: bool) -> str:
     return report.told(cause, hint, "UsageError", json_output)
 
 
+def beside(others: Mapping[str, str]) -> type[ReportingCommand]:
+    """The class of a command whose help lists `others`, by name, with the first sentence of what they do."""
+    rows = {name: text.partition(".")[0].replace("\n", " ") + "." for name, text in others.items()}
+    return type("CommandBesideOthers", (ReportingCommand,), {"others": rows})
+
+
 def make_app(help: str | None = None) -> typer.Typer:
     """An app without commands. `help` describes an app of several commands, and is shown when no command is given.
     Pretty tracebacks are off, because they print the values of variables, which may be a user's text.
@@ -72,7 +99,7 @@ def make_app(help: str | None = None) -> typer.Typer:
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_COLUMNS},
     )
 
 
@@ -109,6 +136,7 @@ def _option(flag: Flag, default: Any) -> Any:
         *([flag.short] if flag.short else []),
         envvar=flag.variable,
         help=flag.help,
+        rich_help_panel=flag.topic or None,
         hidden=flag.hidden,
         min=flag.min,
         max=flag.max,

@@ -27,7 +27,7 @@ from text_generation_common.flags.programs import LAUNCHER, ProgramFlags
 from text_generation_common.logs import setup_logging
 from text_generation_common.places import ServerPlace
 from text_generation_common.secret_values import hide_arguments
-from text_generation_common.typer_command import WRONG_USAGE, ReportingCommand, make_app, taking
+from text_generation_common.typer_command import WRONG_USAGE, ReportingCommand, beside, make_app, taking
 from text_generation_common.version import own_version
 from text_generation_launcher import commands, model
 from text_generation_launcher.claims import allow_open_files, claim_port, claim_sockets
@@ -43,10 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("text_generation_launcher")
 
 HELP = """Serve a model over HTTP: one router, and one shard per device. With --api-workers, --replicas, --engine-only
-or --engines: several fronts and copies of the model, on one machine or many.
-
-`text-generation-launcher certs` makes certificates for ports between machines instead; `scale`, `replicas` and
-`restart-fronts` are commands to a launcher that runs."""
+or --engines: several fronts and copies of the model, on one machine or many."""
 CERTS_HELP = """Make a deployment's CA, and for each HOST a certificate and key of each role: DIR/ROLE/HOST.
 
 HOST is an IP address or a DNS name, as other machines call it; `*.NAME` stands for each name with one more label. A
@@ -92,7 +89,7 @@ def command_line(run_with: Callable[[LauncherConfig], int], environ: Mapping[str
 
     app = make_app()
     command = taking(launch, LAUNCHER, LauncherConfig, [VERSION])
-    app.command(cls=ReportingCommand, help=HELP)(command)
+    app.command(cls=beside(OTHERS), help=HELP)(command)
     return app
 
 
@@ -149,6 +146,12 @@ def _command_line(
     return app
 
 
+OTHERS: Mapping[str, str] = {
+    "certs": CERTS_HELP,
+    "scale": SCALE_HELP,
+    "replicas": REPLICAS_HELP,
+    "restart-fronts": RESTART_HELP,
+}
 COMMANDS: Mapping[str, Callable[[], typer.Typer]] = {
     "certs": certs_command_line,
     "scale": scale_command_line,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from text_generation_common.flags.cluster import ClusterFlags
 from text_generation_common.flags.declaration import flag
 from text_generation_common.flags.http import AccessFlags, HttpFlags
-from text_generation_common.flags.kinds import LoadFormat, TrueFalse
+from text_generation_common.flags.kinds import LoadFormat, Topic, TrueFalse
 from text_generation_common.flags.model import (
     CacheFlags,
     ComputeFlags,
@@ -34,22 +34,28 @@ class LauncherConfig:
     files: FileFlags = FileFlags()
     cache: CacheFlags = CacheFlags()
     compute: ComputeFlags = ComputeFlags()
-    sharded: TrueFalse | None = flag(None, "Whether to spread the model over several shards.")
-    num_shard: int | None = flag(None, "Number of shards, on GPUs or CPUs; the number of visible GPUs when not given.")
+    sharded: TrueFalse | None = flag(None, "Whether to spread the model over several shards.", topic=Topic.COMPUTING)
+    num_shard: int | None = flag(
+        None, "Number of shards, on GPUs or CPUs; the number of visible GPUs when not given.", topic=Topic.COMPUTING
+    )
     shard_uds_path: str | None = flag(
-        None, "Path prefix of the shards' sockets, `<prefix>-<rank>`; a private folder for each port when not given."
+        None,
+        "Path prefix of the shards' sockets, `<prefix>-<rank>`; a private folder for each port when not given.",
+        topic=Topic.COMPUTING,
     )
     shard: ShardFlags = ShardFlags()
     requests: RequestFlags = RequestFlags()
     formats: FormatFlags = FormatFlags()
     tokens: TokenFlags = TokenFlags()
-    max_input_length: int | None = flag(None, "Old name of --max-input-tokens.", min=0, positive=True)
+    max_input_length: int | None = flag(
+        None, "Old name of --max-input-tokens.", topic=Topic.SCHEDULING, min=0, positive=True
+    )
     scheduling: SchedulingFlags = SchedulingFlags()
     http: HttpFlags = HttpFlags()
     cluster: ClusterFlags = ClusterFlags()
     access: AccessFlags = AccessFlags()
     process: ProcessFlags = ProcessFlags()
-    env: bool = flag(False, "Log versions, platform and GPUs, then serve.", short="-e", env=False)
+    env: bool = flag(False, "Log versions, platform and GPUs, then serve.", topic=Topic.LOGS, short="-e", env=False)
     tracing: TracingFlags = TracingFlags()
     absent: AbsentFlags = AbsentFlags()
     absent_of_shards: AbsentShardFlags = AbsentShardFlags()

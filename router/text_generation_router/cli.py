@@ -13,7 +13,7 @@ from text_generation_common import faults
 from text_generation_common.flags.declaration import from_values
 from text_generation_common.flags.programs import ROUTER
 from text_generation_common.logs import setup_logging
-from text_generation_common.typer_command import ReportingCommand, lasting, make_app, taking
+from text_generation_common.typer_command import ReportingCommand, beside, lasting, make_app, taking
 from text_generation_common.version import own_version
 from text_generation_router.config import RouterFlags
 from text_generation_router.errors import InferenceError, ShardsError, StartError
@@ -40,11 +40,10 @@ def print_schema() -> None:
     print(json.dumps(document_of(Interface(version=own_version()))))
 
 
-HELP = """Serve text generation over HTTP, computed by the shards behind a unix socket.
-
-`text-generation-router print-schema` prints the OpenAPI document instead."""
+HELP = "Serve text generation over HTTP, computed by the shards behind a unix socket."
 app = make_app()
-app.command(cls=ReportingCommand, help=HELP)(taking(route, ROUTER, RouterFlags))
+others = {"print-schema": print_schema.__doc__ or ""}
+app.command(cls=beside(others), help=HELP)(taking(route, ROUTER, RouterFlags))
 schema_app = make_app()
 schema_app.command("print-schema", cls=ReportingCommand)(print_schema)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from text_generation_common.flags.cluster import EngineListFlags, SecurityFlags
 from text_generation_common.flags.declaration import REQUIRED, borrowed, flag
 from text_generation_common.flags.http import AccessFlags, HttpFlags
+from text_generation_common.flags.kinds import Topic
 from text_generation_common.flags.model import CacheFlags, FileFlags, FormatFlags, NameFlags
 from text_generation_common.flags.process import AbsentFlags, InheritedFlags, ProcessFlags, TracingFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
@@ -23,7 +24,7 @@ IMAGE_BYTES = 1_073_741_824
 class RouterFlags:
     """The router's command line. `resolve.py` makes a `RouterConfig` of it."""
 
-    tokenizer_name: str = flag(REQUIRED, "Local directory or hub id.")
+    tokenizer_name: str = flag(REQUIRED, "Local directory or hub id.", topic=Topic.MODEL)
     names: NameFlags = NameFlags()
     files: FileFlags = FileFlags()
     weights_cache_override: str | None = borrowed(CacheFlags, "weights_cache_override")
@@ -32,10 +33,14 @@ class RouterFlags:
     tokens: TokenFlags = TokenFlags()
     scheduling: SchedulingFlags = SchedulingFlags()
     http: HttpFlags = HttpFlags()
-    listen_fd: int | None = flag(None, "A bound socket to listen on; replaces --hostname and --port.", env=False, min=0)
+    listen_fd: int | None = flag(
+        None, "A bound socket to listen on; replaces --hostname and --port.", topic=Topic.HTTP, env=False, min=0
+    )
     access: AccessFlags = AccessFlags()
     master_shard_uds_path: str | None = flag(
-        None, "The first shard's socket; the socket in the folder of --port when not given."
+        None,
+        "The first shard's socket; the socket in the folder of --port when not given.",
+        topic=Topic.COMPUTING,
     )
     engine_list: EngineListFlags = EngineListFlags()
     engines_by_launcher: bool = flag(

@@ -10,7 +10,7 @@ from typing import Any
 from text_generation_common.flags.cluster import EngineOnlyFlags, SecurityFlags
 from text_generation_common.flags.declaration import REQUIRED, borrowed, flag, from_values
 from text_generation_common.flags.http import HttpFlags
-from text_generation_common.flags.kinds import LoadFormat
+from text_generation_common.flags.kinds import LoadFormat, Topic
 from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ModelFlags, ShardFlags
 from text_generation_common.flags.process import InheritedFlags, ProcessFlags
 from text_generation_common.flags.programs import ROUTER
@@ -27,7 +27,7 @@ class EngineFlags:
     """The engine's command line."""
 
     tokenizer_name: str = borrowed(RouterFlags, "tokenizer_name")
-    address: str = flag(REQUIRED, "Where fronts connect: unix:///PATH or HOST:PORT.", env=False)
+    address: str = flag(REQUIRED, "Where fronts connect: unix:///PATH or HOST:PORT.", topic=Topic.CLUSTER, env=False)
     files: FileFlags = FileFlags()
     weights_cache_override: str | None = borrowed(CacheFlags, "weights_cache_override")
     load_format: LoadFormat = borrowed(ModelFlags, "load_format")

@@ -30,7 +30,7 @@ from text_generation_common.flags.model import CacheFlags
 from text_generation_common.flags.programs import SHARD
 from text_generation_common.logs import setup_logging
 from text_generation_common.memory import is_out_of_memory, refused_while_loading
-from text_generation_common.typer_command import lasting, make_app, taking
+from text_generation_common.typer_command import ReportingCommand, lasting, make_app, taking
 from text_generation_server.config import DownloadFlags, ServeFlags, ShardConfig, ShardVariables, graph_sizes
 from text_generation_server.errors import OptionError
 
@@ -102,10 +102,11 @@ def quantize(arguments: Annotated[list[str] | None, typer.Argument(metavar="MODE
 
 
 app = make_app("The part of the server that runs the model, and commands to prepare a model's weights.")
-app.command("serve", help="Run one shard of a model whose files are on this machine.")(taking(serve, SHARD, ServeFlags))
-app.command("download-weights", help="Download a model, convert its weights if needed, and check them.")(
-    taking(download_weights, SHARD, DownloadFlags)
-)
+for name, run, flags, text in (
+    ("serve", serve, ServeFlags, "Run one shard of a model whose files are on this machine."),
+    ("download-weights", download_weights, DownloadFlags, "Download a model, convert and check its weights."),
+):
+    app.command(name, cls=ReportingCommand, help=text)(taking(run, SHARD, flags))
 app.command(context_settings={"ignore_unknown_options": True})(quantize)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from text_generation_common.flags.declaration import borrowed, flag
 from text_generation_common.flags.http import HttpFlags
-from text_generation_common.flags.kinds import LoadFormat
+from text_generation_common.flags.kinds import LoadFormat, Topic
 from text_generation_common.flags.model import ComputeFlags, FileFlags, ModelFlags, ShardFlags
 from text_generation_common.flags.process import (
     AbsentFlags,
@@ -26,7 +26,7 @@ class CommandFlags:
     model_id: str = borrowed(ModelFlags, "model_id")
     revision: str | None = borrowed(FileFlags, "revision")
     load_format: LoadFormat = borrowed(ModelFlags, "load_format")
-    logger_level: str = flag("INFO", "error, warn, info, debug, or a filter like info,NAME=debug.")
+    logger_level: str = flag("INFO", "error, warn, info, debug, or a filter like info,NAME=debug.", topic=Topic.LOGS)
     trust_remote_code: bool = borrowed(AbsentFlags, "trust_remote_code")
 
 
@@ -37,8 +37,10 @@ class ServeFlags:
     command: CommandFlags
     process: ProcessFlags = ProcessFlags()
     compute: ComputeFlags = ComputeFlags()
-    sharded: bool = flag(False, "Be one rank of a group; needs RANK and WORLD_SIZE.", off=True)
-    uds_path: str | None = flag(None, "Listen on unix://UDS_PATH-RANK; in the folder of --port when not given.")
+    sharded: bool = flag(False, "Be one rank of a group; needs RANK and WORLD_SIZE.", topic=Topic.COMPUTING, off=True)
+    uds_path: str | None = flag(
+        None, "Listen on unix://UDS_PATH-RANK; in the folder of --port when not given.", topic=Topic.COMPUTING
+    )
     port: int = borrowed(HttpFlags, "port")
     max_input_tokens: int | None = borrowed(TokenFlags, "max_input_tokens")
     disable_grammar_support: bool = borrowed(RequestFlags, "disable_grammar_support")

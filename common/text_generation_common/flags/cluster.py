@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from text_generation_common.flags.declaration import flag
+from text_generation_common.flags.kinds import Topic
 
 MAX_WORKERS, MAX_LOCAL_REPLICAS, MAX_REPLICAS = 64, 64, 1024
 # With --ray several engines may run on one machine: each serves its metrics on the first free port of this many.
@@ -24,6 +26,7 @@ class Way(Enum):
 class SecurityFlags:
     """How ports between machines are protected."""
 
+    TOPIC: ClassVar = Topic.CLUSTER
     tls_dir: str | None = flag(
         None,
         "Folder with certificates for ports between machines, made by `text-generation-launcher certs`: that of this "
@@ -39,6 +42,7 @@ class SecurityFlags:
 class EngineListFlags:
     """Where a front finds its engines."""
 
+    TOPIC: ClassVar = Topic.CLUSTER
     engines: tuple[str, ...] = flag(
         (), "Addresses of engines, HOST:PORT with commas between, may be repeated: serve HTTP only, for these engines."
     )
@@ -65,6 +69,7 @@ class EngineListFlags:
 class EngineOnlyFlags:
     """A replica for fronts elsewhere."""
 
+    TOPIC: ClassVar = Topic.CLUSTER
     engine_only: bool = flag(False, "Serve fronts on other machines, at --engine-address, and no HTTP.")
     engine_address: str | None = flag(
         None, "HOST:PORT for the fronts of --engine-only, as they reach this machine; port 0: the kernel chooses one."
@@ -97,6 +102,7 @@ class EngineOnlyFlags:
 class RayFlags:
     """Replicas on the machines of a Ray cluster."""
 
+    TOPIC: ClassVar = Topic.CLUSTER
     ray: str | None = flag(
         None,
         "HOST:PORT of a Ray cluster's head, or `auto` for the cluster that this machine is in: the --replicas run on "
@@ -117,6 +123,7 @@ class RayFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFlags:
+    TOPIC: ClassVar = Topic.CLUSTER
     api_workers: int = flag(
         0,
         "Number of processes that serve HTTP on the port (fronts), beside the engines; 0: one process does both, or, "

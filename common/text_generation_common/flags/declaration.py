@@ -28,6 +28,7 @@ class Flag:
     type: Any = None
     default: object
     help: str
+    topic: str = ""  # the heading in --help; that of the group when not given
     short: str | None = None
     # Whether there is an environment variable with the usual name; or its name if it is another one.
     env: bool | str = True
@@ -79,7 +80,10 @@ def flag(default: object, help: str, **about: Any) -> Any:
 
 def borrowed(group: type, name: str) -> Any:
     """A flag of another group, for a program that has this flag but not the group."""
-    return next(field(default=item.default, metadata=item.metadata) for item in fields(group) if item.name == name)
+    [found] = [item for item in fields(group) if item.name == name]
+    declared = found.metadata["flag"]
+    topic = declared.topic or getattr(group, "TOPIC", "")
+    return field(default=found.default, metadata={"flag": replace(declared, topic=topic)}, repr=found.repr)
 
 
 def flag_name(name: str) -> str:
@@ -95,13 +99,16 @@ def single_type(kind: Any) -> Any:
     return next(part for part in get_args(kind) if part is not type(None)) if isinstance(kind, UnionType) else kind
 
 
-def flags_of(config_class: Any) -> Iterator[Flag]:
-    """The flags of a dataclass, and of the groups in it, in the order of the fields."""
+def flags_of(config_class: Any, topic: str = "") -> Iterator[Flag]:
+    """The flags of a dataclass, and of the groups in it, in the order of the fields. A group's TOPIC is that of its
+    flags and groups which have none; `topic` is that of a class without TOPIC."""
+    topic = getattr(config_class, "TOPIC", topic)
     for item in fields(config_class):
         if is_dataclass(item.type):
-            yield from flags_of(item.type)
+            yield from flags_of(item.type, topic)
         elif "flag" in item.metadata:
-            yield replace(item.metadata["flag"], name=item.name, type=item.type)
+            declared = item.metadata["flag"]
+            yield replace(declared, name=item.name, type=item.type, topic=declared.topic or topic)
 
 
 def values_of(config: Any) -> dict[str, Any]:

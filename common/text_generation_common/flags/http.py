@@ -1,12 +1,15 @@
 """Flags of the HTTP server: where it listens, which callers it serves, and what connections may do."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from text_generation_common.flags.declaration import flag
+from text_generation_common.flags.kinds import Topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpFlags:
+    TOPIC: ClassVar = Topic.HTTP
     hostname: str = flag(
         "0.0.0.0",
         "IP address to listen on, or a name of this machine. A name in the environment's HOSTNAME is every address.",
@@ -43,6 +46,7 @@ class HttpFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessFlags:
+    TOPIC: ClassVar = Topic.KEYS
     api_key: tuple[str, ...] = flag(
         (),
         "Key that clients must send as `Authorization: Bearer KEY`, may be repeated; in the environment, which `ps` "

@@ -1,6 +1,21 @@
-"""Types of flags whose value is a choice."""
+"""Types of flags whose value is a choice; and the topics of flags."""
 
 from enum import StrEnum
+
+
+class Topic(StrEnum):
+    """Under which heading `--help` lists a flag."""
+
+    MODEL = "Model"
+    COMPUTING = "Computing"
+    REQUESTS = "What requests may ask for"
+    FORMATS = "Tools and reasoning"
+    SCHEDULING = "Memory and scheduling"
+    HTTP = "HTTP"
+    KEYS = "Keys and addresses of clients"
+    CLUSTER = "Several processes and machines"
+    LOGS = "Logs and traces"
+    ABSENT = "Of TGI, without effect or not supported"
 
 
 class TrueFalse(StrEnum):

@@ -3,6 +3,7 @@
 # ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from text_generation_common.flags.declaration import flag
 from text_generation_common.flags.kinds import (
@@ -14,6 +15,7 @@ from text_generation_common.flags.kinds import (
     ReasoningStyle,
     RopeScalingKind,
     ToolCallFormat,
+    Topic,
 )
 
 DEMO_MODEL = "demo"
@@ -21,6 +23,7 @@ DEMO_MODEL = "demo"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlags:
+    TOPIC: ClassVar = Topic.MODEL
     model_id: str = flag(
         DEMO_MODEL,
         "Hub id or local directory; `demo` is the small model that ships with the package.",
@@ -34,6 +37,7 @@ class ModelFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameFlags:
+    TOPIC: ClassVar = Topic.MODEL
     # This flag is vLLM's and SGLang's; TGI has none like it.
     served_model_name: str | None = flag(
         None, "Name of the model for clients of /v1; the hub id or the folder's name when not given."
@@ -42,6 +46,7 @@ class NameFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFlags:
+    TOPIC: ClassVar = Topic.MODEL
     revision: str | None = flag(None, "Branch, tag or commit of a hub model.")
     tokenizer_config_path: str | None = flag(None, "A tokenizer_config.json whose chat template replaces the model's.")
 
@@ -50,12 +55,14 @@ class FileFlags:
 class CacheFlags:
     """Flags that say where model files are on this machine. Every process reads them from the environment."""
 
+    TOPIC: ClassVar = Topic.MODEL
     huggingface_hub_cache: str | None = flag(None, "Folder of the Hugging Face hub's cache.")
     weights_cache_override: str | None = flag(None, "Folder that holds the model's files; nothing is downloaded.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeFlags:
+    TOPIC: ClassVar = Topic.COMPUTING
     dtype: Dtype | None = flag(
         None, "Type to compute in: float32, bfloat16 or float16; the checkpoint's type when not given."
     )
@@ -75,6 +82,7 @@ class ComputeFlags:
 class ShardFlags:
     """Flags that shards read from their environment, as TGI's shards do."""
 
+    TOPIC: ClassVar = Topic.COMPUTING
     rope_scaling: RopeScalingKind | None = flag(None, "Stretch rotary positions beyond the trained context.")
     rope_factor: float | None = flag(None, "Factor by which positions are stretched; 1.0 with --rope-scaling alone.")
     watermark_gamma: float | None = flag(
@@ -98,6 +106,7 @@ class ShardFlags:
 class FormatFlags:
     """How the model writes what is not plain text. TGI has none like them."""
 
+    TOPIC: ClassVar = Topic.FORMATS
     tool_call_format: ToolCallFormat = flag(
         ToolCallFormat.auto,
         "How the model writes calls of tools; auto: as its chat template shows. none: a grammar makes the calls.",

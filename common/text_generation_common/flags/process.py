@@ -2,13 +2,16 @@
 
 import importlib.util
 from dataclasses import dataclass
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from text_generation_common.flags.declaration import flag
+from text_generation_common.flags.kinds import Topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFlags:
+    TOPIC: ClassVar = Topic.LOGS
     json_output: bool = flag(False, "Write each log line as one JSON object.")
     # Used by tests of this project. It has no environment variable, because a variable can be inherited by accident.
     testing: bool = flag(False, "Let processes fail at the places that FAILPOINTS names.", env=False, hidden=True)
@@ -24,6 +27,7 @@ class InheritedFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingFlags:
+    TOPIC: ClassVar = Topic.LOGS
     otlp_endpoint: str | None = flag(
         None,
         "Send a trace of each request to this collector, by OTLP over gRPC, as in http://localhost:4317; needs the "
@@ -41,6 +45,7 @@ class TracingFlags:
 class AbsentFlags:
     """Flags of TGI's launcher and router whose features are missing: refused, or accepted without effect."""
 
+    TOPIC: ClassVar = Topic.ABSENT
     trust_remote_code: bool = flag(
         False, "Not supported yet: code from a model repository is never run.", refused_except=(False,)
     )
@@ -63,6 +68,7 @@ class AbsentFlags:
 class AbsentShardFlags:
     """Flags of TGI's shards whose features are missing: refused, or accepted without effect."""
 
+    TOPIC: ClassVar = Topic.ABSENT
     speculate: int | None = flag(None, "Not supported yet; 0 is off.", min=0, refused_except=(None, 0))
     lora_adapters: str | None = flag(None, "Not supported yet.", refused_except=(None, ""))
     disable_custom_kernels: bool = flag(

@@ -3,9 +3,10 @@
 # ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from text_generation_common.flags.declaration import flag
-from text_generation_common.flags.kinds import AdmissionMode, CacheScope, GenerationConfig
+from text_generation_common.flags.kinds import AdmissionMode, CacheScope, GenerationConfig, Topic
 
 # The default of max_batch_prefill_tokens, for models with a longer context than this.
 PREFILL_TOKENS = 4096
@@ -13,6 +14,7 @@ PREFILL_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFlags:
+    TOPIC: ClassVar = Topic.REQUESTS
     validation_workers: int = flag(
         2,
         "Number of threads that tokenize; one more is for long texts that cannot be cut.",
@@ -57,6 +59,7 @@ class RequestFlags:
 class TokenFlags:
     """Limits on tokens. A limit that is None is chosen when the shards have warmed up."""
 
+    TOPIC: ClassVar = Topic.SCHEDULING
     max_input_tokens: int | None = flag(
         None, "Longest prompt, in tokens; found at warm-up when not given.", min=0, positive=True
     )
@@ -85,6 +88,7 @@ class SchedulingFlags:
     for each running request, or after `max_waiting_tokens` decode steps.
     """
 
+    TOPIC: ClassVar = Topic.SCHEDULING
     waiting_served_ratio: float = flag(
         0.3, "Ratio of waiting to running requests at which prompts join the batch.", min=0
     )

@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from text_generation_common.flags.declaration import flags_of, single_type, values_of
-from text_generation_common.flags.kinds import AdmissionMode, Dtype, TrueFalse
+from text_generation_common.flags.kinds import AdmissionMode, Dtype, Topic, TrueFalse
 from text_generation_common.flags.programs import LAUNCHER
 from text_generation_common.version import own_version
+from text_generation_launcher import cli
 from text_generation_launcher.cli import command_line
 from text_generation_launcher.config import LauncherConfig
 
@@ -147,6 +148,25 @@ def test_help_has_every_flag_with_its_environment_name():
         assert f"env var: {name.replace('-', '_').upper()}" in text
 
 
+def test_help_lists_flags_by_topic_and_other_commands_by_name():
+    result, _ = invoke("--help")
+    [_, *parts] = re.split(r"^(\S.*):$", result.stdout, flags=re.MULTILINE)
+    rows = {heading: re.findall(r"^  (?:-\w, )?([\w-]+)", text, re.MULTILINE) for heading, text in by_two(parts)}
+    assert list(rows) == [*Topic, "Options", "Commands"]
+    assert rows["Options"] == ["--version", "--help"] and rows["Commands"] == list(cli.COMMANDS)
+    assert max(map(len, rows.values())) <= 25
+    assert "--model-id" in rows[Topic.MODEL] and "--num-shard" in rows[Topic.COMPUTING]
+
+
+def by_two(values):
+    return zip(values[::2], values[1::2], strict=True)
+
+
+def test_help_of_a_command_with_few_flags_has_no_topics():
+    text = CliRunner().invoke(cli.scale_command_line(), ["--help"]).stdout
+    assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == ["Arguments", "Options"]
+
+
 @pytest.mark.parametrize(("name", "default"), ALL_FLAGS.items())
 def test_default_is_tgi_s(name, default):
     value = values_of(config_of())[name.replace("-", "_")]
@@ -263,7 +283,7 @@ def test_the_version_of_code_that_is_not_installed_is_zero(monkeypatch):
     assert own_version() == "0.0.0"
 
 
-def test_help_answers_in_half_a_second():
+def test_help_answers_in_two_fifths_of_a_second():
     """Measures processor time and takes the best of five runs, because the machine may be busy with other work."""
     times_s = []
     for _ in range(5):
@@ -271,7 +291,7 @@ def test_help_answers_in_half_a_second():
         subprocess.run([sys.executable, "-m", "text_generation_launcher.cli", "--help"], **quiet(), check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(times_s) < 0.5
+    assert min(times_s) < 0.4
 
 
 def test_the_launcher_loads_nothing_heavy_and_nothing_of_router_or_server():
