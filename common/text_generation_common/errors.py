@@ -9,6 +9,10 @@ CommandError                      ShardError
 └── … of the launcher             └── … of the shard
 """
 
+import signal
+
+INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C, as shells have it
+
 
 def first_line(error: BaseException) -> str:
     """The first line of a library's error, or the name of its class if it says nothing."""

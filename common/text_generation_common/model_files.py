@@ -34,6 +34,10 @@ LIMITS_MIB: Mapping[str, int] = {
 LIMIT_MIB = 8
 
 
+# How the small text begins that git leaves in the place of a large file when git-lfs is not installed.
+LFS_START = b"version https://git-lfs.github.com/spec/"
+
+
 class ModelFileError(Exception):
     """A file of a model cannot be used. The text is one line: the file, why it cannot be used, and what to do."""
 
@@ -67,15 +71,23 @@ def find_json_object(path: Path) -> dict[str, Any] | None:
 
 def read_model_file(path: Path) -> bytes:
     """The file's content. Raises MissingFileError if there is no such file, and ModelFileError if the file cannot be
-    read, is not regular, or is too large.
+    read, is not regular, is too large, or was not fetched by git-lfs.
     """
     try:
-        return _read(path)
+        content = _read(path)
     except FileNotFoundError:
         raise MissingFileError(f"{path.parent} has no {path.name}: is it the directory of a model?") from None
     except OSError as error:
         reason = error.strerror or error
         raise ModelFileError(f"{path} cannot be read ({reason}): repair it, or download it again") from None
+    if content.startswith(LFS_START):
+        raise ModelFileError(not_fetched(path))
+    return content
+
+
+def not_fetched(path: Path) -> str:
+    """An error's text about a file that begins with LFS_START."""
+    return f"{path} is a pointer of git-lfs in the place of the file: run `git lfs pull` in its folder"
 
 
 def _read(path: Path) -> bytes:

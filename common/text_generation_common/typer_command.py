@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import EnumType
 from pathlib import Path
@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 
 from text_generation_common import report
 from text_generation_common.addresses import resolved
+from text_generation_common.errors import INTERRUPTED
 from text_generation_common.flags.declaration import REQUIRED, Flag, single_type
 from text_generation_common.flags.kinds import Topic
 from text_generation_common.flags.programs import ProgramFlags
@@ -36,9 +37,11 @@ _NEAR = re.compile(r" (?:\(Possible options: |Did you mean )(.*?)[)?]?$")
 
 class ReportingCommand(TyperCommand):
     """A command that reports wrong usage in two lines, the cause first, and not after the way to call it. Its help has
-    the flags by topic, and `others`: commands beside it, and what they do."""
+    the flags by topic, and `others`: commands beside it, and what they do. `foreign`: what to do in the place of words
+    that are flags of other programs."""
 
     others: Mapping[str, str] = {}
+    foreign: Mapping[str, str] = {}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Arguments", *Topic, OTHER_FLAGS)}
@@ -60,31 +63,36 @@ class ReportingCommand(TyperCommand):
         except UsageError as error:
             words = more.get("args") or (args[0] if args else None) or sys.argv[1:]
             program = more.get("prog_name") or Path(sys.argv[0]).name
-            typer.echo(_usage_error(error, program, "--json-output" in words), err=True)
+            typer.echo(_usage_error(error, program, words, self.foreign), err=True)
             sys.exit(WRONG_USAGE)
-        except typer.Abort:
-            sys.exit(1)
+        except typer.Abort:  # Ctrl-C
+            sys.exit(INTERRUPTED)
         sys.exit(status if isinstance(status, int) else 0)
 
 
-def _usage_error(error: Any, program: str, json_output: bool) -> str:
+def _usage_error(error: Any, program: str, words: Sequence[str], foreign: Mapping[str, str]) -> str:
     text = " ".join(error.format_message().split()).removesuffix(".").replace("Value error, ", "")
     found = _NEAR.search(text)
     cause, near = (text, "") if found is None else (text[: found.start()], found[1])
     cause, hint = report.parted(cause)
-    if near:
+    given = [word.partition("=")[0] for number, word in enumerate(words) if number == 0 or word.startswith("-")]
+    if other := next(filter(foreign.__contains__, given), None):
+        # Of `-ngl`, the parser would name `-n`.
+        cause, hint = f"{'No such option' if other.startswith('-') else 'No such command'}: {other}", foreign[other]
+    elif near:
         hint = f"did you mean {near}?"
     elif "unexpected extra argument" in cause and error.ctx is not None:
         hint = f"each value needs its flag, such as {error.ctx.command.params[0].opts[0]}"
     every = f"`{program} --help` lists all flags"
     hint = f"{hint}{'' if hint.endswith('?') else ';'} {every}" if hint else every
-    return report.told(cause, hint, "UsageError", json_output)
+    return report.told(cause, hint, "UsageError", "--json-output" in words)
 
 
-def beside(others: Mapping[str, str]) -> type[ReportingCommand]:
-    """The class of a command whose help lists `others`, by name, with the first sentence of what they do."""
+def beside(others: Mapping[str, str], foreign: Mapping[str, str] | None = None) -> type[ReportingCommand]:
+    """The class of a command whose help lists `others`, by name, with the first sentence of what they do. `foreign`:
+    see ReportingCommand."""
     rows = {name: text.partition(".")[0].replace("\n", " ") + "." for name, text in others.items()}
-    return type("CommandBesideOthers", (ReportingCommand,), {"others": rows})
+    return type("CommandBesideOthers", (ReportingCommand,), {"others": rows, "foreign": foreign or {}})
 
 
 def make_app(help: str | None = None) -> typer.Typer:

@@ -18,7 +18,7 @@ import typer
 from text_generation_common import faults, places, report
 from text_generation_common.addresses import mention_openness
 from text_generation_common.cluster import block_key
-from text_generation_common.errors import CommandError, WrongUsage
+from text_generation_common.errors import INTERRUPTED, CommandError, WrongUsage
 from text_generation_common.flags.cluster import MAX_LOCAL_REPLICAS, Way
 from text_generation_common.flags.declaration import from_environment, from_values, values_of
 from text_generation_common.flags.model import DEMO_MODEL
@@ -33,8 +33,9 @@ from text_generation_launcher import commands, model
 from text_generation_launcher.claims import allow_open_files, claim_port, claim_sockets
 from text_generation_launcher.config import LauncherConfig, LaunchPlan
 from text_generation_launcher.janitor import Janitor, fork_janitor
+from text_generation_launcher.mistakes import FOREIGN
 from text_generation_launcher.resolve import resolve
-from text_generation_launcher.supervisor import INTERRUPTED, Supervisor
+from text_generation_launcher.supervisor import Supervisor
 from text_generation_launcher.terminal import write_for_people
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def command_line(run_with: Callable[[LauncherConfig], int], environ: Mapping[str
 
     app = make_app()
     command = taking(launch, LAUNCHER, LauncherConfig, [VERSION])
-    app.command(cls=beside(OTHERS), help=HELP)(command)
+    app.command(cls=beside(OTHERS, FOREIGN), help=HELP)(command)
     return app
 
 

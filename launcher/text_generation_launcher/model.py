@@ -11,6 +11,7 @@ from text_generation_common.model_files import ModelFileError, demo_directory, i
 from text_generation_common.weights.headers import file_names, weight_files
 from text_generation_common.weights.names import GGUF, GGUF_HINT, GGUF_REASON, only_gguf
 from text_generation_common.weights.tokenizer_files import FILE
+from text_generation_launcher import mistakes
 from text_generation_launcher.config import LaunchPlan
 
 
@@ -23,12 +24,18 @@ def locate(model_id: str, weights_cache_override: str | None) -> str:
     directory = demo_directory() if model_id == DEMO_MODEL else local_folder(model_id)
     served = Path(weights_cache_override) if weights_cache_override else directory
     if served is not None:
+        mistakes.refuse_folder(served)
         _refuse_gguf(served)
         _refuse_quantized(served)
     if directory is not None:
         read_json(directory / "config.json")
         return str(directory.absolute())
     _refuse_file(Path(model_id))
+    mistakes.refuse_form(model_id)
+    if model_id.lower() == DEMO_MODEL:
+        raise ArgumentValidation(
+            f"--model-id {model_id} is neither a folder nor a hub id", f"did you mean {DEMO_MODEL}?"
+        )
     if not is_hub_id(model_id):
         raise ArgumentValidation(f"model directory {model_id} does not exist: check --model-id")
     return model_id

@@ -43,8 +43,11 @@ GIB = 2**30
 # The layers of a text model as the types that transformers computes name them, and their number in config.json.
 LAYER = re.compile(r"(?:(?:model|transformer|gpt_neox|decoder|model\.decoder)\.)?(?:layers|h|blocks)\.(\d{1,5})\.")
 NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-# Lower bounds of what a shard on CPUs takes besides weights: of address space, mostly libraries, and of memory.
+# Lower bounds of what a shard on CPUs takes besides weights: of address space, mostly libraries, and of memory. Less is
+# refused.
 SHARD_ADDRESSES, SHARD_BYTES = GIB, 100 * 2**20
+# What a shard with a small cache was seen to take besides weights (2.17 GiB and 520 MiB). Less gets a warning.
+LIKELY_ADDRESSES, LIKELY_BYTES = 2304 * 2**20, 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,9 @@ def _check_addresses(weights: int, num_shard: int, limit: int | None) -> None:
             f"a shard needs {needed >> 20} MiB of address space at least, and `ulimit -v` allows"
             f" {limit >> 20} MiB: raise this limit"
         )
+    likely = LIKELY_ADDRESSES + weights // num_shard
+    if limit is not None and likely > limit:
+        logger.warning("`ulimit -v` may be too low: it allows %d MiB, and shards took %d", limit >> 20, likely >> 20)
 
 
 def _check_other(plan: LaunchPlan, folder: Path) -> None:
@@ -188,4 +194,8 @@ def _check_weights(plan: LaunchPlan, numbers: int, dtype: Dtype, machine: Machin
             f" {SHARD_BYTES / GIB:.1f} GiB more, and {machine.free_bytes / GIB:.1f} GiB of memory are free: choose a"
             f" smaller model{'' if is_int8 else smaller}, or a machine with more memory"
         )
+    likely = weights + LIKELY_BYTES * plan.num_shard
+    if likely > machine.free_bytes:
+        free = machine.free_bytes / GIB
+        logger.warning("Memory may not suffice: %.1f GiB are free, and such shards took %.1f GiB", free, likely / GIB)
     return weights

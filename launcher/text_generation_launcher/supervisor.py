@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from text_generation_common.errors import ArgumentValidation
+from text_generation_common.errors import INTERRUPTED, ArgumentValidation
 from text_generation_common.flags.cluster import Way
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
@@ -44,7 +44,6 @@ RESTART_SIGNAL = signal.SIGUSR2
 STOP_S: Mapping[str, float] = {"check": 0.0, "download": 10.0, "router": 5.0, "engine": 5.0, "shard": 5.0, "ray": 5.0}
 # The same for all children at once before the server has served: no request is lost.
 STOP_UNREADY_S = 0.7
-INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C, as shells have it
 
 
 class Supervisor:

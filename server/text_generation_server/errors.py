@@ -6,6 +6,7 @@
     ├── OptionError
     ├── WeightsError                of text_generation_common
     │   └── NetworkError
+    │       └── SilentHub
     ├── ModelError                  of text_generation_common
     ├── MemoryLimitError            RESOURCE_EXHAUSTED; of text_generation_common
     ├── ShardLoading                UNAVAILABLE
@@ -26,6 +27,10 @@ class OptionError(ShardError):
 
 class NetworkError(WeightsError):
     """The hub could not be reached, or the connection was lost: trying again may help."""
+
+
+class SilentHub(NetworkError):
+    """The hub has never answered."""
 
 
 class ShardLoading(ShardError):

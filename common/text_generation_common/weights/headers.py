@@ -11,7 +11,7 @@ from typing import Any
 
 from text_generation_common import quantization
 from text_generation_common.errors import WeightsError
-from text_generation_common.model_files import MIB, ModelFileError, read_json_object
+from text_generation_common.model_files import LFS_START, MIB, ModelFileError, not_fetched, read_json_object
 from text_generation_common.weights.names import INDEX, is_plain, missing_parts, safetensors_names
 
 # Weights in a quantized format are refused. It shows in config.json, in the types of tensors or in their names.
@@ -200,7 +200,11 @@ def read_header(file: Path) -> Header:
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
+            start = stream.read(len(LFS_START))
+            if start == LFS_START:
+                raise WeightsError(not_fetched(file))
+            length = int.from_bytes(start[:8], "little")
+            stream.seek(8)
             if size < 8 or length > size - 8:
                 raise WeightsError(f"{file} is broken: no safetensors header in its {size} bytes; {_AGAIN}")
             if length > MAX_HEADER_BYTES:

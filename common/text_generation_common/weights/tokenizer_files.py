@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from text_generation_common.errors import WeightsError, first_line
+from text_generation_common.model_files import LFS_START, not_fetched
 from text_generation_common.weights.names import SLOW_TOKENIZER_FILES
 
 FILE = "tokenizer.json"
@@ -35,5 +36,7 @@ def check_tokenizer(path: Path) -> None:
         first = file.read(64).lstrip()
         file.seek(max(0, os.fstat(file.fileno()).st_size - 64))
         last = file.read().rstrip()
+    if first.startswith(LFS_START):
+        raise WeightsError(not_fetched(path / FILE))
     if not (first.startswith(b"{") and last.endswith(b"}")):
         raise WeightsError(f"{path / FILE} is empty or cut off: repair it, or download it again")

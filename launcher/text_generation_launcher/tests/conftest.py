@@ -368,3 +368,12 @@ def make_model_fixture() -> Callable[..., None]:
 @pytest.fixture(name="write_weights")
 def write_weights_fixture() -> Callable[..., None]:
     return write_weights
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small model's folder."""
+    model = tmp_path / "model"
+    model.mkdir()
+    make_model(model)
+    return model

@@ -254,20 +254,40 @@ def test_the_error_of_a_child_that_is_started_again_is_logged(site):
     assert "its last lines:\nError: the disk is full: delete something" in launch.stdout
 
 
-@pytest.mark.parametrize(("role", "mode"), [("DOWNLOAD", "hang"), ("SHARD", "hang"), ("SHARD", "stubborn")])
-def test_ctrl_c_before_the_server_has_served_ends_it_with_130(site, role, mode):
-    """A stubborn child ignores SIGTERM, as a shard does that warms up."""
-    others = {"FAKE_ROUTER": "hang"} if role == "SHARD" else {}
-    launch = site.launch(**{f"FAKE_{role}": mode} | others)
-    site.wait_for_start(role.lower())
-    assert launch.end(signal.SIGINT) == 130
-    assert launch.stderr == ""
-    site.assert_no_children()
-    assert site.left_behind() == []
+def ctrl_c(site, flags, role, modes):
+    """Exit status, seconds and stderr of a launcher that gets Ctrl-C once its process of `role` runs."""
+    launch = site.launch(*flags, **modes)
+    if role is None:
+        launch.ready()
+    else:
+        site.wait_for_start(role)
+    began_s = time.monotonic()
+    return launch.end(signal.SIGINT), time.monotonic() - began_s, launch.stderr
 
 
-def test_ctrl_c_of_a_server_that_has_served_is_an_orderly_end(site):
-    assert site.launch().ready().end(signal.SIGINT) == 0
+@pytest.mark.parametrize(
+    ("flags", "role", "modes"),
+    [
+        ((), "download", {"FAKE_DOWNLOAD": "hang"}),
+        ((), "shard", {"FAKE_SHARD": "hang", "FAKE_ROUTER": "hang"}),
+        # This shard ignores SIGTERM, as one does that warms up.
+        ((), "shard", {"FAKE_SHARD": "stubborn", "FAKE_ROUTER": "hang"}),
+        ((), "router", {"FAKE_ROUTER": "hang"}),
+        (("--replicas", "2"), "engine", {"FAKE_ENGINE": "hang"}),
+        ((), None, {}),
+    ],
+)
+def test_ctrl_c_ends_a_server_in_two_seconds_with_130_before_it_has_served(site, flags, role, modes):
+    """The best of three times, because the machine may be busy with other work."""
+    times_s = []
+    while len(times_s) < 3 and min(times_s, default=2.0) >= 2.0:
+        status, took_s, told = ctrl_c(site, flags, role, modes)
+        times_s.append(took_s)
+        assert (status, told) == (0 if role is None else 130, "")
+        site.assert_no_children()
+        assert site.left_behind() == []
+        site.journal.unlink()
+    assert min(times_s) < 2.0
 
 
 def test_shards_that_cannot_share_the_heads_are_refused_before_a_child_starts(site):

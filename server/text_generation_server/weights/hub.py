@@ -37,7 +37,7 @@ from text_generation_common.version import named
 from text_generation_common.weights import names
 from text_generation_common.weights.headers import read_index, read_json, refuse_quantized
 from text_generation_common.weights.names import is_plain
-from text_generation_server.errors import NetworkError
+from text_generation_server.errors import NetworkError, SilentHub
 from text_generation_server.weights.files import HubAccess, described, local_directory
 from text_generation_server.weights.progress import Progress, Quiet, make_progress
 from text_generation_server.weights.transfer import TRANSIENT_STATUS, Blob, Retries, fetch_all
@@ -171,7 +171,7 @@ class HubSnapshot:
         return self.path
 
     def _ask(self) -> tuple[str, list[str]]:
-        with hub_errors(self._model_id, self._revision), mentioned_if_slow(self.model):
+        with hub_errors(self._model_id, self._revision, SilentHub), mentioned_if_slow(self.model):
             api = HfApi(token=self._access.token, **named())
             info = api.model_info(self._model_id, revision=self._revision, timeout=_API_TIMEOUT_S)
         if not info.sha or not _CACHE_KEY.fullmatch(info.sha):
@@ -223,8 +223,9 @@ _TRANSPORT_ERROR: type[Exception] = [base for base in HfHubHTTPError.__mro__ if 
 
 
 @contextmanager
-def hub_errors(model_id: str, revision: str | None) -> Iterator[None]:
-    """Turns huggingface_hub's errors into WeightsError, or into NetworkError if trying again may help."""
+def hub_errors(model_id: str, revision: str | None, unreachable: type[NetworkError] = NetworkError) -> Iterator[None]:
+    """Turns huggingface_hub's errors into WeightsError, or into NetworkError if trying again may help; `unreachable`
+    if there is no answer."""
     try:
         yield
     except GatedRepoError as error:
@@ -244,7 +245,7 @@ def hub_errors(model_id: str, revision: str | None) -> Iterator[None]:
         text = f"{constants.ENDPOINT} answered {status} for {described(model_id, revision)}"
         raise (NetworkError if status in TRANSIENT_STATUS else WeightsError)(text) from error
     except (LocalEntryNotFoundError, _TRANSPORT_ERROR) as error:
-        raise NetworkError(
+        raise unreachable(
             f"{constants.ENDPOINT} cannot be reached for {described(model_id, revision)} ({first_line(error)}): "
             "check the connection, then run the same command again"
         ) from error

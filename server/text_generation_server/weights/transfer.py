@@ -25,7 +25,7 @@ import httpx
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.report import parted
-from text_generation_server.errors import NetworkError
+from text_generation_server.errors import NetworkError, SilentHub
 from text_generation_server.weights.progress import Progress
 
 CONNECTIONS = 4
@@ -55,6 +55,7 @@ class Blob:
 class Retries:
     tries: int = 5
     pause_s: float = 5.0
+    silent_tries: int = 2  # before the first answer of a hub: its address, or the network, is probably wrong
 
     def run(self, action: Callable[[], T], sleep: Callable[[float], object] = time.sleep) -> T:
         """Repeats `action` after a NetworkError; after the last try the error is raised. Other errors are raised at
@@ -64,8 +65,11 @@ class Retries:
             try:
                 return action()
             except NetworkError as error:
+                tries = min(self.tries, self.silent_tries) if isinstance(error, SilentHub) else self.tries
+                if number > tries:
+                    raise
                 cause, _ = parted(str(error))
-                logger.warning("%s: try %d of %d follows in %g s", cause, number, self.tries, self.pause_s)
+                logger.warning("%s: try %d of %d follows in %g s", cause, number, tries, self.pause_s)
                 sleep(self.pause_s)
         return action()
 

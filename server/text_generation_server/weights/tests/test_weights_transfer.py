@@ -7,11 +7,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from text_generation_common.errors import WeightsError
-from text_generation_server.errors import NetworkError
+from text_generation_server.errors import NetworkError, SilentHub
 from text_generation_server.weights import progress
 from text_generation_server.weights.files import LineStyle
 from text_generation_server.weights.hub import mentioned_if_slow
@@ -110,6 +111,26 @@ def test_retries_pause_between_tries_and_not_after_the_last():
     with pytest.raises(NetworkError):
         Retries().run(fail, sleep=pauses.append)
     assert pauses == [5.0] * 4
+
+
+def test_a_hub_that_never_answers_is_told_after_two_tries_and_one_that_fails_later_after_five():
+    calls: list[type[NetworkError]] = []
+
+    def fail(kind: type[NetworkError]) -> None:
+        calls.append(kind)
+        raise kind("no")
+
+    for kind, tries in ((SilentHub, 2), (NetworkError, 5)):
+        with pytest.raises(kind):
+            Retries().run(partial(fail, kind), sleep=lambda seconds: None)
+        assert calls.count(kind) == tries
+    silent_once = iter([SilentHub("no"), NetworkError("no"), NetworkError("no"), NetworkError("no"), None])
+
+    def answer_at_last() -> None:
+        if (error := next(silent_once)) is not None:
+            raise error
+
+    Retries().run(answer_at_last, sleep=lambda seconds: None)
 
 
 def test_two_downloads_of_one_file_fetch_it_once(hub, blob):

@@ -1,0 +1,114 @@
+"""What this machine says against a start: its processor, memory and limits."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from text_generation_common.cpu_features import NEEDS
+from text_generation_common.errors import ArgumentValidation
+from text_generation_common.flags.declaration import with_flags
+from text_generation_common.flags.kinds import CpuTarget, Dtype, KvCacheDtype, Quantize
+from text_generation_launcher.config import LauncherConfig
+from text_generation_launcher.preflight import (
+    LIKELY_ADDRESSES,
+    LIKELY_BYTES,
+    SHARD_ADDRESSES,
+    SHARD_BYTES,
+    Machine,
+    check_model,
+)
+from text_generation_launcher.resolve import resolve
+from text_generation_launcher.tests.bad_starts import CONFIG, WEIGHTS
+
+
+def told_of(machine: Machine, folder: Path, **flags: object) -> str:
+    plan = resolve(with_flags(LauncherConfig(), model_id=str(folder), **flags), {})
+    with pytest.raises(ArgumentValidation) as refusal:
+        check_model(plan, folder, machine)
+    return str(refusal.value)
+
+
+GIB = 2**30
+
+
+def test_a_target_that_this_processor_lacks_is_told_with_those_that_it_has(folder: Path) -> None:
+    flags = frozenset(NEEDS["avx2"])
+    told = told_of(Machine(False, GIB, cpu_flags=flags), folder, cpu_target=CpuTarget.amx)
+    assert told.startswith("--cpu-target amx cannot be used, since this processor has no amx_bf16, ")
+    assert "choose one of avx2, portable" in told
+    for target in (None, CpuTarget.avx2, CpuTarget.portable):
+        plan = resolve(with_flags(LauncherConfig(), model_id=str(folder), cpu_target=target), {})
+        check_model(plan, folder, Machine(False, 4 * GIB, cpu_flags=flags))
+
+
+def test_limits_in_which_no_shard_can_fit_are_told_and_others_are_tried(folder: Path) -> None:
+    assert "`ulimit -v` allows 512 MiB" in told_of(Machine(False, 4 * GIB, addresses=GIB // 2), folder)
+    assert "0.0 GiB of memory are free" in told_of(Machine(False, 50 * 2**20), folder)
+    plan = resolve(with_flags(LauncherConfig(), model_id=str(folder)), {})
+    check_model(plan, folder, Machine(False, GIB, addresses=2 * GIB))
+    check_model(plan, folder, Machine(True, 0, addresses=0, cpu_flags=frozenset()))
+
+
+MARGIN = 2**20
+
+
+@pytest.mark.parametrize("num_shard", [1, 2])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"quantize": Quantize.int8},
+        {"dtype": Dtype.float32},
+        {"max_total_tokens": 64},
+        {"max_batch_total_tokens": 256, "max_total_tokens": 64, "max_batch_prefill_tokens": 64},
+    ],
+)
+@pytest.mark.parametrize("limit", ["memory", "addresses"])
+def test_a_limit_a_little_above_the_need_is_served_and_one_a_little_below_what_shards_took_is_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture, limit: str, flags: dict[str, object], num_shard: int
+) -> None:
+    plan = resolve(with_flags(LauncherConfig(), model_id=str(folder), num_shard=num_shard, **flags), {})
+
+    def warnings(number: int) -> list[str]:
+        caplog.clear()
+        machine = Machine(False, number) if limit == "memory" else Machine(False, 64 * GIB, addresses=number)
+        check_model(plan, folder, machine)
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    least, likely = (SHARD_BYTES, LIKELY_BYTES) if limit == "memory" else (SHARD_ADDRESSES, LIKELY_ADDRESSES)
+    shards = num_shard if limit == "memory" else 1
+    [warning] = warnings(shards * least + MARGIN)
+    assert ("Memory may not suffice" if limit == "memory" else "`ulimit -v` may be too low") in warning
+    assert len(warnings(shards * likely - MARGIN)) == 1 and warnings(shards * likely + MARGIN) == []
+    with pytest.raises(ArgumentValidation):
+        warnings(shards * least - MARGIN)
+
+
+@pytest.mark.parametrize(("place", "field"), [("h.", "n_layer"), ("model.layers.", "num_hidden_layers")])
+def test_the_layers_of_a_model_that_transformers_computes_must_fit_too(
+    folder: Path, write_weights: Callable[..., None], place: str, field: str
+) -> None:
+    (folder / CONFIG).write_text(json.dumps({"model_type": "seed_oss", field: 2, "dtype": "bfloat16"}))
+    names = [f"{place}0.w", f"{place}1.w", f"{place}2.w", "lm_head.weight", "vision_tower.encoder.layers.0.w"]
+    write_weights(folder / WEIGHTS, {name: (1024, 1024) for name in names})
+    enough = SHARD_BYTES + 2 * 2**21
+    assert "the weights need 0.0 GiB in bfloat16" in told_of(Machine(False, enough - 1), folder)
+    assert "the weights need 0.0 GiB in float32" in told_of(Machine(False, enough), folder, dtype=Dtype.float32)
+    assert "`ulimit -v` allows 1 MiB" in told_of(Machine(False, enough, addresses=2**20), folder)
+    plan = resolve(with_flags(LauncherConfig(), model_id=str(folder)), {})
+    for machine in (Machine(False, enough), Machine(True, 0)):
+        check_model(plan, folder, machine)
+
+
+def test_what_depends_on_a_gpu_is_left_to_the_shards(folder: Path) -> None:
+    plan = resolve(with_flags(LauncherConfig(), model_id=str(folder)), {})
+    gpu = Machine(has_gpu=True, free_bytes=0)
+    for changes in ({"quantize": Quantize.int8, "dtype": None}, {"kv_cache_dtype": KvCacheDtype.int8}):
+        check_model(with_flags(plan, **changes), folder, gpu)
+
+
+@pytest.mark.parametrize(("visible", "hidden"), [("", True), ("-1", True)])
+def test_a_gpu_that_is_hidden_is_none(visible: str, hidden: bool) -> None:
+    assert Machine.this({"CUDA_VISIBLE_DEVICES": visible}).has_gpu is not hidden
