@@ -25,6 +25,7 @@ START = [
     f"Successfully downloaded weights for /a/path/{LONG}",
     "Default `max_batch_prefill_tokens` to 2048",
     "Starting shard",
+    *("Waiting for shard to be ready..." for _ in range(3)),
     *("loaded 47 tensors, 7.6 MiB read" for _ in range(2)),
     *(f"Server started at unix:///tmp/tgi-py-0/38241/shard-{rank} (cpu, bfloat16, {KERNELS})" for rank in range(2)),
     "Shard ready in 5.215s",

@@ -1,0 +1,96 @@
+"""A first start, on a terminal: what it shows, how it ends, and that a limit a little above its need suffices."""
+
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import httpx
+import processes
+import pytest
+from server_process import LAUNCHER, START_LIMIT_S
+
+COLUMNS = 80
+# A limit of address space, as a share of the highest use that was seen.
+A_LITTLE_MORE = 1.02
+
+
+class TerminalStart:
+    """A launcher on a terminal, until it has served. `lines` are those that it shows."""
+
+    def __init__(self, addresses: int | None) -> None:
+        self._screen, end = os.openpty()
+        termios.tcsetwinsize(end, (24, COLUMNS))
+        unset = ("LOG_LEVEL", "MAX_BATCH_TOTAL_TOKENS", "COLUMNS")
+        environ = {name: value for name, value in os.environ.items() if name not in unset}
+        program = str(LAUNCHER if LAUNCHER.exists() else LAUNCHER.name)
+        self.process = subprocess.Popen(
+            [program, "--port", "0"],
+            env=environ | {"TERM": "xterm", "NO_COLOR": "1"},
+            stdin=end,
+            stdout=end,
+            stderr=end,
+            start_new_session=True,
+            preexec_fn=lambda: _limit(addresses),
+        )
+        os.close(end)
+        self.text = ""
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while not (self.lines and self.lines[-1].startswith("http://") and self.text.endswith("\n")):
+            self._read(deadline_s)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    def _read(self, deadline_s: float) -> None:
+        if not select.select([self._screen], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+            self.end()
+            raise TimeoutError(self.text)
+        self.text += os.read(self._screen, 1 << 16).decode()
+
+    def end(self) -> int:
+        """The exit status after Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(START_LIMIT_S)
+        finally:
+            os.close(self._screen)
+
+
+def _limit(addresses: int | None) -> None:
+    """Sets the limits of a new process, and lets it hear Ctrl-C, which a shell's job in the background does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if addresses is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses))
+
+
+def highest_use(launcher: int) -> int:
+    """The most bytes of address space that any process of the server has had."""
+    family = processes.living(processes.family(launcher))
+    fields = [Path(f"/proc/{process.pid}/status").read_text().split("VmPeak:") for process in family]
+    return max(int(each[1].split()[0]) for each in fields if len(each) > 1) * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_start_is_eight_lines_and_serves_with_a_limit_a_little_above_its_need() -> None:
+    start = TerminalStart(None)
+    need = highest_use(start.process.pid)
+    lines = [line for line in start.lines if "  WARNING " not in line]
+    assert start.end() == 0
+    assert len(lines) <= 8 and all(len(line) <= COLUMNS for line in lines), start.text
+    assert not set(lines[-1].removeprefix("http://localhost:")) - set("0123456789")
+
+    limited = TerminalStart(int(need * A_LITTLE_MORE))
+    try:
+        body = {"inputs": "Hi", "parameters": {"max_new_tokens": 2}}
+        answer = httpx.post(f"{limited.lines[-1]}/generate", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+    finally:
+        status = limited.end()
+    assert status == 0, limited.text
