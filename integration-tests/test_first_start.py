@@ -64,7 +64,7 @@ class TerminalStart:
 
 
 def _limit(addresses: int | None) -> None:
-    """Sets the limits of a new process, and lets it hear Ctrl-C, which a shell's job in the background does not."""
+    """Sets the limits of a new process, which receives Ctrl-C even if this process was started to ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if addresses is not None:
         resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses))

@@ -9,9 +9,7 @@ CommandError                      ShardError
 └── … of the launcher             └── … of the shard
 """
 
-import signal
-
-INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C, as shells have it
+INTERRUPTED = 130  # exit status after Ctrl-C: 128 + SIGINT, as shells have it
 
 
 def first_line(error: BaseException) -> str:

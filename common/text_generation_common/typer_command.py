@@ -77,7 +77,7 @@ def _usage_error(error: Any, program: str, words: Sequence[str], foreign: Mappin
     cause, hint = report.parted(cause)
     given = [word.partition("=")[0] for number, word in enumerate(words) if number == 0 or word.startswith("-")]
     if other := next(filter(foreign.__contains__, given), None):
-        # Of `-ngl`, the parser would name `-n`.
+        # The parser reads `-ngl` as `-n`, `-g` and `-l`.
         cause, hint = f"{'No such option' if other.startswith('-') else 'No such command'}: {other}", foreign[other]
     elif near:
         hint = f"did you mean {near}?"

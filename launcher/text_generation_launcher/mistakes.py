@@ -73,7 +73,7 @@ FOREIGN: Mapping[str, str] = {
 
 
 def refuse_form(model_id: str) -> None:
-    """ArgumentValidation for a --model-id that is no folder here, and has the form of another thing than a hub id."""
+    """ArgumentValidation for a --model-id that is not a folder, and has the form of something else than a hub id."""
     if found := _HUB.match(model_id):
         raise ArgumentValidation(f"--model-id {model_id} is an address of the hub", f"pass --model-id {found[1]}")
     if "://" in model_id:
@@ -91,7 +91,7 @@ def refuse_folder(folder: Path) -> None:
         return
     if (folder / ADAPTER_CONFIG).exists():
         raise ArgumentValidation(
-            f"{folder} is a LoRA adapter{_base_of(folder)}, and no model: adapters are not supported",
+            f"{folder} is a LoRA adapter{_base_of(folder)}, not a model: adapters are not supported",
             "merge it into its model with peft's merge_and_unload, and serve the result",
         )
     path = folder.absolute()
