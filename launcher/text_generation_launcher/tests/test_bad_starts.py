@@ -319,7 +319,11 @@ def folder(tmp_path: Path, make_model: Callable[..., None]) -> Path:
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_start_is_told_in_three_lines_the_cause_first(
-    name: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    folder: Path,
+    is_listed: Callable[[str], bool],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bad = BAD[name]
     flags = bad.flags.format(folder).split(" ") if bad.flags else []
@@ -334,6 +338,7 @@ def test_a_bad_start_is_told_in_three_lines_the_cause_first(
     assert told[0].startswith("error: ") and bad.error in told[0], told
     assert not bad.hint or (told[1].startswith("hint: ") and bad.hint in told[1]), told
     assert len(lines) <= 3 and not any(word in told[0] for word in ("Traceback", "Argument", "Validation", "Error"))
+    assert is_listed(told[0].removeprefix("error: ")), f"docs/troubleshooting.md has no line for: {told[0]}"
 
 
 def refused(
