@@ -13,16 +13,12 @@ from pathlib import Path
 
 import typer
 from manifests import REPOSITORY, launched
+from pages import FILLED, PAGES
 
 from text_generation_launcher import cli
 
-PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
-# What a shell puts in the place of $(…) and of a variable.
-FILLED = (
-    (re.compile(r"\$\([^)]*\)"), "10.0.0.3"),
-    (re.compile(r"\$\{?\w+\}?"), "0"),
-    (re.compile(r"\bPORT$"), "3000"),
-)
+# What a shell puts in the place of ${VARIABLE}, and a reader in the place of PORT.
+MORE_FILLED = ((re.compile(r"\$\{\w+\}"), "0"), (re.compile(r"\bPORT$"), "3000"))
 ASSIGNMENT = re.compile(r"[A-Z][A-Z_]*=\S*")
 CONTROL = ("certs", "scale", "replicas", "restart-fronts")
 
@@ -82,7 +78,7 @@ def documented() -> list[Documented]:
 def _commands(page: Path, block: list[str]) -> Iterator[Documented]:
     """Commands of the programs in WAYS. All other lines of blocks are output, configuration or drawings."""
     for line in shell_lines(block):
-        for pattern, word in FILLED:
+        for pattern, word in (*FILLED, *MORE_FILLED):
             line = pattern.sub(word, line)
         words: list[str] = []
         for word in (*shlex.split(line.removeprefix("ExecStart="), comments=True), "&&"):

@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 import documented
 import httpx
 import pytest
-from documented import FILLED, PAGES, Documented
+from documented import Documented
 from manifests import REPOSITORY, launched
+from pages import PAGES, commands
 from server_process import ServerProcess
 
 from text_generation_common.cluster.certificates import host_of, read_certificates
@@ -82,18 +82,6 @@ def test_the_python_of_the_readme_runs(server: ServerProcess, capsys: pytest.Cap
     [program] = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
     exec(program.replace("http://localhost:3000", server.url), {})
     assert len(capsys.readouterr().out.split()) > 20
-
-
-def commands(page: Path, program: str) -> Iterator[str]:
-    """Command lines in the code blocks of a page that begin with `program`, from there to the end of the line or to a
-    comment."""
-    is_fenced = False
-    for line in page.read_text().splitlines():
-        is_fenced ^= line.startswith("```")
-        if (is_fenced or line.startswith("    ")) and f"{program} " in line:
-            for pattern, word in FILLED:
-                line = pattern.sub(word, line)
-            yield line[line.index(program) :].partition(" # ")[0].rstrip("'")
 
 
 def launches() -> list[str]:

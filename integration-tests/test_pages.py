@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from documented import PAGES
 from manifests import REPOSITORY
+from pages import PAGES
 from server_process import ServerProcess
 
 from text_generation_common import quantization
