@@ -20,6 +20,8 @@ from text_generation_launcher import cli
 # What a shell puts in the place of ${VARIABLE}, and a reader in the place of PORT.
 MORE_FILLED = ((re.compile(r"\$\{\w+\}"), "0"), (re.compile(r"\bPORT$"), "3000"))
 ASSIGNMENT = re.compile(r"[A-Z][A-Z_]*=\S*")
+SERVER = re.compile(r"localhost:(?:3000|8080)\b")  # itself, and in a container
+IMAGE = "tgi-py"
 CONTROL = ("certs", "scale", "replicas", "restart-fronts")
 
 
@@ -98,7 +100,7 @@ def check(command: Documented) -> str:
 
 
 def _launcher(words: tuple[str, ...]) -> str:
-    if words[1] in CONTROL:
+    if words[1:2] and words[1] in CONTROL:
         command = typer.main.get_command(cli.COMMANDS[words[1]]())
         if words[2:]:
             command.make_context(words[1], list(words[2:]))
@@ -143,16 +145,29 @@ def _make(words: tuple[str, ...]) -> str:
 
 
 def _curl(words: tuple[str, ...]) -> str:
-    assert any("localhost:3000" in word for word in words), words
+    assert any(SERVER.search(word) for word in words), words
     if any("/admin/" in word for word in words):
         return "run: test_replicas.py"
     return "run: test_documented_commands.py"
 
 
 def _kubectl(words: tuple[str, ...]) -> str:
-    for file in (word for flag, word in itertools.pairwise(words) if flag == "-f"):
-        assert (REPOSITORY / file).exists(), file
+    return _files(words, "-f", "--filename")
+
+
+def _files(words: tuple[str, ...], *flags: str) -> str:
+    for file in (word for flag, word in itertools.pairwise(words) if flag in flags):
+        assert any((REPOSITORY / folder / file).exists() for folder in ("", "deploy/kubernetes")), file
     return "parsed: its files are those of deploy/"
+
+
+def _docker(words: tuple[str, ...]) -> str:
+    """What a container runs: the launcher, which is the image's entry point, or a command that names it."""
+    if "text-generation-launcher" in words:
+        return _launcher(words[words.index("text-generation-launcher") :])
+    if words[1] == "run":
+        return _launcher(("text-generation-launcher", *words[words.index(IMAGE) + 1 :]))
+    return _files(words, "--file", "-f")
 
 
 def _pip(words: tuple[str, ...]) -> str:
@@ -190,6 +205,7 @@ WAYS: Mapping[str, Callable[[tuple[str, ...]], str]] = {
     "make": _make,
     "curl": _curl,
     "kubectl": _kubectl,
+    "docker": _docker,
     "pip": _pip,
     "ray": _ray,
     "srun": _wrapped,

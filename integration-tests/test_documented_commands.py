@@ -52,7 +52,7 @@ def sent(command: Documented, url: str) -> httpx.Response:
         elif word == "-d":
             given["content"] = next(words)
         elif word != "-N":
-            given["url"] = word.replace("localhost:3000", url)
+            given["url"] = documented.SERVER.sub(url, word)
     return httpx.post(**given, timeout=60)
 
 
