@@ -1,15 +1,22 @@
-"""The commands of our documents and of systemd units in them are taken by our own command line."""
+"""The commands of our documents and of systemd units in them work: a test runs them, or their program parses them."""
 
+import json
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import documented
+import httpx
 import pytest
+from documented import Documented
 from manifests import REPOSITORY, launched
+from pages import PAGES, commands
+from server_process import ServerProcess
 
 from text_generation_common.cluster.certificates import host_of, read_certificates
 from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
@@ -18,21 +25,63 @@ from text_generation_common.flags.cluster import Way
 from text_generation_launcher import cli
 from text_generation_launcher.cluster_plan import resolve_cluster
 
-PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
-# What a shell puts in the place of $(hostname …) and of a variable.
-FILLED = ((re.compile(r"\$\(.*?\)"), "10.0.0.3"), (re.compile(r"\$\w+"), "0"))
+COMMANDS = documented.documented()
+README = REPOSITORY / "README.md"
 
 
-def commands(page: Path, program: str) -> Iterator[str]:
-    """Command lines in the code blocks of a page that begin with `program`, from there to the end of the line or to a
-    comment."""
-    is_fenced = False
-    for line in page.read_text().splitlines():
-        is_fenced ^= line.startswith("```")
-        if (is_fenced or line.startswith("    ")) and f"{program} " in line:
-            for pattern, word in FILLED:
-                line = pattern.sub(word, line)
-            yield line[line.index(program) :].partition(" # ")[0].rstrip("'")
+def test_every_documented_command_is_run_or_parsed() -> None:
+    ways = Counter()
+    for command in COMMANDS:
+        try:
+            way = documented.check(command)
+        except BaseException as error:  # click ends with SystemExit
+            pytest.fail(f"{command}: {error}")
+        ways[way] += 1
+        print(f"{way:40} {command}")
+    assert len(ways) > 5 and ways["run: test_documented_commands.py"] >= 7, ways
+
+
+def sent(command: Documented, url: str) -> httpx.Response:
+    """The answer to a documented call of curl."""
+    words = iter(command.words[1:])
+    given: dict[str, Any] = {"headers": {}}
+    for word in words:
+        if word == "-H":
+            name, _, value = next(words).partition(": ")
+            given["headers"][name] = value
+        elif word == "-d":
+            given["content"] = next(words)
+        elif word != "-N":
+            given["url"] = documented.SERVER.sub(url, word)
+    return httpx.post(**given, timeout=60)
+
+
+CALLS = [command for command in COMMANDS if documented.check(command) == "run: test_documented_commands.py"]
+
+
+@pytest.mark.parametrize("command", CALLS, ids=lambda call: call.page)
+def test_a_documented_call_is_answered(command: Documented, server: ServerProcess) -> None:
+    answer = sent(command, server.url)
+    assert answer.status_code == 200, answer.text
+    assert '"error":{' not in answer.text
+
+
+VARYING = re.compile(r'"(?:id|created|cached_tokens|system_fingerprint)":("[^"]*"|\d+)')
+
+
+def test_the_answers_in_the_readme_are_those_of_the_server(server: ServerProcess) -> None:
+    shown = re.findall(r"^```json\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    calls = [command for command in CALLS if command.page == README.name]
+    assert len(shown) == len(calls) == 2
+    for text, command in zip(shown, calls, strict=True):
+        told, real = (json.loads(VARYING.sub('"x":0', each)) for each in (text, sent(command, server.url).text))
+        assert told == real
+
+
+def test_the_python_of_the_readme_runs(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    [program] = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    exec(program.replace("http://localhost:3000", server.url), {})
+    assert len(capsys.readouterr().out.split()) > 20
 
 
 def launches() -> list[str]:

@@ -9,11 +9,12 @@ import jsonschema
 import pytest
 import ray.autoscaler
 import yaml
-from ray.scripts.scripts import start
+from documented import documented, parse
+from ray.scripts.scripts import cli, start
 from ray_nodes import ray_environment
 
 FILE = Path(__file__).parents[1] / "deploy" / "ray-cluster.yaml"
-PAGE = Path(__file__).parents[1] / "docs" / "machines.md"
+PAGE = Path(__file__).parents[1] / "docs" / "ray.md"
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +45,10 @@ def test_token_tls_and_health_checks_are_those_of_the_tests_and_of_the_docs(clus
     page = PAGE.read_text()
     for name in tested.keys() - {"RAY_USAGE_STATS_ENABLED"}:
         assert name in page
+
+
+def test_ray_takes_the_documented_commands() -> None:
+    commands = [command for command in documented() if command.program == "ray"]
+    assert len(commands) >= 2
+    for command in commands:
+        parse(cli, list(command.words[1:]))

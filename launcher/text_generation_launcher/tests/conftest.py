@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -377,3 +378,13 @@ def folder(tmp_path: Path) -> Path:
     model.mkdir()
     make_model(model)
     return model
+
+
+@pytest.fixture(scope="session")
+def is_listed() -> Callable[[str], bool]:
+    """Whether docs/troubleshooting.md has a line for a message. `…` in the page stands for words that differ."""
+    page = (Path(__file__).parents[3] / "docs" / "troubleshooting.md").read_text()
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    shown = [one or two for cell in cells for two, one in re.findall(r"`` (.+?) ``|`([^`]+)`", cell)]
+    patterns = [re.compile(".*".join(map(re.escape, text.split("…")))) for text in shown]
+    return lambda message: any(pattern.fullmatch(message) for pattern in patterns)

@@ -18,7 +18,11 @@ from text_generation_launcher.tests.bad_starts import BAD, flags_of
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_start_is_told_in_three_lines_the_cause_first(
-    name: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    folder: Path,
+    is_listed: Callable[[str], bool],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bad = BAD[name]
     status, lines = refused(flags_of(bad, folder), bad.environ, capsys, monkeypatch)
@@ -27,6 +31,7 @@ def test_a_bad_start_is_told_in_three_lines_the_cause_first(
     assert told[0].startswith("error: ") and bad.error in told[0], told
     assert not bad.hint or (told[1].startswith("hint: ") and bad.hint in told[1]), told
     assert len(lines) <= 3 and not any(word in told[0] for word in ("Traceback", "Argument", "Validation", "Error"))
+    assert is_listed(told[0].removeprefix("error: ")), f"docs/troubleshooting.md has no line for: {told[0]}"
 
 
 def test_every_foreign_flag_is_none_of_ours_and_ours_exist() -> None:

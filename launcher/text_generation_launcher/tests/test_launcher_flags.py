@@ -40,7 +40,6 @@ TGI_FLAGS = {
     "max-batch-prefill-tokens": None,
     "max-batch-total-tokens": None,
     "max-waiting-tokens": 20,
-    "max-prefill-slowdown": 4.0,
     "max-batch-size": None,
     "cuda-graphs": None,
     "hostname": "0.0.0.0",
@@ -51,7 +50,6 @@ TGI_FLAGS = {
     "weights-cache-override": None,
     "disable-custom-kernels": False,
     "cuda-memory-fraction": 1.0,
-    "cpu-target": None,
     "rope-scaling": None,
     "rope-factor": None,
     "json-output": False,
@@ -76,6 +74,8 @@ TGI_FLAGS = {
 # effect.
 OTHER_FLAGS = {"model-id": "demo", "shard-uds-path": None, "prometheus-port": None, "usage-stats": None, "env": False}
 OWN_FLAGS = {
+    "max-prefill-slowdown": 4.0,
+    "cpu-target": None,
     "api-key-file": None,
     "closed-routes": False,
     "load-format": "auto",
