@@ -1,4 +1,6 @@
-"""Quantized weights. Begin with `values.py`, the forms in which linear layers keep weights.
+"""Quantized weights: which formats checkpoints have, how files store their layers, and the forms in which linear layers
+keep weights. Imports errors, flags and readers of small files of the common package.
 
-Launcher and router read what formats say without torch: `values.py` names its types only.
+Begin with `values.py`, the forms, and `methods.py`, the settings of a checkpoint. Launcher and router read settings and
+headers without torch: only `tensors/` imports it, for shards.
 """
