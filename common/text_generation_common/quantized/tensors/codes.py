@@ -2,16 +2,21 @@
 
 from collections.abc import Callable
 
-from torch import Tensor, contiguous_format, int32, uint8
+from torch import Tensor, contiguous_format, uint8
 from torch.nn.functional import pad
 
 BYTE = 8  # bits
 
 
+def bytes_of(words: Tensor) -> Tensor:
+    """uint8 [..., 4 W] of int32 [..., W], lowest bits first: a copy."""
+    return words.clone(memory_format=contiguous_format).view(uint8)
+
+
 def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     """uint8 [..., count] of int32 [..., W]: a stream of numbers of `bits` bits each, lowest bits first, which may cross
     words."""
-    streams = words.clone(memory_format=contiguous_format).view(uint8)
+    streams = bytes_of(words)
     numbers = -(-count // BYTE)  # blocks of `bits` bytes hold 8 numbers
     streams = pad(streams, (0, max(0, numbers * bits - streams.shape[-1])))[..., : numbers * bits]
     blocks = streams.reshape(*words.shape[:-1], numbers, bits)
@@ -49,12 +54,6 @@ def pairs(packed: Tensor) -> Tensor:
 
 def halves_swapped(packed: Tensor) -> Tensor:
     return (packed >> 4) | (packed << 4)
-
-
-def words_of(tensor: Tensor) -> Tensor:
-    """int32 words, in the order of rows, of a transposed tensor of words."""
-    assert tensor.dtype is int32
-    return tensor.t().contiguous()
 
 
 def by_bits(change: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

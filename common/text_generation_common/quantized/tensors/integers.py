@@ -5,7 +5,7 @@ from torch import Tensor
 
 from text_generation_common.quantized.scheme import Packing, Scheme
 from text_generation_common.quantized.tensors.checks import Layer, broken
-from text_generation_common.quantized.tensors.codes import pack_pairs, unpack, unpack_awq, words_of
+from text_generation_common.quantized.tensors.codes import bytes_of, pack_pairs, unpack, unpack_awq
 from text_generation_common.quantized.values import Groups, Int4, Int8, Weight
 
 MIDDLE = 8  # the zero point of an Int4 without zero points
@@ -14,33 +14,25 @@ BNB_FACTOR = 7.874015718698502e-3  # 1 / 127, as bitsandbytes writes it
 
 
 def read_gptq(layer: Layer, scheme: Scheme) -> Weight:
-    bits = scheme.bits
-    scales = layer.finite(".scales").t().contiguous()
-    zeros = unpack(layer[".qzeros"], bits, layer.outputs).t()
+    zeros = unpack(layer[".qzeros"], scheme.bits, layer.outputs).t()
     if scheme.packing is Packing.gptq:
-        zeros = (zeros + 1) & ((1 << bits) - 1)
-    order = _order(layer, scheme, ".g_idx")
-    q = unpack(words_of(layer[".qweight"]), bits, layer.inputs)
-    return _integers(q, scales, zeros, scheme, order)
+        zeros = (zeros + 1) & ((1 << scheme.bits) - 1)
+    groups = _groups(layer, scheme, layer.finite(".scales").t(), zeros)
+    return _of_words(layer, scheme, layer[".qweight"].t(), groups, _order(layer, scheme, ".g_idx"))
 
 
 def read_awq(layer: Layer, scheme: Scheme) -> Weight:
-    scales = layer.finite(".scales").t().contiguous()
-    zeros = unpack_awq(layer[".qzeros"]).t()
-    return _integers(unpack_awq(layer[".qweight"]).t(), scales, zeros, scheme)
+    groups = _groups(layer, scheme, layer.finite(".scales").t(), unpack_awq(layer[".qzeros"]).t())
+    return Int4(pack_pairs(unpack_awq(layer[".qweight"]).t()).contiguous(), groups)
 
 
 def read_packed(layer: Layer, scheme: Scheme) -> Weight:
     if layer[".weight_shape"].tolist() != [layer.outputs, layer.inputs]:
         raise broken(layer.name, f"weight_shape is {layer['.weight_shape'].tolist()}, unlike its config.json says")
-    scales = _by_output(layer, ".weight_scale")
-    order = _order(layer, scheme, ".weight_g_idx")
-    zeros = None
-    if (stored := layer.find(".weight_zero_point")) is not None:
-        if stored.shape[1] != scales.shape[1]:
-            raise broken(layer.name, "weight_zero_point and weight_scale have different groups")
-        zeros = unpack(words_of(stored), scheme.bits, layer.outputs).t()
-    return _integers(unpack(layer[".weight_packed"], scheme.bits, layer.inputs), scales, zeros, scheme, order)
+    scales, stored = _by_output(layer, ".weight_scale"), layer.find(".weight_zero_point")
+    zeros = None if stored is None else unpack(stored.t(), scheme.bits, layer.outputs).t()
+    groups = _groups(layer, scheme, scales, zeros)
+    return _of_words(layer, scheme, layer[".weight_packed"], groups, _order(layer, scheme, ".weight_g_idx"))
 
 
 def read_int8(layer: Layer, scheme: Scheme) -> Weight:
@@ -64,22 +56,26 @@ def _by_output(layer: Layer, name: str) -> Tensor:
     return tensor.reshape(layer.outputs, -1)
 
 
-def _integers(q: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme, order: Tensor | None = None) -> Weight:
-    """The value of unsigned integers q [N, K] with the zero points [N, G]; None: the middle of the integers' range."""
-    size = scheme.group_size or q.shape[1]
-    if order is not None:
-        q = q[:, order]
-    middle = 1 << (scheme.bits - 1)
-    if zeros is None or (zeros == middle).all():
-        q, zeros = (q + (MIDDLE - middle) if scheme.bits < 4 else q), None
+def _groups(layer: Layer, scheme: Scheme, scales: Tensor, zeros: Tensor | None) -> Groups:
+    """`zeros`: unsigned zero points [N, G]. They are left out if all are the middle of the integers' range."""
+    size = scheme.group_size or layer.inputs
+    if zeros is None or (zeros == 1 << (scheme.bits - 1)).all():
+        return Groups(size, scales.contiguous())
+    stored = _signed(zeros) if scheme.bits == 8 else zeros.to(torch.int8)
+    return Groups(size, scales.contiguous(), stored.contiguous())
+
+
+def _of_words(layer: Layer, scheme: Scheme, words: Tensor, groups: Groups, order: Tensor | None) -> Weight:
+    """The value of unsigned integers whose words lie along the inputs, [N, W]."""
+    if scheme.bits == 4 and order is None:  # the bytes of the words are those of the value
+        return Int4(bytes_of(words)[:, : layer.inputs // 2].contiguous(), groups)
+    q = unpack(words, scheme.bits, layer.inputs)
+    q = q if order is None else q[:, order]
     if scheme.bits == 8:
-        signed = None if zeros is None else _signed(zeros)
-        return Int8(_signed(q), Groups(size, scales, signed), order)
-    return Int4(
-        pack_pairs(q).contiguous(),
-        Groups(size, scales, None if zeros is None else zeros.to(torch.int8).contiguous()),
-        order,
-    )
+        return Int8(_signed(q), groups, order)
+    if groups.zeros is None:
+        q = q + (MIDDLE - (1 << (scheme.bits - 1)))
+    return Int4(pack_pairs(q), groups, order)
 
 
 def _signed(numbers: Tensor) -> Tensor:
