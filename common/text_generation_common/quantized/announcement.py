@@ -18,6 +18,7 @@ MARKS: tuple[tuple[str, str], ...] = (
     ("config_groups", "compressed-tensors"),
     ("w_bit", "awq"),
     ("zero_point", "awq"),
+    ("version", "awq"),
     ("load_in_4bit", "bitsandbytes"),
     ("load_in_8bit", "bitsandbytes"),
     ("activation_scale_ub", "fbgemm_fp8"),
@@ -27,6 +28,7 @@ MARKS: tuple[tuple[str, str], ...] = (
 SPELLINGS: Mapping[str, str] = {
     "intel/auto-round": "auto-round",
     "auto_round": "auto-round",
+    "autoround": "auto-round",
     "compressed_tensors": "compressed-tensors",
     "fbgemm-fp8": "fbgemm_fp8",
     "modelopt_fp4": "modelopt",
@@ -45,9 +47,15 @@ class Announcement:
 def find_announcement(folder: Path, config: Mapping[str, Any]) -> Announcement | None:
     """The first announcement of a folder whose config.json is `config`, or None if its weights are not quantized.
     WeightsError if it cannot be read, or names no method."""
-    for field in FIELDS:
-        if config.get(field):
-            return announcement_of(config[field], str(folder / "config.json"))
+    where = str(folder / "config.json")
+    text_config = config.get("text_config")
+    inner = text_config if isinstance(text_config, dict) else {}
+    settings = next((fields[name] for fields in (config, inner) for name in FIELDS if fields.get(name)), None)
+    has_method = isinstance(settings, dict) and bool(settings.get("quant_method"))
+    if isinstance(config.get("quantization"), dict) and not has_method:
+        return Announcement("mlx", config["quantization"], where)
+    if settings is not None:
+        return announcement_of(settings, where)
     for name in FILES:
         if (folder / name).exists():
             return announcement_of(_content(folder / name), str(folder / name))

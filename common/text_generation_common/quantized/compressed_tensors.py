@@ -28,7 +28,9 @@ def read_compressed_tensors(settings: Settings) -> Description:
         expressions += [Rule(compiler.targets([text]), scheme) for text in targets if text.startswith("re:")]
         default = default or (scheme if LINEAR in targets else None)
     rules = (ignored, *exact, *expressions)
-    return Description(f"{settings.method} ({settings.word('format')})", default, rules, tuple(_passed_over(settings)))
+    return Description(
+        f"{settings.method} ({settings.word('format')})", default, rules, passed_over=tuple(_passed_over(settings))
+    )
 
 
 def _passed_over(settings: Settings) -> list[str]:

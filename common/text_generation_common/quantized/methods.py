@@ -6,7 +6,7 @@ from typing import Any
 
 from text_generation_common.quantized.announcement import Announcement, find_announcement
 from text_generation_common.quantized.compressed_tensors import read_compressed_tensors
-from text_generation_common.quantized.patterns import Compiler, Names, exactly, within_modules
+from text_generation_common.quantized.patterns import PLAIN, Compiler, Names, within_modules
 from text_generation_common.quantized.scheme import Description, Packing, Rule, Scheme
 from text_generation_common.quantized.settings import WAY_OUT, Settings, shown
 
@@ -40,7 +40,7 @@ REFUSED: Mapping[str, str] = {
     "bitnet": "only bitnet.cpp computes it; choose another model",
     "eetq": f"its files have the order of one GPU's kernels; {UNQUANTIZED} and start it with --quantize eetq",
     "gguf": "use the original repository, from which the GGUF file was made",
-    "quanto": UNQUANTIZED,
+    **dict.fromkeys(("mlx", "quanto"), UNQUANTIZED),
 }
 
 
@@ -113,18 +113,17 @@ def _auto_round(settings: Settings) -> Description:
     if packing is None:
         raise settings.refused(packing_format)
     compiler = Compiler(settings.where)
-    exact, others = [], []
+    default, schemes = _auto_round_scheme(settings, packing), {}
     for name, changes in settings.inner("extra_config").raw.items():
         if not isinstance(changes, dict):
             raise settings.wrong(f"extra_config: {shown(name)}", changes)
-        scheme = _auto_round_scheme(settings.merged(changes), packing)
-        exact.append(Rule(exactly([name]), scheme))
-        others.append(Rule(compiler.expression(rf"(?:^|\.)(?:{name})(?:\.|$)", anywhere=True), scheme))
-    default = _auto_round_scheme(settings, packing)
-    skipped = Rule(compiler.modules(settings.words("modules_to_not_convert")), None)
-    blocks = _blocks(settings)
-    rules = (*exact, *others, skipped) if blocks is None else (*exact, *others, skipped, Rule(blocks, default))
-    return Description(settings.method, default if blocks is None else None, rules)
+        schemes[name] = _auto_round_scheme(settings.merged(changes), packing)
+    expressions = [name for name in schemes if not PLAIN.fullmatch(name)]
+    rules = [Rule(compiler.expression(name, anywhere=True), schemes[name]) for name in expressions]
+    rules.append(Rule(compiler.modules(settings.words("modules_to_not_convert")), None))
+    if blocks := _blocks(settings):
+        rules.append(Rule(blocks, default))
+    return Description(settings.method, None if blocks else default, tuple(rules), schemes)
 
 
 def _auto_round_scheme(settings: Settings, packing: Packing) -> Scheme | None:
@@ -151,14 +150,16 @@ def _fp8(settings: Settings) -> Description:
     rule = Rule(Compiler(settings.where).modules(skipped), None)
     scheme = Scheme(Packing.fp8, 8, None, settings.block("weight_block_size"))
     static = settings.word("activation_scheme", default="dynamic") == "static"
-    return Description(settings.method, scheme, (rule,), ("the scales of activations",) if static else ())
+    return Description(settings.method, scheme, (rule,), passed_over=("the scales of activations",) if static else ())
 
 
 def _bitsandbytes(settings: Settings) -> Description:
     skipped = settings.words("llm_int8_skip_modules")
     rule = Rule(Compiler(settings.where).modules(skipped), None)
     if settings.flag("load_in_8bit") or settings.flag("_load_in_8bit"):
-        return Description(settings.method, Scheme(Packing.bnb8, 8), (rule,), ("outlier columns in 16 bits",))
+        return Description(
+            settings.method, Scheme(Packing.bnb8, 8), (rule,), passed_over=("outlier columns in 16 bits",)
+        )
     if not (settings.flag("load_in_4bit") or settings.flag("_load_in_4bit")):
         raise settings.refused("neither load_in_4bit nor load_in_8bit")
     if (kind := settings.word("bnb_4bit_quant_type", default="fp4")) not in ("nf4", "fp4"):
@@ -185,13 +186,11 @@ def _modelopt(settings: Settings) -> Description:
     skipped = Rule(Compiler(settings.where).wildcards(settings.words("exclude_modules", "ignore")), None)
     has_kv = settings.get("kv_cache_quant_algo", "kv_cache_scheme")
     passed_over = ("the scales of activations", *(["the scales of the KV cache"] if has_kv else []))
-    if settings.word("quant_algo") != "mixed_precision":
-        return Description(
-            f"modelopt ({settings.word('quant_algo').upper()})", _modelopt_scheme(settings), (skipped,), passed_over
-        )
-    layers = settings.inner("quantized_layers")
-    rules = tuple(Rule(exactly([name]), _modelopt_scheme(layers.inner(name))) for name in layers.raw)
-    return Description("modelopt (MIXED_PRECISION)", None, (skipped, *rules), passed_over)
+    algorithm, layers = settings.word("quant_algo"), settings.inner("quantized_layers")
+    is_mixed = algorithm == "mixed_precision"
+    default = None if is_mixed else _modelopt_scheme(settings)
+    named = {name: _modelopt_scheme(layers.inner(name)) for name in layers.raw} if is_mixed else {}
+    return Description(f"modelopt ({algorithm.upper()})", default, (skipped,), named, passed_over)
 
 
 def _modelopt_scheme(settings: Settings) -> Scheme:

@@ -1,6 +1,7 @@
 """How the tensors of a layer are stored, and which layers of a checkpoint are stored so. No input or output."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from text_generation_common.quantized.patterns import Names
@@ -38,19 +39,23 @@ class Scheme:
 @dataclass(frozen=True, slots=True)
 class Rule:
     names: Names
-    scheme: Scheme | None  # None: these modules are not quantized
+    scheme: Scheme | None
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a checkpoint says of its weights. A module has the scheme of the first rule that matches its name."""
+    """What a checkpoint says of its weights. A module has the scheme that is named for it, or of the first rule for
+    its name, or the default. None: it is not quantized."""
 
     method: str  # for messages, such as `gptq` or `compressed-tensors`
     default: Scheme | None
     rules: tuple[Rule, ...] = ()
+    named: Mapping[str, Scheme | None] = field(default_factory=dict)
     # What the settings ask for beyond the weights, and has no effect, for the log.
     passed_over: tuple[str, ...] = ()
 
     def scheme(self, module: str) -> Scheme | None:
-        """The scheme of a module, by its name in the files. None: it is not quantized."""
+        """The scheme of a module, by its name in the files."""
+        if module in self.named:
+            return self.named[module]
         return next((rule.scheme for rule in self.rules if rule.names(module)), self.default)

@@ -34,11 +34,8 @@ class Settings:
 
     def group_size(self, *names: str) -> int | None:
         """Inputs of a group; None for -1, all inputs."""
-        sizes = range(SMALLEST_GROUP, LARGEST_GROUP + 1)
-        size = self.whole(
-            *names, allowed={-1, *sizes} if self.get(*names) == -1 else sizes, default=SMALLEST_GROUP * 16
-        )
-        return None if size == -1 else size
+        is_whole = self.get(*names) == -1
+        return None if is_whole else self.whole(*names, allowed=range(SMALLEST_GROUP, LARGEST_GROUP + 1))
 
     def block(self, name: str) -> tuple[int, int] | None:
         """Outputs and inputs with one scale, such as [128, 128], or 128x128 in old files."""

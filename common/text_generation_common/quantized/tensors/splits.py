@@ -61,11 +61,9 @@ def joined(values: Sequence[Weight]) -> Weight:
 
 def can_join(values: Sequence[Weight]) -> bool:
     """Whether these layers, which have the same inputs, can be one value."""
-    first = values[0]
-    inputs = _inputs(first)
-    sizes = [inputs if isinstance(value, Dense) else min(value.groups.size, inputs) for value in values]
-    are_large = math.gcd(*sizes) >= min(SMALLEST_GROUP, inputs)
-    return are_large and all(_are_alike(first, value) for value in values[1:])
+    size = _common_size([value.groups for value in values if not isinstance(value, Dense)])
+    has_large_groups = not 0 < size < SMALLEST_GROUP
+    return has_large_groups and all(_are_alike(values[0], value) for value in values[1:])
 
 
 def _are_alike(first: Weight, other: Weight) -> bool:
@@ -87,7 +85,7 @@ def _inputs(value: Weight) -> int:
 
 def _alike(groups: list[Groups], inputs: int, zero: int) -> list[Groups]:
     """The same groups in pieces of one size, all with zero points if any has them."""
-    size = math.gcd(*(min(group.size, inputs) for group in groups))
+    size = _common_size(groups) or inputs
     found = [_regrouped(group, size, -(-inputs // size)) for group in groups]
     if all(group.zeros is None for group in found):
         return found
@@ -95,6 +93,15 @@ def _alike(groups: list[Groups], inputs: int, zero: int) -> list[Groups]:
     return [
         group if group.zeros is not None else replace(group, zeros=z) for group, z in zip(found, zeros, strict=True)
     ]
+
+
+def _common_size(groups: Sequence[Groups]) -> int:
+    """The largest size whose multiples all these groups are; 0 if each has all inputs, which groups of any size do."""
+    return math.gcd(*(0 if _is_one(group) else group.size for group in groups))
+
+
+def _is_one(groups: Groups) -> bool:
+    return groups.scales.shape[-1] == 1
 
 
 def _cat(tensors: list[Tensor]) -> Tensor:
@@ -114,6 +121,8 @@ def _changed(groups: Groups, size: int, change: Callable[[Tensor], Tensor]) -> G
 
 
 def _cut(groups: Groups, start: int, stop: int) -> Groups:
+    if _is_one(groups):
+        return replace(groups, size=stop - start)
     size = math.gcd(groups.size, start) if start % groups.size else groups.size
     if size < min(SMALLEST_GROUP, groups.size):
         raise WeightsError(
@@ -126,7 +135,7 @@ def _cut(groups: Groups, start: int, stop: int) -> Groups:
 
 def _regrouped(groups: Groups, size: int, count: int) -> Groups:
     """The first `count` pieces of `size` inputs of the same groups."""
-    times = max(1, groups.size // size)
+    times = count if _is_one(groups) else groups.size // size
     return _changed(groups, size, lambda tensor: (repeated(tensor, times, -1) if times > 1 else tensor)[..., :count])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,10 @@ READ = {
         },
         [Scheme(Packing.awq, 4, 128)] * 2 + [None] * 2,
     ),
+    "awq by its version": (
+        {"bits": 4, "group_size": 128, "version": "GEMM", "checkpoint_format": "awq"},
+        [Scheme(Packing.awq, 4, 128)] * 4,
+    ),
     "auto-round": (ROUND, [G4] * 4),
     "auto-round's mixed bits": (
         {
@@ -66,7 +71,7 @@ READ = {
             "extra_config": {
                 "model.layers.1.mlp.down_proj": {"bits": 2, "group_size": 32},
                 r".*self_attn.*": {"bits": 8},
-                "mlp": {"bits": 16},
+                "model.layers.11.mlp.gate": {"bits": 16},
             },
             "block_name_to_quantize": "model.layers, visual",
         },
@@ -196,6 +201,29 @@ def test_the_first_announcement_counts(tmp_path):
     (tmp_path / "quantize_config.json").write_text("{")
     with pytest.raises(WeightsError, match="not valid JSON"):
         describe(tmp_path, {})
+
+
+def test_published_settings_are_read(tmp_path):
+    path = Path(__file__).parents[4] / "server/text_generation_server/tests/published_configs.jsonl"
+    found = {}
+    for i, line in enumerate(path.read_text().splitlines()):
+        published = json.loads(line)
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        for name, content in published.get("beside", {}).items():
+            (folder / name).write_text(json.dumps(content))
+        if (description := describe(folder, published["config"])) is not None:
+            found[published["model"]] = description.default
+    blocks, experts = Scheme(Packing.fp8, 8, None, (128, 128)), Scheme(Packing.mxfp4, 4, 32)
+    assert set(found.values()) == {blocks, F8, experts, P4, Scheme(Packing.mxfp4_packed, 4, 32)} and len(found) == 16
+    assert found["deepseek-ai/DeepSeek-V3"] == blocks and found["openai/gpt-oss-20b"] == experts
+
+
+def test_a_file_of_mlx_is_not_taken_for_one_of_gptq(tmp_path):
+    settings = {"group_size": 64, "bits": 4}
+    for config in ({"quantization": settings}, {"quantization": settings, "quantization_config": settings}):
+        with pytest.raises(WeightsError, match="quantized as mlx, which is not supported"):
+            describe(tmp_path, config)
 
 
 def test_an_expression_that_makes_others_backtrack_takes_no_time():

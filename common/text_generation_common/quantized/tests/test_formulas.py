@@ -55,11 +55,21 @@ def awq(size, seed=0):
     return Case(settings, (N, K), tensors, torch.tensor(exact.T.copy()))
 
 
+def fp8_blocks(scale_type):
+    random = np.random.default_rng(3)
+    q = torch.tensor(random.normal(size=(130, 208))).to(torch.float8_e4m3fn)
+    scales = torch.tensor(2.0 ** random.integers(-5, 5, (2, 2))).to(scale_type)
+    exact = q.float() * scales.float().repeat_interleave(128, 0)[:130].repeat_interleave(128, 1)[:, :208]
+    settings = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
+    return Case(settings, (130, 208), {"l.weight": q, "l.weight_scale_inv": scales}, exact)
+
+
 def values_of_all_forms():
     """{name: (value, matrix)}"""
     cases = {name: GOLDEN[name] for name in ("3 bits 32 symmetric=False", "8 bits 64 symmetric=False", "fp8 blocks")}
     cases |= {name: GOLDEN[name] for name in ("nvfp4", "mxfp4 packed", "nf4 nested=False 6x96", "mxfp4 experts")}
     cases |= {"gptq": gptq(4, 64), "awq": awq(32), "act-order": gptq(4, 64, act_order=True)}
+    cases |= {"fp8 e8m0": fp8_blocks(torch.float8_e8m0fnu), "one group": gptq(8, K)}
     cases |= {"act-order in 8 bits": gptq(8, 128, act_order=True, symmetric=True)}
     found = {name: (case.read(), case.matrix) for name, case in cases.items()}
     dense = torch.randn(N, K)
@@ -86,6 +96,13 @@ def test_gptq_is_read_as_it_is_defined(bits, size, version):
 def test_awq_is_read_as_it_is_defined(size):
     case = awq(size)
     assert torch.equal(matrix(case.read()), case.matrix)
+
+
+@pytest.mark.parametrize("scale_type", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu], ids=str)
+def test_blocks_of_fp8_may_be_partial_and_have_scales_of_any_type(scale_type):
+    case = fp8_blocks(scale_type)
+    value = case.read()
+    assert torch.equal(matrix(value), case.matrix) and value.groups.scales.dtype == scale_type
 
 
 def test_a_g_idx_in_the_order_of_inputs_makes_no_order_whatever_desc_act_says():
