@@ -28,9 +28,8 @@ def read_compressed_tensors(settings: Settings) -> Description:
         expressions += [Rule(compiler.targets([text]), scheme) for text in targets if text.startswith("re:")]
         default = default or (scheme if LINEAR in targets else None)
     rules = (ignored, *exact, *expressions)
-    return Description(
-        f"{settings.method} ({settings.word('format')})", default, rules, passed_over=tuple(_passed_over(settings))
-    )
+    method = f"{settings.method} ({settings.word('format')})"
+    return Description(method, default, rules, passed_over=tuple(_passed_over(settings)))
 
 
 def _passed_over(settings: Settings) -> list[str]:
@@ -47,12 +46,13 @@ def _scheme(group: Settings, format: str) -> Scheme | None:
         return None
     weights = group.inner("weights")
     kind, strategy = weights.word("type", default="int"), _strategy(weights)
+    symmetric = weights.flag("symmetric", default=True)
     match kind, weights.get("num_bits"):
         case "int", 8 if format != "pack-quantized" and strategy != "block":
-            return Scheme(Packing.int8, 8, _group_size(weights, strategy))
+            return Scheme(Packing.int8, 8, _group_size(weights, strategy), symmetric=symmetric)
         case "int", int() if format == "pack-quantized" and strategy != "block":
             bits = weights.whole("num_bits", allowed=PACKED_BITS)
-            return Scheme(Packing.packed, bits, _group_size(weights, strategy))
+            return Scheme(Packing.packed, bits, _group_size(weights, strategy), symmetric=symmetric)
         case "float", 8 if strategy in ("tensor", "channel", "block"):
             if strategy == "block" and weights.get("block_structure") is None:
                 raise weights.wrong("block_structure", None)

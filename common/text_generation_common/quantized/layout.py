@@ -149,7 +149,7 @@ def _packed(scheme: Scheme, shape: Shape) -> tuple[Part, ...]:
         Part((".weight_packed",), ("I32",), ((outputs, _words(inputs, scheme.bits)),)),
         Part((".weight_scale",), FLOATS, _scale_shapes(scheme, shape)),
         Part((".weight_shape",), ("I64", "I32"), ((2,),)),
-        Part((".weight_zero_point",), ("I32",), zeros, optional=True),
+        Part((".weight_zero_point",), ("I32",), zeros, optional=scheme.symmetric),
         Part((".weight_g_idx",), ("I32", "I64"), ((inputs,),), optional=True),
     )
 
@@ -159,7 +159,7 @@ def _int8(scheme: Scheme, shape: Shape) -> tuple[Part, ...]:
     return (
         Part((".weight",), ("I8",), (shape,)),
         Part((".weight_scale",), FLOATS, scales),
-        Part((".weight_zero_point",), ("I8",), scales, optional=True),
+        Part((".weight_zero_point",), ("I8",), scales, optional=scheme.symmetric),
     )
 
 

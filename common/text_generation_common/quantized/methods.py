@@ -17,31 +17,15 @@ CONVERT = "convert it with GPTQModel to the format gptq, or choose one in gptq, 
 UNQUANTIZED = "choose the unquantized model"
 # Methods that are refused, with the way out.
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(
-        [
-            "aqlm",
-            "exl2",
-            "exl3",
-            "fp_quant",
-            "higgs",
-            "hqq",
-            "paroquant",
-            "qqq",
-            "quark",
-            "quip",
-            "sinq",
-            "spqr",
-            "torchao",
-            "vptq",
-        ],
-        REQUANTIZE,
-    ),
-    **dict.fromkeys(("bitblas", "marlin"), CONVERT),
+    "aqlm": REQUANTIZE, "exl2": REQUANTIZE, "exl3": REQUANTIZE, "fp_quant": REQUANTIZE, "higgs": REQUANTIZE,
+    "hqq": REQUANTIZE, "paroquant": REQUANTIZE, "qqq": REQUANTIZE, "quark": REQUANTIZE, "quip": REQUANTIZE,
+    "sinq": REQUANTIZE, "spqr": REQUANTIZE, "torchao": REQUANTIZE, "vptq": REQUANTIZE,
+    "bitblas": CONVERT, "marlin": CONVERT,
     "bitnet": "only bitnet.cpp computes it; choose another model",
     "eetq": f"its files have the order of one GPU's kernels; {UNQUANTIZED} and start it with --quantize eetq",
     "gguf": "use the original repository, from which the GGUF file was made",
-    **dict.fromkeys(("mlx", "quanto"), UNQUANTIZED),
-}
+    "mlx": UNQUANTIZED, "quanto": UNQUANTIZED,
+}  # fmt: skip
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> Description | None:
@@ -157,9 +141,8 @@ def _bitsandbytes(settings: Settings) -> Description:
     skipped = settings.words("llm_int8_skip_modules")
     rule = Rule(Compiler(settings.where).modules(skipped), None)
     if settings.flag("load_in_8bit") or settings.flag("_load_in_8bit"):
-        return Description(
-            settings.method, Scheme(Packing.bnb8, 8), (rule,), passed_over=("outlier columns in 16 bits",)
-        )
+        note = ("outlier columns in 16 bits",)
+        return Description(settings.method, Scheme(Packing.bnb8, 8), (rule,), passed_over=note)
     if not (settings.flag("load_in_4bit") or settings.flag("_load_in_4bit")):
         raise settings.refused("neither load_in_4bit nor load_in_8bit")
     if (kind := settings.word("bnb_4bit_quant_type", default="fp4")) not in ("nf4", "fp4"):

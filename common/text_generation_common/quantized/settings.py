@@ -3,7 +3,7 @@ one line why not. Null means the same as a missing field."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ class Settings:
         """The value of the first of these fields that is there."""
         return next((self.raw[name] for name in names if self.raw.get(name) is not None), None)
 
-    def whole(self, *names: str, allowed: Iterable[int] | range, default: int | None = None) -> int:
+    def whole(self, *names: str, allowed: Container[int], default: int | None = None) -> int:
         value = self.get(*names)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value not in allowed:

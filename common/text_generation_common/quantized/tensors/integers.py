@@ -28,7 +28,8 @@ def read_awq(layer: Layer, scheme: Scheme) -> Weight:
 
 def read_packed(layer: Layer, scheme: Scheme) -> Weight:
     if layer[".weight_shape"].tolist() != [layer.outputs, layer.inputs]:
-        raise broken(layer.name, f"weight_shape is {layer['.weight_shape'].tolist()}, unlike its config.json says")
+        said = layer[".weight_shape"].tolist()
+        raise broken(layer.name, f"weight_shape is {said}, and the weight is {[layer.outputs, layer.inputs]}")
     scales, stored = _by_output(layer, ".weight_scale"), layer.find(".weight_zero_point")
     zeros = None if stored is None else unpack(stored.t(), scheme.bits, layer.outputs).t()
     groups = _groups(layer, scheme, scales, zeros)

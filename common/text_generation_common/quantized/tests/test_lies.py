@@ -65,6 +65,7 @@ LIES = {
         "and the gptq settings say that l is not",
     ),
     "another shape in a tensor": (changed(PACKED, weight_shape=torch.tensor([12, 96])), r"weight_shape is \[12, 96\]"),
+    "no zero points of asymmetric integers": (changed(PACKED, weight_zero_point=None), "no tensor l.weight_zero_point"),
     "few zero points": (
         changed(PACKED, weight_zero_point=torch.zeros(2, 3, dtype=torch.int32)),
         "weight_zero_point has the",
