@@ -60,7 +60,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py clients/python/text_generation/__i
 
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
-.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files demo-model test-demo-model bench bench-guard bench-peers \
+.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats demo-model test-demo-model bench bench-guard bench-peers \
 	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 # What serving needs, with the kernels for this machine's processor. Every file is checked against the hashes in requirements/
@@ -218,6 +218,11 @@ fuzz-grammars: install-test
 # one: ARGS="--seed 7". About 2 minutes.
 fuzz-files: install-test
 	$(BIN)/python integration-tests/fuzz_files.py $(ARGS)
+
+# Quantized layers with random changes of settings and tensors: each is read, or refused in one line. Other ones:
+# ARGS="COUNT SEED". About a minute.
+fuzz-formats: install-test
+	cd common/text_generation_common/quantized/tests && $(abspath $(BIN))/python test_fuzz.py $(or $(ARGS),20000 1)
 
 # Sends 2,000 cases to each route, made of the OpenAPI document, valid and invalid ones; checks status and body.
 test-schema: install-test

@@ -6,25 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from text_generation_common.model_files import ModelFileError, read_json_object
+from text_generation_common.quantized.announcement import FIELDS as FIELDS
+from text_generation_common.quantized.announcement import FILES, method_of
 
 # The formats of quantized checkpoints that are served, and the model types of config.json that may have them.
 SERVED: Mapping[str, tuple[str, ...]] = {"mxfp4": ("gpt_oss",)}
 
-# Where a checkpoint names its format: fields of config.json, or a file that AutoGPTQ, AutoAWQ or ModelOpt has written.
-FIELDS = ("quantization_config", "compression_config")
-FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-
-# Fields that tell the format when there is no `quant_method`; the first field that is there counts.
-MARKS: tuple[tuple[str, str], ...] = (
-    ("quant_algo", "modelopt"),
-    ("config_groups", "compressed-tensors"),
-    ("w_bit", "awq"),
-    ("zero_point", "awq"),
-    ("load_in_4bit", "bitsandbytes"),
-    ("load_in_8bit", "bitsandbytes"),
-    ("activation_scale_ub", "fbgemm_fp8"),
-    ("bits", "gptq"),
-)
 # For each quantization format, the field of its settings that names the variant of the format.
 KINDS: Mapping[str, str] = {
     "compressed-tensors": "format",
@@ -74,8 +61,7 @@ def format_name(settings: object) -> str:
         return "an unknown format"
     if isinstance(inner := settings.get("quantization"), dict):  # hf_quant_config.json of ModelOpt
         settings = inner
-    named = settings.get("quant_method")
-    method = named or next((name for field, name in MARKS if field in settings), "an unknown format")
+    method = method_of(settings) or "an unknown format"
     kind = settings.get(KINDS.get(method, "")) if isinstance(method, str) else None
     return _short(method) + (f" ({_short(kind)})" if kind else "")
 

@@ -198,3 +198,14 @@ def test_a_header_beyond_32_mib_is_refused_unread(tmp_path):
         file.truncate(2**30)  # a sparse file: takes no disk space
     with pytest.raises(WeightsError, match="has a header of 32 MiB, at most 32 MiB are read"):
         read_header(tmp_path / "model.safetensors")
+
+
+def test_tensors_that_share_bytes_are_refused_before_any_is_read(tmp_path):
+    shared = {
+        name: {"dtype": "F32", "shape": [4], "data_offsets": at} for name, at in {"a": [0, 16], "b": [8, 24]}.items()
+    }
+    header = json.dumps(shared).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(WeightsError, match="is not a good safetensors file"):
+        SafetensorsFiles(tmp_path).get("a")

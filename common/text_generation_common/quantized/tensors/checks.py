@@ -1,0 +1,43 @@
+"""The tensors of one layer, as they are read from the files, after their types and shapes were checked."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from text_generation_common.errors import WeightsError
+
+
+def broken(layer: str, why: str) -> WeightsError:
+    return WeightsError(f"the quantized weights of {layer} are broken: {why}; download the model again")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Reads a tensor when it is asked for, by the first ending of its part (`layout.Part`)."""
+
+    name: str
+    shape: tuple[int, ...]  # the weight's: [N, K], or [E, N, K] for experts
+    names: Mapping[str, str]  # {first ending: the tensor's name}
+    get: Callable[[str], Tensor] = field(repr=False)
+
+    @property
+    def outputs(self) -> int:
+        return self.shape[-2]
+
+    @property
+    def inputs(self) -> int:
+        return self.shape[-1]
+
+    def __getitem__(self, ending: str) -> Tensor:
+        return self.get(self.names[ending])
+
+    def find(self, ending: str) -> Tensor | None:
+        return self[ending] if ending in self.names else None
+
+    def finite(self, ending: str) -> Tensor:
+        """A tensor of scales. WeightsError if a number is NaN or infinite."""
+        tensor = self[ending]
+        if not tensor.float().isfinite().all():
+            raise broken(self.name, f"{self.names[ending]} has numbers that are not finite")
+        return tensor

@@ -1,0 +1,67 @@
+"""Unpacks integers of a few bits from words of 32 bits, and packs pairs of 4 bits as values keep them."""
+
+from collections.abc import Callable
+
+from torch import Tensor, contiguous_format, uint8
+from torch.nn.functional import pad
+
+BYTE = 8  # bits
+
+
+def bytes_of(words: Tensor) -> Tensor:
+    """uint8 [..., 4 W] of int32 [..., W], lowest bits first: a copy."""
+    return words.clone(memory_format=contiguous_format).view(uint8)
+
+
+def unpack(words: Tensor, bits: int, count: int) -> Tensor:
+    """uint8 [..., count] of int32 [..., W]: a stream of numbers of `bits` bits each, lowest bits first, which may cross
+    words."""
+    streams = bytes_of(words)
+    numbers = -(-count // BYTE)  # blocks of `bits` bytes hold 8 numbers
+    streams = pad(streams, (0, max(0, numbers * bits - streams.shape[-1])))[..., : numbers * bits]
+    blocks = streams.reshape(*words.shape[:-1], numbers, bits)
+    unpacked = streams.new_empty(*blocks.shape[:-1], BYTE)
+    for i in range(BYTE):
+        byte, shift = divmod(i * bits, BYTE)
+        number = blocks[..., byte] >> shift
+        if shift + bits > BYTE:
+            number |= blocks[..., byte + 1] << (BYTE - shift)
+        unpacked[..., i] = number & ((1 << bits) - 1)
+    return unpacked.flatten(-2)[..., :count]
+
+
+# In a word, column c of eight has the 4 bits at this place, lowest first.
+AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def unpack_awq(words: Tensor) -> Tensor:
+    """uint8 [..., 8 W] of int32 [..., W]."""
+    numbers = unpack(words, 4, words.shape[-1] * 8).reshape(*words.shape, 8)
+    return numbers[..., AWQ_PLACES].flatten(-2)
+
+
+def pack_pairs(numbers: Tensor) -> Tensor:
+    """uint8 [..., K / 2] of uint8 [..., K] from 0 to 15, the first of two in the lower half."""
+    return numbers[..., 0::2] | (numbers[..., 1::2] << 4)
+
+
+def pairs(packed: Tensor) -> Tensor:
+    """uint8 [..., K] from 0 to 15 of uint8 [..., K / 2]: the inverse of `pack_pairs`."""
+    unpacked = packed.new_empty(*packed.shape[:-1], 2 * packed.shape[-1])
+    unpacked[..., 0::2], unpacked[..., 1::2] = packed & 15, packed >> 4
+    return unpacked
+
+
+def halves_swapped(packed: Tensor) -> Tensor:
+    return (packed >> 4) | (packed << 4)
+
+
+def by_bits(change: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """`change` of tensors, of which those with numbers of 8 bits give their bits: torch moves few types of them."""
+    dtype = tensors[0].dtype
+    return change(*tensors) if dtype.itemsize > 1 else change(*(tensor.view(uint8) for tensor in tensors)).view(dtype)
+
+
+def repeated(tensor: Tensor, times: int, dim: int) -> Tensor:
+    """Each number, or each row, `times` times."""
+    return by_bits(lambda numbers: numbers.repeat_interleave(times, dim=dim), tensor)

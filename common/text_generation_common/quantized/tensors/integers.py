@@ -1,0 +1,106 @@
+"""Layers of integers with scales: GPTQ, AWQ, compressed-tensors, and bitsandbytes in 8 bits."""
+
+import torch
+from torch import Tensor
+
+from text_generation_common.quantized.scheme import Packing, Scheme
+from text_generation_common.quantized.tensors.checks import Layer, broken
+from text_generation_common.quantized.tensors.codes import bytes_of, pack_pairs, unpack, unpack_awq
+from text_generation_common.quantized.values import Groups, Int4, Int8, Weight
+
+MIDDLE = 8  # the zero point of an Int4 without zero points
+HIGHEST_BIT = 0x80  # the difference between integers of 8 bits with and without a sign
+BNB_FACTOR = 7.874015718698502e-3  # 1 / 127, as bitsandbytes writes it
+
+
+def read_gptq(layer: Layer, scheme: Scheme) -> Weight:
+    zeros = unpack(layer[".qzeros"], scheme.bits, layer.outputs).t()
+    if scheme.packing is Packing.gptq:
+        zeros = (zeros + 1) & ((1 << scheme.bits) - 1)
+    groups = _groups(layer, scheme, layer.finite(".scales").t(), zeros)
+    return _of_words(layer, scheme, layer[".qweight"].t(), groups, _order(layer, scheme, ".g_idx"))
+
+
+def read_awq(layer: Layer, scheme: Scheme) -> Weight:
+    groups = _groups(layer, scheme, layer.finite(".scales").t(), unpack_awq(layer[".qzeros"]).t())
+    return Int4(pack_pairs(unpack_awq(layer[".qweight"]).t()).contiguous(), groups)
+
+
+def read_packed(layer: Layer, scheme: Scheme) -> Weight:
+    if layer[".weight_shape"].tolist() != [layer.outputs, layer.inputs]:
+        said = layer[".weight_shape"].tolist()
+        raise broken(layer.name, f"weight_shape is {said}, and the weight is {[layer.outputs, layer.inputs]}")
+    scales, stored = _by_output(layer, ".weight_scale"), layer.find(".weight_zero_point")
+    zeros = None if stored is None else unpack(stored.t(), scheme.bits, layer.outputs).t()
+    groups = _groups(layer, scheme, scales, zeros)
+    return _of_words(layer, scheme, layer[".weight_packed"], groups, _order(layer, scheme, ".weight_g_idx"))
+
+
+def read_int8(layer: Layer, scheme: Scheme) -> Weight:
+    zeros = None if layer.find(".weight_zero_point") is None else _by_output(layer, ".weight_zero_point")
+    scales = _by_output(layer, ".weight_scale")
+    return Int8(layer[".weight"], Groups(scheme.group_size or layer.inputs, scales, _unless_all(zeros, 0)))
+
+
+def read_bnb8(layer: Layer, scheme: Scheme) -> Weight:
+    order = layer.find(".weight_format")
+    if order is not None and order.any():
+        raise broken(layer.name, "weight_format is the order of one GPU's kernels, and only rows are read")
+    return Int8(layer[".weight"], Groups(layer.inputs, (layer.finite(".SCB") * BNB_FACTOR).unsqueeze(1)))
+
+
+def _by_output(layer: Layer, name: str) -> Tensor:
+    """[N, G] of a tensor with one number for each group, each output, or all."""
+    tensor = layer.finite(name)
+    if tensor.numel() == 1:
+        return tensor.reshape(1, 1).expand(layer.outputs, 1).contiguous()
+    return tensor.reshape(layer.outputs, -1)
+
+
+def _groups(layer: Layer, scheme: Scheme, scales: Tensor, zeros: Tensor | None) -> Groups:
+    """`zeros`: unsigned zero points [N, G]. They are left out if all are the middle of the integers' range."""
+    size = scheme.group_size or layer.inputs
+    if zeros is None or (zeros == 1 << (scheme.bits - 1)).all():
+        return Groups(size, scales.contiguous())
+    stored = _signed(zeros) if scheme.bits == 8 else zeros.to(torch.int8)
+    return Groups(size, scales.contiguous(), stored.contiguous())
+
+
+def _of_words(layer: Layer, scheme: Scheme, words: Tensor, groups: Groups, order: Tensor | None) -> Weight:
+    """The value of unsigned integers whose words lie along the inputs, [N, W]."""
+    if scheme.bits == 4 and order is None:  # the bytes of the words are those of the value
+        return Int4(bytes_of(words)[:, : layer.inputs // 2].contiguous(), groups)
+    q = unpack(words, scheme.bits, layer.inputs)
+    q = q if order is None else q[:, order]
+    if scheme.bits == 8:
+        return Int8(_signed(q), groups, order)
+    if groups.zeros is None:
+        q = q + (MIDDLE - (1 << (scheme.bits - 1)))
+    return Int4(pack_pairs(q), groups, order)
+
+
+def _signed(numbers: Tensor) -> Tensor:
+    """The numbers minus 128, as int8."""
+    return (numbers.contiguous() ^ HIGHEST_BIT).view(torch.int8)
+
+
+def _unless_all(tensor: Tensor | None, number: int) -> Tensor | None:
+    return None if tensor is None or (tensor == number).all() else tensor
+
+
+def _order(layer: Layer, scheme: Scheme, name: str) -> Tensor | None:
+    """The inputs in the order of their groups, or None if they lie in this order already. The tensor decides, because
+    settings say `desc_act` of files without another order, too."""
+    groups = layer.find(name)
+    if groups is None or scheme.group_size is None:
+        return None
+    size, count = scheme.group_size, scheme.groups(layer.inputs)
+    regular = torch.arange(layer.inputs, device=groups.device) // size
+    if torch.equal(groups.long(), regular):
+        return None
+    if ((groups < 0) | (groups >= count)).any():
+        raise broken(layer.name, f"{name[1:]} names groups that are not among the {count} groups of its inputs")
+    order = groups.argsort(stable=True)
+    if not torch.equal(groups[order].long(), regular):
+        raise broken(layer.name, f"{name[1:]} has groups with more or fewer inputs than {size}")
+    return order.to(torch.int32)
