@@ -4,12 +4,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from manifests import REPOSITORY, launched
+from pages import PAGES, commands
 
 from text_generation_common.cluster.certificates import host_of, read_certificates
 from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
@@ -17,22 +17,6 @@ from text_generation_common.cluster.identity import Role
 from text_generation_common.flags.cluster import Way
 from text_generation_launcher import cli
 from text_generation_launcher.cluster_plan import resolve_cluster
-
-PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
-# What a shell puts in the place of $(hostname …) and of a variable.
-FILLED = ((re.compile(r"\$\(.*?\)"), "10.0.0.3"), (re.compile(r"\$\w+"), "0"))
-
-
-def commands(page: Path, program: str) -> Iterator[str]:
-    """Command lines in the code blocks of a page that begin with `program`, from there to the end of the line or to a
-    comment."""
-    is_fenced = False
-    for line in page.read_text().splitlines():
-        is_fenced ^= line.startswith("```")
-        if (is_fenced or line.startswith("    ")) and f"{program} " in line:
-            for pattern, word in FILLED:
-                line = pattern.sub(word, line)
-            yield line[line.index(program) :].partition(" # ")[0].rstrip("'")
 
 
 def launches() -> list[str]:
