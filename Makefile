@@ -48,9 +48,9 @@ QUIETLY := --no-print-directory
 # packages of .venv, which are installed at the same time.
 BUILD := PYTHONPATH=.venv/build $(BIN)/python -S -m hatchling build
 # Files and folders whose comments, docstrings and messages must pass tools/prose: `make check` refuses findings in them.
-PLAIN := .ci ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md benchmark clients/python common docs \
+PLAIN := .ci ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md benchmark clients/python common deploy docs \
 	hatch_build.py integration-tests launcher monitoring proto pyproject.toml requirements router server tools
-CODE := benchmark clients/python common integration-tests launcher router server tools hatch_build.py
+CODE := benchmark clients/python common deploy integration-tests launcher router server tools hatch_build.py
 CPU_KERNELS := server/text_generation_server/kernels/cpu
 C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 
@@ -60,7 +60,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py clients/python/text_generation/__i
 
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
-.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats demo-model test-demo-model bench bench-guard bench-peers \
+.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-image test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats demo-model test-demo-model bench bench-guard bench-peers \
 	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 # What serving needs, with the kernels for this machine's processor. Every file is checked against the hashes in requirements/
@@ -172,6 +172,11 @@ test-wheel: install-test
 	build/wheel/venv/bin/pip check
 	cd / && "$(CURDIR)/$(BIN)/python" "$(CURDIR)/integration-tests/ask_installed.py" "$(CURDIR)/build/wheel/venv"
 	build/wheel/venv/bin/pip install $(QUIET) --dry-run --ignore-installed build/wheel/*.whl
+
+# Executes the lines of deploy/Dockerfile in changed roots of Debian, and serves the demo model from the result: as root, with
+# debootstrap on the PATH. What pip needs of this machine: ARGS="--bind /etc/pip.conf --env PIP_INDEX_URL".
+test-image: install-test
+	$(BIN)/python integration-tests/prove_image.py $(ARGS)
 
 # All tests of models: an hour and more. Writes their results into docs/models.md, also those of a part: ARGS="-k bloom".
 # Results of the other tests stay. ARGS=--missing runs those that have not passed; ARGS=--collect-only runs none, and

@@ -38,12 +38,13 @@ def container(manifest: Manifest) -> Manifest:
 
 
 def words(one: Manifest) -> list[str]:
-    """The command line of a container, with the variables that Kubernetes fills in."""
+    """The command line of a container, with the variables that Kubernetes fills in. Without a command, the image's
+    entry point starts the launcher."""
     values = {}
     for variable in one.get("env", ()):
         field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-        values[variable["name"]] = variable["value"] if field is None else FIELDS[field]
-    text = [*one["command"], *one["args"]]
+        values[variable["name"]] = variable.get("value", "") if field is None else FIELDS[field]
+    text = [*one.get("command", ["text-generation-launcher"]), *one["args"]]
     return [re.sub(r"\$\((\w+)\)", lambda variable: values[variable[1]], word) for word in text]
 
 

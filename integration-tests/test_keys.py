@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import processes
 import psutil
+from board import check_answer, queries, series_of
 from server_process import ServerProcess
 
 from text_generation_common.secret_values import is_secret
@@ -25,6 +26,9 @@ def test_keys_close_every_route_but_the_open_ones_and_stand_on_no_command_line(t
             headers = {"authorization": f"Bearer {key}"}
             assert client.post("/generate", json=body, headers=headers, timeout=60).status_code == 200
             assert client.get("/info", headers=headers).status_code == 200
+        series = series_of(client.get("/metrics", headers=headers).text)
+        for query in (query for query in queries() if "tgi_key_" in query[0]):
+            check_answer(series, query)
         for headers in ({}, {"authorization": "Bearer FIRST-KEY"}, {"authorization": "Bearer first"}):
             for path in ("/", "/generate", "/generate_stream", "/tokenize", "/v1/completions", "/v1/chat/completions"):
                 refused = client.post(path, json=body, headers=headers)

@@ -6,7 +6,9 @@ from pathlib import Path
 import kubernetes_validate
 import manifests
 import pytest
+from dockerfile import stages
 from manifests import FIELDS, container, found, launched, pod, words
+from pages import commands
 
 from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
 from text_generation_common.cluster.identity import Role
@@ -15,7 +17,9 @@ from text_generation_common.flags.cluster import Way
 # The oldest version whose schema has every field that the manifests use, and the newest that the package knows.
 VERSIONS = ("1.33", kubernetes_validate.latest_version())
 FRONTS, ENGINES = found("Deployment", "tgi-fronts"), found("StatefulSet", "tgi-engines")
-FRONT, ENGINE = container(FRONTS), container(ENGINES)
+SINGLE_POD = found("Deployment", "tgi-single")
+FRONT, ENGINE, SINGLE = container(FRONTS), container(ENGINES), container(SINGLE_POD)
+DOCKER_PAGE = manifests.REPOSITORY / "docs" / "docker.md"
 GOLDEN = Path(manifests.REPOSITORY, "router/text_generation_router/metrics/tests/metrics.golden")
 
 
@@ -38,7 +42,7 @@ def test_an_unknown_field_and_an_unknown_flag_are_noticed():
 
 def test_names_of_manifests_are_unique_and_labels_are_those_of_one_deployment():
     names = [(each["kind"], each["metadata"]["name"]) for each in manifests.manifests()]
-    assert len(names) == len(set(names)) == 10
+    assert len(names) == len(set(names)) == 13
     for each in manifests.manifests():
         assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "tgi"
 
@@ -54,7 +58,24 @@ def test_our_command_line_takes_the_commands_of_both():
 
 
 def test_one_gpu_is_asked_for_each_shard():
-    assert launched(words(ENGINE)).num_shard == ENGINE["resources"]["limits"]["nvidia.com/gpu"]
+    for one in (ENGINE, SINGLE):
+        assert launched(words(one)).num_shard == one["resources"]["limits"]["nvidia.com/gpu"]
+
+
+def test_the_single_pod_downloads_into_its_volume_with_the_token_of_its_secret():
+    assert launched(words(SINGLE)).cluster.way is Way.ROUTER and "command" not in SINGLE
+    [claim] = [each for each in manifests.manifests() if each["kind"] == "PersistentVolumeClaim"]
+    [volume] = [each for each in pod(SINGLE_POD)["volumes"] if each["name"] == "data"]
+    assert volume["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+    assert {"name": "data", "mountPath": image_environ()["HF_HOME"]} in SINGLE["volumeMounts"]
+    [token] = SINGLE["env"]
+    assert token["name"] == "HF_TOKEN" and token["valueFrom"]["secretKeyRef"]["key"] == "HF_TOKEN"
+    secrets = [command for command in commands(DOCKER_PAGE, "kubectl create secret generic") if "HF_TOKEN=" in command]
+    assert [command.split()[4] for command in secrets] == [token["valueFrom"]["secretKeyRef"]["name"]]
+
+
+def image_environ():
+    return stages()[-1].environ
 
 
 def ports(one):
@@ -68,18 +89,19 @@ def test_ports_of_commands_containers_services_and_fronts_are_the_same():
     assert isinstance(listens, TcpEndpoint) and isinstance(asked, TcpEndpoint)
     assert ports(ENGINE) == {"engine": listens.port, "metrics": engine.cluster.engine.engine_metrics_port}
     assert ports(FRONT) == {"http": front.http.port}
+    assert ports(SINGLE) == {"http": launched(words(SINGLE)).http.port}
     headless = found("Service", asked.host)
     assert headless["spec"]["clusterIP"] == "None" and ENGINES["spec"]["serviceName"] == asked.host
     assert headless["spec"]["publishNotReadyAddresses"], "else an engine that drains is cut off"
     assert {port["name"]: port["port"] for port in headless["spec"]["ports"]} == ports(ENGINE)
     assert asked.port == listens.port
-    for service, one in (("tgi", FRONT), (asked.host, ENGINE)):
+    for service, one in (("tgi", FRONT), (asked.host, ENGINE), ("tgi-single", SINGLE)):
         for port in found("Service", service)["spec"]["ports"]:
             assert port["targetPort"] in ports(one)
 
 
 def test_probes_ask_ports_and_routes_that_exist():
-    for one in (FRONT, ENGINE):
+    for one in (FRONT, ENGINE, SINGLE):
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             asked = one[probe].get("httpGet") or one[probe]["tcpSocket"]
             assert asked["port"] in ports(one)
@@ -88,7 +110,11 @@ def test_probes_ask_ports_and_routes_that_exist():
         assert "/health" not in str(one["livenessProbe"]), "a lost engine or shard must not cost a pod"
 
 
-@pytest.mark.parametrize(("pods", "one"), [(FRONTS, FRONT), (ENGINES, ENGINE)], ids=["front", "engine"])
+@pytest.mark.parametrize(
+    ("pods", "one"),
+    [(FRONTS, FRONT), (ENGINES, ENGINE), (SINGLE_POD, SINGLE)],
+    ids=["front", "engine", "single"],
+)
 def test_a_pod_has_the_time_that_its_requests_get_to_end(pods, one):
     paused = one.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
     patience = launched(words(one)).http.graceful_termination_timeout
@@ -107,7 +133,7 @@ def test_a_pod_gets_the_certificate_of_its_role_alone_readable_by_its_user_alone
     assert launched(words(one)).model.model_id in mounts
 
 
-@pytest.mark.parametrize("one", [FRONT, ENGINE], ids=["front", "engine"])
+@pytest.mark.parametrize("one", [FRONT, ENGINE, SINGLE], ids=["front", "engine", "single"])
 def test_containers_have_no_rights_that_they_do_not_need(one):
     context = one["securityContext"]
     assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"]
@@ -116,9 +142,11 @@ def test_containers_have_no_rights_that_they_do_not_need(one):
 
 
 def test_selectors_select_the_pods_that_they_are_for():
-    fronts, engines = "Deployment/tgi-fronts", "StatefulSet/tgi-engines"
-    expected = {"tgi": fronts, "tgi-fronts": fronts, "tgi-engines": engines}
+    fronts, engines, single = "Deployment/tgi-fronts", "StatefulSet/tgi-engines", "Deployment/tgi-single"
+    expected = {"tgi": fronts, "tgi-fronts": fronts, "tgi-engines": engines, "tgi-single": single}
     for each in manifests.manifests():
+        if each["kind"] == "PersistentVolumeClaim":
+            continue
         spec, name = each["spec"], each["metadata"]["name"]
         if each["kind"] == "HorizontalPodAutoscaler":
             target = spec["scaleTargetRef"]

@@ -16,6 +16,7 @@ from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.logs import LEVELS
 from text_generation_common.places import ServerPlace
 from text_generation_common.secret_values import without_secrets
+from text_generation_launcher import service_manager
 from text_generation_launcher.checks import unread_flags
 from text_generation_launcher.config import LaunchPlan, ReplicaSite
 from text_generation_launcher.errors import DownloadError, WebserverCannotStart
@@ -333,9 +334,10 @@ def _server_env(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
 
 def _inherited(plan: LaunchPlan, environ: Mapping[str, str], *without: str) -> dict[str, str]:
     """The launcher's environment without the variables `without`. FAILPOINTS is left out unless testing: the launcher
-    has warned that it has no effect, and children need not repeat the warning.
+    has warned that it has no effect, and children need not repeat the warning. The launcher alone reports to the
+    service manager.
     """
-    dropped = without if plan.process.testing else (*without, "FAILPOINTS")
+    dropped = (*without, *service_manager.VARIABLES, *(() if plan.process.testing else ("FAILPOINTS",)))
     return {name: value for name, value in environ.items() if name not in dropped}
 
 

@@ -27,6 +27,7 @@ from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import SEE_LOG, Child, log_last_lines
 from text_generation_launcher.progress import make_display
 from text_generation_launcher.resolve import with_prefill_budget
+from text_generation_launcher.service_manager import ServiceManager
 from text_generation_launcher.serving import DRAIN_MARGIN_S, FrontsAndRay, FrontsAndReplicas, serving_of
 from text_generation_launcher.spawner import Spawner
 
@@ -69,6 +70,7 @@ class Supervisor:
         self._has_weights = asyncio.Event()
         self._spawner = Spawner(plan, programs, environ, place, listen_fd, port, janitor)
         self._serving = serving_of(self._spawner, place)
+        self._manager = ServiceManager(environ)
 
     async def run(self) -> int:
         """Runs the server until a signal, and returns the exit status: 0, or INTERRUPTED after Ctrl-C before the server
@@ -82,14 +84,16 @@ class Supervisor:
         loop.add_signal_handler(RESTART_SIGNAL, self._restart_fronts)
         self._place.remove_metrics()  # a launcher that was killed together with its janitor may have left some
         serving = asyncio.create_task(self._serve())
+        reporting = asyncio.create_task(self._manager.report(lambda: self._serving.has_listened))
         try:
             await _first_of(serving, self._stop_asked)
+            self._manager.send("STOPPING=1")
             if self._serving.has_listened and not serving.done():
                 await self._drain(serving)
             if serving.done():
                 serving.result()
         finally:
-            await cancelled(serving)
+            await cancelled(serving, reporting)
             await (self._stop_all() if self._serving.has_listened else self._stop_unready())
         return INTERRUPTED if self._first_signal is signal.SIGINT and not self._serving.has_listened else 0
 

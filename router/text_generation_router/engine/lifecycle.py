@@ -94,6 +94,7 @@ class Lifecycle:
         token_limits = TokenLimits(config.tokens.max_input_tokens or max_total - 1, max_total, capacity.slots)
         self.snapshot = Snapshot(shards.info, token_limits, JoiningRules.of(config.scheduling))
         self._metrics.batch_max_total_tokens.set(capacity.slots)
+        self._metrics.shards_ready.set(1)
         self._requests.begin_epoch(capacity.slots, shards.info.eos_token_ids, shards.info.query_blocks)
         if self._lost_s is not None:
             self._metrics.shard_recovery_duration.observe(time.perf_counter() - self._lost_s)
@@ -109,6 +110,7 @@ class Lifecycle:
             await self._loop.take_answers()
         self.shards = None
         self._metrics.shard_losses.inc()
+        self._metrics.shards_ready.set(0)
         self._lost_s = self._lost_s or time.perf_counter()
         self._shard_groups.lost(shards, reason)
         unanswered = await self._stop_loop()

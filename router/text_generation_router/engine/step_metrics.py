@@ -33,6 +33,8 @@ class StepMetrics:
         metrics.queue_size.set_function(lambda: len(scheduler.queue))
         metrics.batch_current_size.set_function(lambda: scheduler.active.num_running)
         metrics.batch_current_max_tokens.set_function(lambda: scheduler.active.num_reserved)
+        metrics.tenants.labels(state="running").set_function(lambda: scheduler.queue.num_tenants_running)
+        metrics.tenants.labels(state="waiting").set_function(lambda: scheduler.queue.num_tenants_waiting)
         metrics.slots_used.set_function(lambda: scheduler.memory.num_held)
         metrics.slots_cached.set_function(lambda: scheduler.memory.cache.num_evictable)
         metrics.slots_free.set_function(lambda: scheduler.memory.slots.num_free)

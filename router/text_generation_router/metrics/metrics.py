@@ -195,6 +195,10 @@ class Metrics:
         self.shard_step_gap_duration = self._plain_step_duration(
             "tgi_shard_step_gap_duration", "Seconds the shard had nothing to run before a step"
         )
+        self.shards_ready = self._gauge(
+            "tgi_shards_ready",
+            "Groups of shards that compute; 0 until the first group, and after a loss until the next",
+        )
         self.shard_losses = self._counter("tgi_shard_losses", "Groups of shards that died, hung or were given up")
         self.shard_recovery_duration = self._duration(
             "tgi_shard_recovery_duration", "Seconds from the loss of a group to the readiness of the next"
@@ -227,6 +231,14 @@ class Metrics:
         self.queue_wait_seconds = self._counter(
             "tgi_queue_wait_seconds", "Seconds in the queue, by the last reason for which requests waited", reason=WAITS
         )
+        self.tenants = Gauge(
+            "tgi_tenants",
+            "Tenants with requests that run, and with requests that wait",
+            ("state",),
+            registry=self.registry,
+        )
+        for state in ("running", "waiting"):
+            self.tenants.labels(state=state)
         self.length_estimate_ratio = self._histogram(
             "tgi_request_length_estimate_ratio", "Tokens made over tokens expected at the start", RATIOS
         )

@@ -39,6 +39,14 @@ class Queue:
         yield from self._resuming
         yield from self._new.values()
 
+    @property
+    def num_tenants_running(self) -> int:
+        return sum(owner.num_tenants_running for owner in self._accounts.owners.values())
+
+    @property
+    def num_tenants_waiting(self) -> int:
+        return sum(owner.num_tenants_waiting for owner in self._accounts.owners.values())
+
     def has_room(self, share: Share, tokens: int, most: int) -> bool:
         """Whether a request of `tokens` tokens may wait, if at most `most` waiting tokens are allowed. Even beyond
         `most`, a request is accepted while its owner or tenant has less than an equal part of `most`. So no client can

@@ -28,6 +28,7 @@ def test_when_shards_die_every_request_goes_on_with_the_next_ones(serve: Serve, 
         assert metrics.shard_losses._value.get() == len(step_numbers) and metrics.request_resumes._value.get() >= 1
         losses = [event for event in world.groups.events if event != "confirmed"]
         assert losses == ["lost: connection reset"] * len(step_numbers)
+        assert metrics.shards_ready._value.get() == 1
 
     serve(use, *map(dies_at, step_numbers), FakeShards)
 
@@ -85,10 +86,10 @@ def test_shards_reported_as_lost_are_left_even_when_no_request_runs(serve: Serve
 
 def test_without_shards_the_engine_is_not_healthy_and_requests_wait() -> None:
     async def use(world: World) -> None:
-        assert await world.engine.is_healthy()
+        assert await world.engine.is_healthy() and world.metrics.shards_ready._value.get() == 1
         world.groups.made[0].lost.set_result("gone")
         await asyncio.sleep(0.05)
-        assert not await world.engine.is_healthy()
+        assert not await world.engine.is_healthy() and world.metrics.shards_ready._value.get() == 0
         waiting = world.ask([1, 2], 3)
         await asyncio.sleep(0.05)
         assert not waiting.given and waiting.end is None

@@ -68,6 +68,7 @@ def test_a_step_that_is_sent_shows_what_the_scheduler_holds_and_what_has_happene
     counts.sent(sent)
     page.shows(batch_current_size=1, batch_current_max_tokens=8, queue_size=1, batch_next_size_sum=1)
     page.shows(slots_used=4, slots_free=496, slots_cached=0, prefilled_tokens=4, request_preemptions=0)
+    assert page.of("tenants", state="running") == page.of("tenants", state="waiting") == 1
     counts.sent(sent)
     assert page.of("batch_inference_count", method="prefill") == 2
     page.shows(prefilled_tokens=4)

@@ -484,3 +484,4 @@ def test_waiting_tokens_are_counted_by_owner_and_tenant(added: list[tuple[str, s
         assert tenant.waiting_tokens == sum(r.num_tokens for r in left if r.tenant is tenant)
         assert owner.waiting_tokens == sum(r.num_tokens for r in left if r.tenant.owner is owner)
         assert owner.num_tenants_waiting == len({r.tenant for r in left if r.tenant.owner is owner})
+    assert waiting.queue.num_tenants_waiting == len({r.tenant for r in left})

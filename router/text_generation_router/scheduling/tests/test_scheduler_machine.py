@@ -338,6 +338,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert owner.num_running == sum(tenant.num_running for tenant in tenants)
             assert owner.num_waiting == sum(tenant.num_waiting for tenant in tenants)
             assert owner.num_tenants_running == sum(tenant.num_running > 0 for tenant in tenants)
+        assert self.scheduler.queue.num_tenants_running == len(running)
 
     @invariant()
     def what_was_promised_is_kept(self) -> None:
