@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,8 @@ from server_process import ServerProcess
 
 from text_generation.types import Parameters
 from text_generation_router.api.tgi.schemas import GenerateParameters
+
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 QUESTION = "<|user|>What is 2 + 3?</s><|assistant|>"
 
@@ -97,17 +100,8 @@ def test_best_of_returns_the_others_with_their_seeds(server: ServerProcess) -> N
 
 
 BAD_PARAMETERS: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": 0}, "`temperature` must be strictly positive"),
-    ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
-    ({"top_k": 0}, "`top_k` must be strictly positive"),
-    ({"typical_p": 2}, "`typical_p` must be > 0.0 and < 1.0"),
-    ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
+    *TABLES["bad_parameters"],
     ({"stop": ["a"] * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
-    ({"truncate": 100_000}, "`truncate` must be strictly positive and less than 2047. Given: 100000"),
-    ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
-    ({"grammar": {"type": "regex", "value": "a("}}, "grammar is not valid: a regular expression cannot be read"),
-    ({"grammar": {"type": "json", "value": {}}}, "grammar is not valid: Grammar must have a 'properties' field"),
-    ({"adapter_id": "x"}, "`adapter_id` is not supported yet"),
 ]
 
 

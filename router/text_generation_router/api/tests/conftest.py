@@ -502,6 +502,10 @@ class Server:
             leaving.cancel()
         return answer
 
+    def hangs(self, count: int = 1) -> bool:
+        """Whether `count` requests have made their last token (`hang_after`)."""
+        return sum(asked.hangs for asked in self.engine.asked) >= count
+
     def failures(self, err: str) -> float:
         return self.metrics.registry.get_sample_value("tgi_request_failure_total", {"err": err}) or 0.0
 

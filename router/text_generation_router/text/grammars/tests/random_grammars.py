@@ -38,25 +38,8 @@ NUMBERS = [
 NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
 STRINGS = ("", "a", "red", "green", '"', "\\", "é🌊", "\n", "\0", "\ud800", "x" * 300, "</s>", "<|x|>", "/", "#", "%")
 WRONG = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1.5,
-    "",
-    "x",
-    [],
-    [1],
-    {},
-    {"a": 1},
-    [[]],
-    [{}],
-    [None],
-    "\ud800",
-    {"": []},
-    ["a", "a"],
-)
+    None, True, False, 0, -1, 1.5, "", "x", [], [1], {}, {"a": 1}, [[]], [{}], [None], "\ud800", {"": []}, ["a", "a"],
+)  # fmt: skip
 NAMES = ("a", "b", "c", "name", "", "a b", '"', "é", "$ref", "type", "properties")
 ATOMS = (
     "a", "[a-z]", "[^a]", ".", r"\d", r"\w", r"\s", r"\p{L}", "é", "(ab|c)", "(?i:x)", r"\b", "^", "$", "(?=a)", "\\",
@@ -228,21 +211,9 @@ def _chain(rng: Random) -> str:
 
 def _part(rng: Random, depth: int) -> str:
     parts = [
-        '"a"',
-        '"é"i',
-        "/[a-z]+/",
-        "b",
-        "c",
-        "D",
-        "E",
-        '""',
-        '"\\n"',
-        "<|x|>",
-        "<[5]>",
-        "<[99999999]>",
-        '"a".."z"',
+        '"a"', '"é"i', "/[a-z]+/", "b", "c", "D", "E", '""', '"\\n"', "<|x|>", "<[5]>", "<[99999999]>", '"a".."z"',
         "@x",
-    ]
+    ]  # fmt: skip
     if depth > 0:
         inner = " ".join(_part(rng, depth - 1) for _ in range(rng.randint(1, 3)))
         count = rng.choice(COUNTS)
