@@ -20,10 +20,7 @@ LIKE = "a URL with the scheme http or https and a host, such as 'http://127.0.0.
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
-@pytest.mark.parametrize(
-    ("url", "given"),
-    [*TABLES["wrong_urls"], (b"http://host", "bytes")],
-)
+@pytest.mark.parametrize(("url", "given"), [*TABLES["wrong_urls"], (b"http://host", "bytes")])
 def test_a_wrong_url_is_refused_when_the_client_is_made(client: Any, url: Any, given: str) -> None:
     with pytest.raises(errors.ValidationError) as caught:
         client(url)

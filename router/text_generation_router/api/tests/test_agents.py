@@ -73,10 +73,7 @@ def test_a_message_has_blocks_of_thinking_text_and_calls(agents_server):
     path = "/v1/messages"
     whole = agents_server.post(path, ASKED[path]).json
     *others, call = whole["content"]
-    assert others == [
-        {"type": "thinking", "thinking": "Hm.", "signature": ""},
-        {"type": "text", "text": "Yes."},
-    ]
+    assert others == [{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "Yes."}]
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Rome"})
     assert whole["stop_reason"] == "tool_use" and call["id"].startswith("toolu_")
     thinking = whole["usage"]["output_tokens_details"]["thinking_tokens"]

@@ -389,11 +389,7 @@ def test_prompts_times_n_are_answered_in_order(server):
 
 
 def test_prompts_may_be_token_ids(server):
-    for prompt, ids in (
-        ([1, 2, 3], [(1, 2, 3)]),
-        ([[1, 2], [3]], [(1, 2), (3,)]),
-        (["Hi", [7]], [None, (7,)]),
-    ):
+    for prompt, ids in (([1, 2, 3], [(1, 2, 3)]), ([[1, 2], [3]], [(1, 2), (3,)]), (["Hi", [7]], [None, (7,)])):
         server.engine.asked.clear()
         assert server.post("/v1/completions", {"prompt": prompt}).status == 200
         for asked, wanted in zip(server.engine.asked, ids, strict=True):

@@ -46,11 +46,7 @@ PIECES = {
             CallStart(1, "g", "model-id"),
             CallArguments(1, "{}"),
         ],
-        [
-            message("msg_1_0", "a"),
-            call("fc_1_1", "call_1", "f", '{"x": 1}'),
-            call("fc_1_2", "model-id", "g", "{}"),
-        ],
+        [message("msg_1_0", "a"), call("fc_1_1", "call_1", "f", '{"x": 1}'), call("fc_1_2", "model-id", "g", "{}")],
     ),
 }
 

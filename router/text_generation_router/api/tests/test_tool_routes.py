@@ -137,12 +137,7 @@ def test_reasoning_is_apart_from_the_answer_unless_the_request_says_otherwise(ma
     text = "<think>\nHm.\n</think>\n\nYes."
     choice, chunks = asks(server, text)
     assert choice["message"] == joined(chunks)
-    assert choice["message"] == {
-        "role": "assistant",
-        "content": "Yes.",
-        "reasoning_content": "Hm.",
-        "reasoning": "Hm.",
-    }
+    assert choice["message"] == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm.", "reasoning": "Hm."}
     whole, _ = asks(server, text, separate_reasoning=False)
     assert whole["message"] == {"role": "assistant", "content": text}
     hidden, chunks = asks(server, text, include_reasoning=False)

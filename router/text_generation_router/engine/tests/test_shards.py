@@ -332,9 +332,7 @@ def test_a_group_is_lost_once_and_for_the_first_reason(place: Path) -> None:
     over(place, use)
 
 
-def test_a_health_check_is_false_when_the_group_is_closed_and_is_cancelled_when_its_task_is(
-    place: Path,
-) -> None:
+def test_a_health_check_is_false_when_the_group_is_closed_and_is_cancelled_when_its_task_is(place: Path) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         ranks[1].is_stuck = True
         cancelled, closed = (asyncio.create_task(group.is_healthy()) for _ in range(2))

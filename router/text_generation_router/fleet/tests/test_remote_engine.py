@@ -385,8 +385,7 @@ def test_news_of_caches_are_wanted_while_there_are_several_engines_and_told_agai
 
 
 @pytest.mark.parametrize(
-    "cache",
-    [news(1, list(range(MAX_HASHES + 1)), True), pb.Cache(sequence=1, is_snapshot=True, removed=b"1234567")],
+    "cache", [news(1, list(range(MAX_HASHES + 1)), True), pb.Cache(sequence=1, is_snapshot=True, removed=b"1234567")]
 )
 def test_an_engine_that_tells_nonsense_of_its_cache_is_cut_off(tmp_path: Path, cache: pb.Cache) -> None:
     async def use(front: Asker) -> None:

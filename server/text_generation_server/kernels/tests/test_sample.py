@@ -12,16 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from sampled_rows import (
-    MINUS_INFINITY,
-    VOCABULARY,
-    Row,
-    banned,
-    choices,
-    plain,
-    random_logits,
-    sample,
-)
+from sampled_rows import MINUS_INFINITY, VOCABULARY, Row, banned, choices, plain, random_logits, sample
 from torch import Tensor
 
 from text_generation_common.cpu_features import NEEDS

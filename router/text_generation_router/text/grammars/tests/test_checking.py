@@ -212,10 +212,7 @@ def test_an_owner_whose_text_killed_a_child_has_no_other_one_before_there_is_a_n
 
 @pytest.mark.parametrize(
     ("failure", "words"),
-    [
-        (CRASHED, "the process that compiles it fails"),
-        (SPENT, "it takes more than 1 s: send a smaller one"),
-    ],
+    [(CRASHED, "the process that compiles it fails"), (SPENT, "it takes more than 1 s: send a smaller one")],
     ids=["crashed", "spent"],
 )
 def test_a_text_at_which_two_children_died_is_refused_at_once(failure, words):
