@@ -484,18 +484,11 @@ class Server:
 
         raw_headers = [(key.encode(), value.encode()) for key, value in headers.items()]
         scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": raw_headers,
-            "client": (client, 4711),
-            "http_version": "1.1",
-            "scheme": "http",
+            "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+            "headers": raw_headers, "client": (client, 4711), "http_version": "1.1", "scheme": "http",
             "server": ("127.0.0.1", 80),
             "extensions": {EXTENSION: OpenResponse(take)} if self.writes_directly else {},
-        }
+        }  # fmt: skip
         try:
             await asyncio.wait_for(self.app(scope, receive, send), 20)
         finally:

@@ -52,18 +52,12 @@ OPENAI_FIELDS = [
     ({"structured_outputs": {"regex": "a+", "backend": "xgrammar", "disable_any_whitespace": False}}, OF_REGEX),
     ({"structured_outputs": {"choice": ["a", "b"], "json_object": False}}, OF_CHOICE),
     ({"structured_outputs": {"grammar": GBNF}}, OF_RULES),
-    ({"structured_outputs": {"json_object": True}}, ANY_OBJECT),
-    ({"guided_json": SCHEMA}, OF_SCHEMA),
+    ({"structured_outputs": {"json_object": True}}, ANY_OBJECT), ({"guided_json": SCHEMA}, OF_SCHEMA),
     ({"guided_json": json.dumps(SCHEMA, separators=(",", ":")), "response_format": {"type": "text"}}, OF_SCHEMA),
-    ({"guided_regex": "a+"}, OF_REGEX),
-    ({"guided_choice": ["a", "b"]}, OF_CHOICE),
-    ({"guided_grammar": GBNF}, OF_RULES),
-    ({"json_schema": SCHEMA}, OF_SCHEMA),
-    ({"regex": "a+"}, OF_REGEX),
-    ({"ebnf": GBNF}, OF_RULES),
-    ({"grammar": GBNF}, OF_RULES),
-    (dict.fromkeys(READERS), ""),
-]
+    ({"guided_regex": "a+"}, OF_REGEX), ({"guided_choice": ["a", "b"]}, OF_CHOICE),
+    ({"guided_grammar": GBNF}, OF_RULES), ({"json_schema": SCHEMA}, OF_SCHEMA), ({"regex": "a+"}, OF_REGEX),
+    ({"ebnf": GBNF}, OF_RULES), ({"grammar": GBNF}, OF_RULES), (dict.fromkeys(READERS), ""),
+]  # fmt: skip
 
 
 def refused(server, route: Route, fields: dict[str, Any]) -> tuple[str, str | None]:

@@ -79,19 +79,10 @@ def test_absent_parameters_sample_and_empty_ones_do_not(server):
 
 def test_parameters_reach_the_engine(server):
     parameters = {
-        "temperature": 0.5,
-        "top_k": 3,
-        "top_p": 0.25,
-        "typical_p": 0.75,
-        "repetition_penalty": 1.5,
-        "frequency_penalty": -1,
-        "seed": 2**64 - 1,
-        "stop": ["a", "b"],
-        "watermark": True,
-        "ignore_eos_token": True,
-        "max_new_tokens": 7,
-        "top_n_tokens": 2,
-    }
+        "temperature": 0.5, "top_k": 3, "top_p": 0.25, "typical_p": 0.75, "repetition_penalty": 1.5,
+        "frequency_penalty": -1, "seed": 2**64 - 1, "stop": ["a", "b"], "watermark": True, "ignore_eos_token": True,
+        "max_new_tokens": 7, "top_n_tokens": 2,
+    }  # fmt: skip
     server.post("/generate", {"inputs": "hello", "parameters": parameters})
     request = server.engine.asked[0].request
     sampling = request.sampling
@@ -103,15 +94,9 @@ def test_parameters_reach_the_engine(server):
 
 def test_parameters_that_name_tokens_reach_the_engine(server):
     parameters = {
-        "min_p": 0.25,
-        "presence_penalty": 0.5,
-        "logit_bias": {"3": -100, "0": 1.5},
-        "allowed_token_ids": [5, 0, 999],
-        "stop_token_ids": [7, 3],
-        "min_new_tokens": 4,
-        "ignore_eos_token": True,
-        "max_new_tokens": 9,
-    }
+        "min_p": 0.25, "presence_penalty": 0.5, "logit_bias": {"3": -100, "0": 1.5}, "allowed_token_ids": [5, 0, 999],
+        "stop_token_ids": [7, 3], "min_new_tokens": 4, "ignore_eos_token": True, "max_new_tokens": 9,
+    }  # fmt: skip
     assert server.post("/generate", {"inputs": "hello", "parameters": parameters}).status == 200
     request = server.engine.asked[0].request
     sampling = request.sampling

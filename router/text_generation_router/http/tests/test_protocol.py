@@ -779,15 +779,9 @@ FIELDS = (
     *(b"transfer-encoding: chunked", b"transfer-encoding: gzip", b"transfer-encoding: chunked, gzip"),
 )
 CONTENTS = (
-    b"",
-    b"",
-    b"abc",
-    b"3\r\nabc\r\n0\r\n\r\n",
-    b"3;a=b\r\nabc\r\n",
-    b"ffffffffffffffffff\r\n",
-    b"\x16\x03\x01\x02",
+    b"", b"", b"abc", b"3\r\nabc\r\n0\r\n\r\n", b"3;a=b\r\nabc\r\n", b"ffffffffffffffffff\r\n", b"\x16\x03\x01\x02",
     b"\0",
-)
+)  # fmt: skip
 
 
 def random_stream(rng: random.Random) -> bytes:

@@ -26,20 +26,12 @@ GPU = torch.cuda.is_available()
 
 
 ALONE = {
-    "neutral": Row(),
-    "temperature": Row(temperature=0.6),
-    "top-k": Row(top_k=5),
-    "top-p": Row(top_p=0.7),
-    "min-p": Row(min_p=0.1),
-    "typical-p": Row(typical_p=0.6),
-    "repetition": Row(repetition=1.5),
-    "repetition that rewards": Row(repetition=0.7),
-    "frequency": Row(frequency=0.8),
-    "frequency that rewards": Row(frequency=-0.8),
-    "presence": Row(presence=0.8),
-    "presence that rewards": Row(presence=-0.8),
-    "bias": Row(bias=((7, 2.5), (0, -3.0))),
-}
+    "neutral": Row(), "temperature": Row(temperature=0.6), "top-k": Row(top_k=5), "top-p": Row(top_p=0.7),
+    "min-p": Row(min_p=0.1), "typical-p": Row(typical_p=0.6), "repetition": Row(repetition=1.5),
+    "repetition that rewards": Row(repetition=0.7), "frequency": Row(frequency=0.8),
+    "frequency that rewards": Row(frequency=-0.8), "presence": Row(presence=0.8),
+    "presence that rewards": Row(presence=-0.8), "bias": Row(bias=((7, 2.5), (0, -3.0))),
+}  # fmt: skip
 # The history is 3, 4 in the prompt, and 5, 5, 4, 5 in the output.
 MASKS = {
     "allowed": Row(allowed=(12, 5, 0, 5)),

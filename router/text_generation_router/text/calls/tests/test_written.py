@@ -113,16 +113,10 @@ def test_no_value_contains_the_tag_that_ends_it(name: str, kind: str) -> None:
     listed = {"type": "array", "items": {"type": "string", "maxLength": 30}}
     open_object = {"type": "object", "patternProperties": {"^x": {}}}
     kinds = (
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        listed,
-        {"type": "object", "additionalProperties": True},
-        {"type": ["string", "array"]},
-        {"enum": ["a", f"b{end}"]},
-        {"enum": [["a"], [f"b{end}"]]},
-        {"allOf": [listed, {"minItems": 1}]},
-        {},
-    )
+        {"type": "string"}, {"type": "array", "items": {"type": "string"}}, listed,
+        {"type": "object", "additionalProperties": True}, {"type": ["string", "array"]}, {"enum": ["a", f"b{end}"]},
+        {"enum": [["a"], [f"b{end}"]]}, {"allOf": [listed, {"minItems": 1}]}, {},
+    )  # fmt: skip
     for schema in kinds:
         tools: dict[str, Schema] = {"f": {"type": "object", "properties": {"a": schema}, "required": ["a"]}}
         grammar = calls.grammar(tools)

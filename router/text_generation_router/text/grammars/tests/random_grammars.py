@@ -17,24 +17,8 @@ from text_generation_router.text.grammars.tests.evil_grammars import rule_chain
 Schema = dict[str, Any]
 EDGES = [sign * (2**bits + more) for bits in (31, 53, 63, 64) for more in (-1, 0, 1) for sign in (1, -1)]
 NUMBERS = [
-    *EDGES,
-    *map(float, EDGES),
-    1e308,
-    -1e308,
-    1e19,
-    -1e19,
-    10**30,
-    0,
-    1,
-    -1,
-    -0.0,
-    0.1,
-    1e-9,
-    5e-324,
-    0.5,
-    3,
-    12,
-]
+    *EDGES, *map(float, EDGES), 1e308, -1e308, 1e19, -1e19, 10**30, 0, 1, -1, -0.0, 0.1, 1e-9, 5e-324, 0.5, 3, 12,
+]  # fmt: skip
 NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
 STRINGS = ("", "a", "red", "green", '"', "\\", "é🌊", "\n", "\0", "\ud800", "x" * 300, "</s>", "<|x|>", "/", "#", "%")
 WRONG = (
