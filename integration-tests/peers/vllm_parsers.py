@@ -2,8 +2,7 @@
 of reasoning and of calls make of each.
 
 A text is whole, or given token by token. Its tokenizer has bytes as tokens, and the markers of its format as special
-tokens, as vLLM's readers demand.
-"""
+tokens, as vLLM's readers demand."""
 
 import json
 import logging

@@ -1,6 +1,5 @@
 """On machines that lack something, the launcher runs anyway or ends at once with one line that names the missing
-thing.
-"""
+thing."""
 
 import os
 import re

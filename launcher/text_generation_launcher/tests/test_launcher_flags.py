@@ -115,8 +115,7 @@ NUMBERS = [each.flag_name for each in flags_of(LauncherConfig) if single_type(ea
 @pytest.mark.parametrize("name", [name for name in NUMBERS if name.removeprefix("--") in TGI_FLAGS | OTHER_FLAGS])
 def test_a_zero_is_a_number_for_every_flag_of_tgi(name):
     """A zero is not wrong usage for TGI's numbers, which are unsigned. Where it is not allowed, the error names the
-    flag.
-    """
+    flag."""
     assert config_of(name, "0") is not None
 
 

@@ -1,6 +1,5 @@
 """The launcher as a process with fake children: order of starts and stops, failed starts, signals, logs, files left
-behind.
-"""
+behind."""
 
 import json
 import os
@@ -85,8 +84,7 @@ def test_milestones_come_in_tgi_s_order_and_few_lines(site, is_whole):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_every_end_signal_is_an_orderly_end(site, number):
     """The process that runs the tests may ignore a signal, as under nohup. The launcher would inherit this and ignore
-    the signal too.
-    """
+    the signal too."""
     before = signal.signal(number, signal.SIG_DFL)
     try:
         launch = site.launch().ready()

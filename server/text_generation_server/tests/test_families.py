@@ -1,8 +1,7 @@
 """Every family compared with transformers on the same weights, in checkpoints that transformers writes.
 
 All parameters are away from their defaults, so that a norm, a bias or a multiplier that is left out, or taken for
-another, changes the logits. `make test` takes one variant of each family, `-m models` takes all of them.
-"""
+another, changes the logits. `make test` takes one variant of each family, `-m models` takes all of them."""
 
 import json
 from collections.abc import Callable

@@ -84,8 +84,7 @@ class Script:
 
 class ScriptedVocabulary:
     """A vocabulary in which the ids from FIRST_ID on are the texts of the scripts, in the order in which scripts are
-    used.
-    """
+    used."""
 
     FIRST_ID = 700
 
@@ -369,8 +368,7 @@ async def _leave(gone: asyncio.Event, after: int | None, when: Callable[[], bool
 
 class Server:
     """The application and its parts. `leave_after`: number of body messages after which the client disconnects; if 0,
-    it disconnects 0.3 s after the call. `leave_when`: it disconnects when this is true.
-    """
+    it disconnects 0.3 s after the call. `leave_when`: it disconnects when this is true."""
 
     writes_directly = True  # whether events may be written past ASGI, as in `Connection`
 

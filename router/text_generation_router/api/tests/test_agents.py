@@ -1,6 +1,5 @@
 """Bodies as coding agents send them, written from the clients' types: `agent_bodies.json`. Tools and reasoning through
-/v1/messages and /v1/responses.
-"""
+/v1/messages and /v1/responses."""
 
 import json
 from collections.abc import Callable

@@ -137,8 +137,7 @@ def test_no_body_is_a_server_error(session_server, body, path):
 
 def test_the_number_of_one_owners_large_bodies_in_memory_is_bounded(make_server):
     """If one owner sends several large bodies, only a limited number is received in full. The server reads the
-    others only until it sees that they are large.
-    """
+    others only until it sees that they are large."""
     server = make_server(payload_limit=10**6)
     piece = b"x" * (LARGE_BYTES // 2)
     taken: list[int] = []

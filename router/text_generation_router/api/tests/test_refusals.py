@@ -1,6 +1,5 @@
 """Every field that other servers support and this server does not, on every route: a neutral value is accepted, any
-other is refused by name.
-"""
+other is refused by name."""
 
 import json
 from pathlib import Path
@@ -44,8 +43,7 @@ def test_the_table_is_large():
 
 def places(route: Route, name: str, value: Any) -> list[dict[str, Any]]:
     """Bodies with the field in every place where it may stand: on native routes inside `parameters` and beside
-    `parameters`.
-    """
+    `parameters`."""
     fields = {name: value}
     return [route.body | fields] if route.is_openais else [route.body | {"parameters": fields}, route.body | fields]
 

@@ -45,8 +45,7 @@ def top_id(request_id: int, rank: int) -> int:
 
 class FakeShards:
     """A fake group of shards that answers after some turns of the event loop. `fail(step)` may raise the error of that
-    step.
-    """
+    step."""
 
     info = INFO
     epoch = INFO.epoch
@@ -342,8 +341,7 @@ def fails(fail: Callable[[ForwardStep], None]) -> Callable[[], FakeShards]:
 
 def dies_at(step_number: int, failed_ids: set[int] | None = None) -> Callable[[], FakeShards]:
     """Shards that are lost at step `step_number` and later. With `failed_ids`, they are lost at the first such step
-    that carries one of these requests.
-    """
+    that carries one of these requests."""
 
     def fail(step: ForwardStep) -> None:
         if step.number >= step_number and (failed_ids is None or failed_ids & set(step.request_ids)):

@@ -38,8 +38,7 @@ class Others:
 
 class Router:
     """A server with a few routes. Its generations end when the test sets `finish`, or fail through `fail`, as
-    generations fail when the engine closes.
-    """
+    generations fail when the engine closes."""
 
     def __init__(self, patience_s: float, others: Others | None = None) -> None:
         self.gate, self.app = Gate(), Starlette()

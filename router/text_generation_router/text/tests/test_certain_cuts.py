@@ -55,8 +55,7 @@ def split(pattern: str) -> pre_tokenizers.Split:
 
 def byte_fallback(normalizer=None, pre_tokenizer=None) -> Tokenizer:
     """A byte-fallback BPE tokenizer. As in Llama 2's vocabulary, a token has a space only at its start, or is all
-    spaces.
-    """
+    spaces."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, show_progress=False))

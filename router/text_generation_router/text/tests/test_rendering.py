@@ -131,8 +131,7 @@ def test_prompts_are_those_of_transformers(source, unknown):
 @pytest.mark.parametrize("part", EVIL_PARTS, ids=range(len(EVIL_PARTS)))
 def test_whatever_a_template_does_it_is_stopped(part):
     """A chat that triggers the hostile part gets an error, the next chat gets its prompt, and the router's peak memory
-    does not grow.
-    """
+    does not grow."""
     source = "{% if messages[0].content == 'evil' %}" + part + "{% endif %}" + ORDINARY
 
     async def test(renderer: Renderer) -> None:
@@ -194,8 +193,7 @@ def test_a_chat_whose_child_is_killed_is_rendered_by_another():
 
 def child_pids() -> list[int]:
     """Process ids of the pool's children. Other children, such as multiprocessing's resource tracker, come from other
-    tests and are left out.
-    """
+    tests and are left out."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -2,8 +2,7 @@
 graph.
 
 Without a GPU, a recording is the recorded Python function, run again into the same output. Like a graph it reads only
-the tensors at the addresses with which it was recorded.
-"""
+the tensors at the addresses with which it was recorded."""
 
 import gc
 import weakref

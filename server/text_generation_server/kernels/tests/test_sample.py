@@ -1,8 +1,7 @@
 """The next token of each row, over all backends, compared with a plain computation in float64.
 
 The interpreter is slow. Where a test needs thousands of draws, the reference draws them, and the interpreter's draws
-are only tested to equal the reference's draws.
-"""
+are only tested to equal the reference's draws."""
 
 import random
 from dataclasses import fields, replace

@@ -1,6 +1,5 @@
 """Draws grammars, schemas and tools at random, most of them odd: numbers at the edges of machine types, depth, breadth,
-chains, text that is not Unicode, values of wrong types for every keyword.
-"""
+chains, text that is not Unicode, values of wrong types for every keyword."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
