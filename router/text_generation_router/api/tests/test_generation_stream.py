@@ -259,25 +259,22 @@ def test_top_tokens_use_up_credits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     run(use)
 
 
-def test_readers_of_one_step_get_their_tokens_in_several_turns_of_the_event_loop() -> None:
-    async def use() -> None:
-        wakes, engine, readers = LoopTurns(2), RecordingEngine(), 5
-        streams = [
-            GenerationStream(engine, LetterVocabulary(), Metrics(), GenerationRequest((0,), 9), wakes)  # type: ignore[arg-type]
-            for _ in range(readers)
-        ]
-        reading = [asyncio.ensure_future(anext(stream)) for stream in streams]
+async def test_readers_of_one_step_get_their_tokens_in_several_turns_of_the_event_loop() -> None:
+    wakes, engine, readers = LoopTurns(2), RecordingEngine(), 5
+    streams = [
+        GenerationStream(engine, LetterVocabulary(), Metrics(), GenerationRequest((0,), 9), wakes)  # type: ignore[arg-type]
+        for _ in range(readers)
+    ]
+    reading = [asyncio.ensure_future(anext(stream)) for stream in streams]
+    await asyncio.sleep(0)
+    for stream in streams:
+        stream.take(Tokens((1,), (-0.5,), (), 0.0, FIRST), None)
+    counts = []
+    while len(counts) < 9 and not all(task.done() for task in reading):
         await asyncio.sleep(0)
-        for stream in streams:
-            stream.take(Tokens((1,), (-0.5,), (), 0.0, FIRST), None)
-        counts = []
-        while len(counts) < 9 and not all(task.done() for task in reading):
-            await asyncio.sleep(0)
-            counts.append(sum(task.done() for task in reading))
-        assert max(now - before for before, now in pairwise([0, *counts])) <= 2 and counts[-1] == readers
-        await asyncio.gather(*reading)
-
-    asyncio.run(use())
+        counts.append(sum(task.done() for task in reading))
+    assert max(now - before for before, now in pairwise([0, *counts])) <= 2 and counts[-1] == readers
+    await asyncio.gather(*reading)
 
 
 class Page:

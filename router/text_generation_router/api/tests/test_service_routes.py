@@ -32,18 +32,15 @@ def test_a_server_that_stops_is_alive_and_not_ready_and_takes_no_requests(server
         assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
 
 
-def test_the_gate_counts_requests_inside(server):
-    async def run() -> None:
-        server.engine.script.hang_after = 1
-        body = b'{"inputs": "Hi"}'
-        asking = [asyncio.create_task(server.call("POST", "/generate", body, leave_after=0)) for _ in range(3)]
-        while server.gate.num_unfinished < 3:
-            await asyncio.sleep(0)
-        assert not await server.gate.is_empty_within(0)
-        await asyncio.gather(*asking)
-        assert server.gate.num_unfinished == 0 and await server.gate.is_empty_within(0)
-
-    asyncio.run(run())
+async def test_the_gate_counts_requests_inside(server):
+    server.engine.script.hang_after = 1
+    body = b'{"inputs": "Hi"}'
+    asking = [asyncio.create_task(server.call("POST", "/generate", body, leave_after=0)) for _ in range(3)]
+    while server.gate.num_unfinished < 3:
+        await asyncio.sleep(0)
+    assert not await server.gate.is_empty_within(0)
+    await asyncio.gather(*asking)
+    assert server.gate.num_unfinished == 0 and await server.gate.is_empty_within(0)
 
 
 def test_info_has_todays_fields_and_the_older_ones(server):
