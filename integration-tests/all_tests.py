@@ -2,8 +2,7 @@
 
 The first part has the packages named on the command line, one process for each core. The launcher's tests mostly wait
 for children that do nothing. Tests that start whole servers run in two processes, without those marked `alone`, whose
-limits in seconds need the cores: these run one after the other at the end. A part that fails is the last one.
-"""
+limits in seconds need the cores: these run one after the other at the end. A part that fails is the last one."""
 
 import shlex
 import subprocess

@@ -1,7 +1,6 @@
 """Starts the server of another virtual environment, given as a folder, asks its demo model, and prints the answer.
 
-Run for `make test-wheel` from outside the checkout. The server must not import a module of the checkout.
-"""
+Run for `make test-wheel` from outside the checkout. The server must not import a module of the checkout."""
 
 import json
 import os

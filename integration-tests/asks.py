@@ -45,8 +45,7 @@ def asks(count: int, new_tokens: int) -> list[Ask]:
 
 def mixed_asks(count: int, tokens: tuple[int, int], of_digest: bool = False) -> list[Ask]:
     """`count` requests, the same in every run, of all kinds in turn or, if `of_digest`, of KINDS_OF_DIGEST. `tokens`:
-    the least and the largest number of tokens of a text.
-    """
+    the least and the largest number of tokens of a text."""
     rng = random.Random(2)
     shared = _words(rng, SHARED_WORDS)
     kinds = cycle(KINDS_OF_DIGEST if of_digest else KINDS)

@@ -2,8 +2,7 @@
 machines.
 
 `python assailant.py NAME PORT SECONDS KEY` prints the number of answers of each status, as JSON. It uses plain sockets,
-so that the attacker uses little of the machine's processor time.
-"""
+so that the attacker uses little of the machine's processor time."""
 
 import asyncio
 import json
@@ -46,8 +45,7 @@ async def read_to_end(reader: asyncio.StreamReader) -> None:
 
 async def once(assault: Assault, port: int, request: bytes) -> str:
     """Sends one request on a new connection. Returns the answer's status, or how the connection ended without an
-    answer.
-    """
+    answer."""
     manner = assault.manner
     async with connection(port) as (reader, writer):
         if manner is Manner.CONNECT:

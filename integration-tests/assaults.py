@@ -1,8 +1,7 @@
 """Assaults that one tenant can make on a shared server, as data. Each assault names the resource that it uses up.
 
 An assault is an endless series of HTTP requests, made by many connections as fast as the answers come, or by
-connections that misbehave: that never read, close at once, or send one byte at a time.
-"""
+connections that misbehave: that never read, close at once, or send one byte at a time."""
 
 import itertools
 import json
@@ -139,8 +138,7 @@ def of_texts() -> Iterator[Assault]:
 
 def of_queues() -> Iterator[Assault]:
     """Requests that occupy permits, rows or steps, or that try to change the queue's order (D4 of the security
-    review).
-    """
+    review)."""
     long = text("Once upon a time", max_new_tokens=200, ignore_eos_token=True)
     first = text("Once upon a time", max_new_tokens=200, ignore_eos_token=True, priority=-5)
     urgent = text("Once upon a time", max_new_tokens=200, ignore_eos_token=True, priority=-(2**31))
@@ -186,8 +184,7 @@ def of_grammars() -> Iterator[Assault]:
 
 def of_connections() -> Iterator[Assault]:
     """Connections that use up sockets and buffers, and requests that are answered without a key or without
-    computing.
-    """
+    computing."""
     stream = repeat("/generate_stream", text("Once", max_new_tokens=200, ignore_eos_token=True, top_n_tokens=5))
     yield Assault("streams that are never read", "buffers, slots", stream, 64, Manner.NEVER_READ)
     yield Assault("streams that are left at once", "cancelling", stream, 32, Manner.HANG_UP)

@@ -63,8 +63,7 @@ class Findings:
 
     def refusal(self, what: str, status: int, content: bytes) -> None:
         """Checks that a request was refused (in a stream: by an error event under status 200), and that the error does
-        not quote its body.
-        """
+        not quote its body."""
         if not (400 <= status < 500 or (status == 200 and content.startswith(b'data: {"error"'))):
             self._found.append(f"{what}: not refused, {status}")
         if hostile.CANARY.encode() in content:

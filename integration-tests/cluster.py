@@ -1,6 +1,5 @@
 """Fronts on one machine and replicas on others, with mutual TLS: what all ways to start them share, and replicas whose
-launchers are started on their machines. `cluster_ray.py` has Ray choose the machines.
-"""
+launchers are started on their machines. `cluster_ray.py` has Ray choose the machines."""
 
 import contextlib
 import subprocess

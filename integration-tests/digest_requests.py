@@ -1,7 +1,6 @@
 """The requests over whose answers `make digest` computes its hashes. Their fields are rows of `digest_requests.jsonl`:
 [table, name, fields], or [table, field, value] of a mistake, which without a value leaves the field out. A text that
-begins with `$` stands for one of NAMED.
-"""
+begins with `$` stands for one of NAMED."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,6 @@
 """Faults of a server on one machine, each with what is done and what must hold: a function for each of them, which
 starts a server, and a row of FAULTS. Several faults are done while 64 streams run, whose texts must be those of a run
-without faults.
-"""
+without faults."""
 
 import asyncio
 import json
@@ -90,8 +89,7 @@ def stop_shard(run: Run) -> Outcome:
 
 def raise_in_steps(run: Run) -> Outcome:
     """Injects exceptions into steps. A single shard must survive all of them in one process. With several shards, each
-    exception ends an epoch.
-    """
+    exception ends an epoch."""
     scale, asked = run.scale, run.scale.exceptions[run.num_shard]
     first, apart = min(FIRST_RAISE, scale.new_tokens // 3), STEPS_BETWEEN_RAISES
     if run.num_shard == 1:
@@ -170,8 +168,7 @@ def poison_beside(
     url: str, read_logs: Callable[[], list[str]], run: Run, alone: int = 0, named: str = "on nothing else"
 ) -> Outcome:
     """Poisoned requests, the first of them among NUM_NEIGHBOURS others, at replicas that were started with
-    `poison_rule`. Each must end with an error that names the cause, and no two replicas may be down at a time.
-    """
+    `poison_rule`. Each must end with an error that names the cause, and no two replicas may be down at a time."""
     (token,) = tokenizer().encode(POISON, add_special_tokens=False).ids
     expected = run.expected[:NUM_NEIGHBOURS]
     if any(token in answer.ids for answer in expected):

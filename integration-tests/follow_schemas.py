@@ -1,8 +1,7 @@
 """Asks a server on the demo model, at temperature 1, for a text of each of 300 JSON schemas: `make test-grammars`.
 
 Every text that has ended is valid, at least 250 end, and what the server does not support is refused by its name. With
-`--url` the server is one that runs already.
-"""
+`--url` the server is one that runs already."""
 
 import argparse
 import asyncio

@@ -3,8 +3,7 @@ its seed.
 
 The check takes the files, refuses them in one line, or is ended by its limits. Files that it has taken are then used as
 a router uses them in its own process: texts are tokenized, and chats that the template's source shows to be cheap are
-rendered. Each use must end by itself within the limits of the check.
-"""
+rendered. Each use must end by itself within the limits of the check."""
 
 import argparse
 import json

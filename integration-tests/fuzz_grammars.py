@@ -2,8 +2,7 @@
 
 First a checker with its children makes `--count` of them: each is taken, or refused by name. Then a whole server on the
 demo model gets others, until it has followed `--follow` of those that compile, for 64 tokens each: no router or shard
-dies, and each refusal is a 400.
-"""
+dies, and each refusal is a 400."""
 
 import argparse
 import asyncio

@@ -2,8 +2,7 @@
 seed.
 
 A body with `refused` is not a valid request on any route and must be answered with a status 4xx. The other bodies are
-strange but legal: any answer except a server error (5xx) is right.
-"""
+strange but legal: any answer except a server error (5xx) is right."""
 
 import itertools
 import json
@@ -58,8 +57,7 @@ class Body:
 @dataclass(frozen=True, slots=True)
 class Headers:
     """Strange headers for a request with a valid body. If `refused`, the server must refuse the request; otherwise it
-    must answer without a server error (5xx).
-    """
+    must answer without a server error (5xx)."""
 
     name: str
     headers: list[tuple[bytes, bytes]]

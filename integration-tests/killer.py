@@ -6,8 +6,7 @@ Kills come in bursts of one, two or three. If there are several shards, a kill t
 gaps are drawn uniformly, by the wall clock, with one exception: the server's promises hold only for fewer than
 MAX_IN_A_ROW kills without an answered step between them. One more kill therefore waits until a step has been answered,
 and reports the length of this wait. Prints one line of JSON for each kill. A time at which no shard's process is alive
-passes without a kill.
-"""
+passes without a kill."""
 
 import argparse
 import json

@@ -4,8 +4,7 @@
 
 Each body is sent to every route that reads it, while another process calls /live every 2 ms. Prints a line for each
 body: the longest and the 99th percentile of /live's response times, the statuses of the answers, and the largest growth
-of the memory of the router and its children.
-"""
+of the memory of the router and its children."""
 
 import argparse
 import asyncio

@@ -1,8 +1,7 @@
 """Measures how much a prompt of 30,000 tokens delays 32 running streams, and how long it takes itself, for each of some
 values of --max-prefill-slowdown.
 
-python integration-tests/long_prompt.py --write docs/scheduling.md
-"""
+python integration-tests/long_prompt.py --write docs/scheduling.md"""
 
 import argparse
 import asyncio

@@ -1,7 +1,6 @@
 """Attacks the server as one tenant and serves another: `make attacks` measures every assault and writes the table.
 
-`--before LAUNCHER` also measures the `text-generation-launcher` of an older version, in turns, for the same table.
-"""
+`--before LAUNCHER` also measures the `text-generation-launcher` of an older version, in turns, for the same table."""
 
 import argparse
 import json
@@ -122,8 +121,7 @@ def measure_on(server: ServerProcess, assault: Assault, seconds: float, victims:
 
 def _one_of_each(server: ServerProcess) -> None:
     """Sends a large body, a chat, and one with a grammar, for which children start. The memory that a server allocates
-    for its first such requests would otherwise be counted as the attack's.
-    """
+    for its first such requests would otherwise be counted as the attack's."""
     large = {"inputs": "a", "parameters": {"stop": ["b" * 100_000], "max_new_tokens": 1}}
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
     bodies = (("/generate", large), *(("/v1/chat/completions", chat | more) for more in ({}, {"guided_regex": "a"})))
@@ -160,8 +158,7 @@ def _statuses(attacker: "subprocess.Popen[str]", seconds: float) -> dict[str, in
 
 def recovered_digits(server: ServerProcess) -> int:
     """Guesses digits of another key's secret from `cached_tokens`, with ten guesses for each digit. Returns the number
-    of digits found (D3 of the security review).
-    """
+    of digits found (D3 of the security review)."""
     prefix = "My PIN code is "
     _cached(server, VICTIM_KEY, f"{prefix}{SECRET}.")
     known = ""

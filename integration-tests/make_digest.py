@@ -30,8 +30,7 @@ launcher), where `diff -r FOLDER/1 FOLDER/2` shows what has changed.
 `--reference` computes with the reference kernels instead of compiled kernels: it copies the server's package without
 the compiled kernels. Both kinds of kernels have the same digest only on processors where torch's products and ours
 round alike. Exit status 1 if a request failed, a run had fewer than 21 preemptions, or values differ that must be
-equal.
-"""
+equal."""
 
 import argparse
 import asyncio
@@ -205,8 +204,7 @@ async def _storm_answers(server: ServerProcess, asked: Sequence[Ask]) -> list[St
 async def _line_answers(server: ServerProcess, asked: Sequence[Ask], num_shard: int) -> list[StreamAnswer]:
     """As `_storm_answers`, but all requests are in the queue before the first step. While shards are replaced, the
     router accepts requests and runs none. So the first shards are killed, and the next shards are stopped until the
-    queue is complete.
-    """
+    queue is complete."""
     for shard in processes.shards(server.pid).values():
         shard.kill()
 

@@ -4,8 +4,7 @@ Each request is sent to a server with room, one after the other: whole, and as a
 a server with few token slots and a small step budget, many at a time and whole or streamed by chance, while its shards
 and its engine are killed. All answers to a request must be equal. Prints the seed, the counts of drawn fields, of
 preemptions and of kills, and each difference with its request. Exit status 1 if there is a difference, or too few
-preemptions or kills.
-"""
+preemptions or kills."""
 
 import argparse
 import asyncio

@@ -1,8 +1,7 @@
 """Valid bodies of every route with random changes: `make fuzz-bodies` sends 20,000 to a server, and checks each answer.
 
 No answer is a server error (5xx), and no refusal lacks the form of its route's dialect. The seed, which is printed,
-makes the same bodies again.
-"""
+makes the same bodies again."""
 
 import argparse
 import copy

@@ -3,8 +3,7 @@ nothing (`none`), requests without a grammar (`plain`), or the same requests, ea
 
 The windows follow each other in turns, on the same streams: none, plain, evil, evil, plain, none, and so on. Every
 `plain` and `evil` window has the same number of requests, at the same times. No two grammars are equal, so each is
-checked and compiled. Prints a line for each kind of window, and the ratios of `evil` to the others.
-"""
+checked and compiled. Prints a line for each kind of window, and the ratios of `evil` to the others."""
 
 import argparse
 import asyncio

@@ -43,8 +43,7 @@ IN_FLIGHT_S = 0.4
 @dataclass(frozen=True, slots=True)
 class Outage:
     """A time in which no client received a token. `waits_s`: seconds from the first kill to the next token of each
-    running stream.
-    """
+    running stream."""
 
     num_kills: int
     waits_s: tuple[float, ...]
@@ -76,8 +75,7 @@ class KilledOutside:
 
     def slow_outages(self) -> list[str]:
         """Outages after a single kill that lasted longer than the target. The target is not a requirement, because
-        outages depend on the machine.
-        """
+        outages depend on the machine."""
         limit_s = min(self.load_s + MARGIN_OVER_LOAD_S, RECOVERY_LIMIT_S)
         waits = [outage.worst_s for outage in self.outages if outage.num_kills == 1]
         return [f"{wait:.1f} s from kill to next token, target {limit_s:.1f} s" for wait in waits if wait > limit_s]
@@ -92,8 +90,7 @@ class KilledOutside:
 
 def outages(kill_times_s: Sequence[float], streams: Sequence[Sequence[float]]) -> list[Outage]:
     """Finds the outages. `streams`: the arrival times of each stream's events. If no client received a token between
-    two kills, both belong to one outage, which begins with the first kill.
-    """
+    two kills, both belong to one outage, which begins with the first kill."""
     arrivals = sorted(arrival for stream in streams for arrival in stream)
     groups: list[list[float]] = []
     for at_s in sorted(kill_times_s):
@@ -114,8 +111,7 @@ def _waits(group: Sequence[float], streams: Sequence[Sequence[float]]) -> Iterat
 
 def kill_from_outside(scale: Scale, num_shard: int, num_kills: int, num_drains: int, seed: int) -> KilledOutside:
     """Kills shards of `num_drains` servers while they drain, then shards of one server at any time. Then requests each
-    text of best_of again from this last server, without kills.
-    """
+    text of best_of again from this last server, without kills."""
     asked = mixed_asks(scale.num_streams, scale.mixed_tokens)
     record = Record(asked, undisturbed(scale.server(num_shard, *ARGUMENTS), asked))
     rng = random.Random(seed)
@@ -208,8 +204,7 @@ class Record:
 
     def _moment(self, kill: Kill) -> str:
         """The moment of a kill (one of MOMENTS), found from the server's log, the server's metrics and the clients'
-        times.
-        """
+        times."""
         if kill in self._drained:
             return "drain"
         if any(start <= kill.at_s < end for start, end in self._loads):
@@ -221,8 +216,7 @@ class Record:
 
     def _is_replaying(self, at_s: float, ready_s: float) -> bool:
         """Whether a stream whose client reads quickly ran when the shards were ready again, and has received no token
-        since.
-        """
+        since."""
         return any(
             stream.started_s < ready_s < at_s < stream.ended_s
             and stream.arrivals_s

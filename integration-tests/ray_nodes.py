@@ -5,8 +5,7 @@
         cluster.start_head(0)
         cluster.start_node(1)
 
-The head's state is lost with the head, unless `redis` is given: then it is in Redis.
-"""
+The head's state is lost with the head, unless `redis` is given: then it is in Redis."""
 
 import contextlib
 import datetime

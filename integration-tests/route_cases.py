@@ -2,8 +2,7 @@
 
 A field whose name is in VALUES gets one of the values there, which give an answer a form of its own. Any other field,
 e.g. a new one, gets values of its schema. What would make an answer depend on the clock or on a seed that the server
-draws is left out: deadlines are long, and each drawn text has a seed.
-"""
+draws is left out: deadlines are long, and each drawn text has a seed."""
 
 import random
 from collections import Counter

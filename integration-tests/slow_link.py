@@ -2,8 +2,7 @@
 
     python slow_link.py ONE OTHER --delay 0.1 --drop 0.02 --freeze-every 5 --freeze-for 2 --seed 1
 
-Linux only, as root. Kernels without the queueing discipline netem can do without it so.
-"""
+Linux only, as root. Kernels without the queueing discipline netem can do without it so."""
 
 import argparse
 import heapq

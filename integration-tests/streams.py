@@ -1,6 +1,5 @@
 """The recorder of streams: many at a time, the part of their answers that must be the same in every run, and the
-comparison with a run without faults.
-"""
+comparison with a run without faults."""
 
 import asyncio
 import json
@@ -171,8 +170,7 @@ def _without_volatile(answer: Any) -> Any:
 
 def asks_for_each_text(ask: Ask, answer: StreamAnswer) -> list[tuple[Ask, str]]:
     """For each text of an answer with best_of: a request for this text alone, with the seed that the server drew for
-    the text, and the expected outcome.
-    """
+    the text, and the expected outcome."""
     found = []
     for line in answer.outcome:
         seed, tokens = json.loads(line)
@@ -279,8 +277,7 @@ def run_streams(
     url: str, asked: Sequence[Ask], num_early: int, meanwhile: Callable[[StreamClients], Awaitable[T]] | None = None
 ) -> tuple[list[StreamAnswer], T | None]:
     """Runs all streams and `meanwhile` at the same time. Returns (the answers of all streams, the result of
-    `meanwhile`).
-    """
+    `meanwhile`)."""
 
     async def beside(clients: StreamClients) -> T | None:
         return await meanwhile(clients) if meanwhile else None

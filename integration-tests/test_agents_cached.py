@@ -1,6 +1,5 @@
 """Sessions of command-line agents, replayed in the shapes that `agents/record_sessions.py` recorded: the prefix cache
-has all that a turn's prompt shares with what was computed before.
-"""
+has all that a turn's prompt shares with what was computed before."""
 
 import json
 import re

@@ -1,6 +1,5 @@
 """The command lines of all programs: equal to their recorded form, each flag declared once, and the launcher
-passes on every flag.
-"""
+passes on every flag."""
 
 import inspect
 import os

@@ -1,6 +1,5 @@
 """The demo model with weights, or keys and values, in 8 bits: it still adds numbers correctly, and takes the documented
-memory.
-"""
+memory."""
 
 import random
 import re
@@ -35,8 +34,7 @@ def test_the_demo_model_still_adds(flags: list[str]) -> None:
 
 def test_8_bit_keys_take_the_documented_memory() -> None:
     """A cache that does not fit is refused, and the error names the memory it needs. Each of 5 layers has 4 heads of 32
-    numbers, for keys and for values; int8 adds a scale of 4 bytes for each head.
-    """
+    numbers, for keys and for values; int8 adds a scale of 4 bytes for each head."""
     for flags, size in ((["--dtype", "float32"], 32 * 4), (["--kv-cache-dtype", "int8"], 32 + 4)):
         status, output = run_to_its_end(ServerProcess(*flags, "--max-batch-total-tokens", "1000000000"))
         found = re.search(r"needs (\d+) MiB of keys and values", output)

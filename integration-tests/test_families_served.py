@@ -1,6 +1,5 @@
 """Whole servers with models of four families: a shard is killed in mid-text, and every stream completes with the text
-of an undisturbed run.
-"""
+of an undisturbed run."""
 
 import json
 import time

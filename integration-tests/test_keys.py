@@ -1,27 +1,31 @@
 """API keys given to the launcher by flag, by environment, or as digests in a file."""
 
 import hashlib
-from pathlib import Path
+from collections.abc import Iterator
 
 import httpx
 import processes
 import psutil
+import pytest
 from board import check_answer, queries, series_of
 from server_process import ServerProcess
 
 from text_generation_common.secret_values import is_secret
 
 
-def test_keys_close_every_route_but_the_open_ones_and_stand_on_no_command_line(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    file = tmp_path_factory.mktemp("keys") / "keys"
     file.write_text(f"# of the batch job\nsha256:{hashlib.sha256(b'third-key').hexdigest()}\n")
     flags = ("--api-key", "first-key", "--api-key", "second-key", "--api-key-file", str(file), "--closed-routes")
-    body = {"inputs": "Once", "parameters": {"max_new_tokens": 2}}
     environ = {"HF_TOKEN": "first-key of the hub", "HUGGING_FACE_HUB_TOKEN": "first-key of the hub"}
-    with (
-        ServerProcess(*flags, "--max-total-tokens", "64", environ=environ) as server,
-        httpx.Client(base_url=server.url) as client,
-    ):
+    with ServerProcess(*flags, "--max-total-tokens", "256", environ=environ) as server:
+        yield server
+
+
+def test_keys_close_every_route_but_the_open_ones_and_stand_on_no_command_line(server: ServerProcess) -> None:
+    body = {"inputs": "Once", "parameters": {"max_new_tokens": 2}}
+    with httpx.Client(base_url=server.url) as client:
         for key in ("first-key", "second-key", "third-key"):
             headers = {"authorization": f"Bearer {key}"}
             assert client.post("/generate", json=body, headers=headers, timeout=60).status_code == 200
@@ -48,7 +52,7 @@ def test_keys_close_every_route_but_the_open_ones_and_stand_on_no_command_line(t
         assert "first-key" not in server.log()
 
 
-def test_cached_tokens_do_not_reveal_prompts_of_another_key() -> None:
+def test_cached_tokens_do_not_reveal_prompts_of_another_key(server: ServerProcess) -> None:
     """A secret in a prompt of one key cannot be guessed piece by piece from `cached_tokens` of another key."""
     secret = "The door opens with the number 4927, as it did last year and the year before. It has not changed since."
 
@@ -57,7 +61,7 @@ def test_cached_tokens_do_not_reveal_prompts_of_another_key() -> None:
         answer = client.post("/generate", json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
         return int(answer.json()["details"]["cached_tokens"])
 
-    flags = ("--api-key", "one", "--api-key", "two", "--max-total-tokens", "256")
-    with ServerProcess(*flags) as server, httpx.Client(base_url=server.url) as client:
-        first, again, other, other_again = (cached(client, key) for key in ("one", "one", "two", "two"))
+    keys = ("first-key", "first-key", "second-key", "second-key")
+    with httpx.Client(base_url=server.url) as client:
+        first, again, other, other_again = (cached(client, key) for key in keys)
         assert first == other == 0 and again == other_again > 10

@@ -83,23 +83,16 @@ def goes_on(log: Path) -> None:
     wait_until(lambda: count(log) > before + 2, 60, "answers come again")
 
 
-def test_a_pulled_cable_stops_answers_until_it_is_back(network: Network, answers: Path) -> None:
-    network.machines[1].unplug()
+@pytest.mark.parametrize(("number", "part", "mend"), [(1, "unplug", "plug"), (0, "cut_off", "join")])
+def test_a_pulled_cable_or_a_cut_stops_answers_until_it_is_mended(
+    network: Network, answers: Path, number: int, part: str, mend: str
+) -> None:
+    getattr(network.machines[number], part)()
     time.sleep(0.2)
     before = count(answers)
     time.sleep(0.5)
     assert count(answers) == before
-    network.machines[1].plug()
-    goes_on(answers)
-
-
-def test_a_machine_that_is_cut_off_is_not_reached_until_it_joins_again(network: Network, answers: Path) -> None:
-    network.machines[0].cut_off()
-    time.sleep(0.2)
-    before = count(answers)
-    time.sleep(0.5)
-    assert count(answers) == before
-    network.machines[0].join()
+    getattr(network.machines[number], mend)()
     goes_on(answers)
 
 

@@ -1,6 +1,5 @@
 """Whole servers on real Ray clusters, with Ray's token and TLS and our own certificates: on one node, which has room
-for two replicas, and on two machines.
-"""
+for two replicas, and on two machines."""
 
 import asyncio
 import json

@@ -1,6 +1,5 @@
 """The scheduler in whole servers: it never changes a text, computes shared prompts once, and divides the server fairly
-between clients.
-"""
+between clients."""
 
 import asyncio
 import random
@@ -68,8 +67,7 @@ def tight() -> Iterator[ServerProcess]:
 
 def asks() -> list[Ask]:
     """40 requests. Every second request is sampled with its own seed; every fifth prompt begins with a shared
-    prefix.
-    """
+    prefix."""
     rng = random.Random(5)
     shared = " ".join(rng.choice(WORDS) for _ in range(60))
     prompts = [" ".join(rng.choice(WORDS) for _ in range(1 + 2 * i)) for i in range(40)]
@@ -101,8 +99,7 @@ def cached_tokens(events: list[Any]) -> int:
 
 def leavers() -> list[Any]:
     """Requests of clients that leave at different times. Their cached tokens are used by later requests with the same
-    prompts.
-    """
+    prompts."""
     rng = random.Random(6)
 
     def leaver(ask: Ask, num_events: int) -> Any:
@@ -173,8 +170,7 @@ def one_token_words() -> list[str]:
 
 def prompts_with_shared_prefix(seed: int) -> tuple[list[str], int]:
     """32 prompts with a common prefix, each with a different token after it, and the number of tokens of all prompts
-    outside the prefix.
-    """
+    outside the prefix."""
     rng, words = random.Random(seed), one_token_words()
     # -1 for the first token, which the tokenizer adds to every prompt
     prefix = "".join(rng.choice(words) for _ in range(PREFIX_TOKENS - 1))

@@ -8,16 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = [
-    "benchmark/text_generation_benchmark",
-    "clients/python/text_generation",
-    "common/text_generation_common",
-    "launcher/text_generation_launcher",
-    "router/text_generation_router",
-    "server/text_generation_server",
-    "tools/demo_model",
-    "tools/gpu_check",
-]
+PACKAGES = (
+    "benchmark/text_generation_benchmark clients/python/text_generation common/text_generation_common "
+    "launcher/text_generation_launcher router/text_generation_router server/text_generation_server tools/demo_model "
+    "tools/gpu_check"
+).split()
 FORBIDDEN_MODULES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 CONVERTER = "server/text_generation_server/weights/convert.py"

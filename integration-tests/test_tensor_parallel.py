@@ -1,6 +1,5 @@
 """Two and four shards give the same text as one shard: on a model with at least one KV head for each shard, and on a
-model with fewer.
-"""
+model with fewer."""
 
 import random
 from collections.abc import Callable

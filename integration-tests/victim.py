@@ -79,8 +79,7 @@ def regularly(url: str, key: str, count: int, every_s: float) -> list[float]:
 
 def step_s(url: str, key: str, prompt: str, count: int = 5) -> float:
     """Seconds of the longest step: the first-token time of a prompt that fills a step's whole budget, without other
-    requests.
-    """
+    requests."""
     return percentile(alone(url, key, count, lambda i: f"{i} {prompt}", 1), 0.5)
 
 

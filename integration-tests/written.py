@@ -1,7 +1,6 @@
 """A server whose model writes the text that a test gives it, and what clients of each API make of its answers.
 
-The model has no weights that mean anything: a fault puts the ids of the text in the place of the sampled ones.
-"""
+The model has no weights that mean anything: a fault puts the ids of the text in the place of the sampled ones."""
 
 import json
 import os

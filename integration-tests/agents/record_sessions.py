@@ -6,8 +6,7 @@ eleven turns, and writes the shapes of their requests into `sessions.json`.
 
 A shape has no text of a client: `#7:5682` stands for a text of 5,682 characters, always the same one. Only the lines
 that agents write anew for every request are as they were sent. Each request tells how many of its messages the request
-before had, and has the others.
-"""
+before had, and has the others."""
 
 import argparse
 import json

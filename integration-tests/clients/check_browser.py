@@ -1,6 +1,5 @@
 """Runs OpenAI's and Anthropic's client libraries for browsers in Chromium, on a page of another origin than the server
-at argv[1]. argv[3] is the folder in which their packages are installed.
-"""
+at argv[1]. argv[3] is the folder in which their packages are installed."""
 
 import subprocess
 import sys

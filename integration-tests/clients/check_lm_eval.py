@@ -1,6 +1,5 @@
 """Runs tasks of lm-eval, in the default mode of its model `local-completions`, against the server at argv[1], and with
-transformers on the model's folder argv[2] in float32. The server must compute in float32.
-"""
+transformers on the model's folder argv[2] in float32. The server must compute in float32."""
 
 import json
 import os

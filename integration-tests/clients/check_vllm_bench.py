@@ -14,15 +14,7 @@ REQUESTS, NEW_TOKENS = 8, 8
 def measure(url: str, tokenizer: str, program: str, *options: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [program, "bench", "serve", "--base-url", url, "--model", tokenizer, "--tokenizer", tokenizer]
-        command += [
-            "--served-model-name",
-            "tgi",
-            "--dataset-name",
-            "random",
-            "--random-input-len",
-            "16",
-            "--ignore-eos",
-        ]
+        command += "--served-model-name tgi --dataset-name random --random-input-len 16 --ignore-eos".split()
         command += ["--random-output-len", str(NEW_TOKENS), "--num-prompts", str(REQUESTS), "--disable-tqdm"]
         command += ["--save-result", "--result-dir", folder, "--result-filename", "result.json", *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -1,6 +1,5 @@
 """Named checks that print one line of outcome each, and one way to call synchronous and asynchronous clients. Standard
-library only.
-"""
+library only."""
 
 import asyncio
 import inspect
@@ -97,8 +96,7 @@ def sync_call(make_client: Callable[[], Any]) -> Call:
 
 def async_call(make_client: Callable[[], Any]) -> Call:
     """Calls a method of a new asynchronous client by its dotted path, in an event loop of its own; a stream becomes a
-    list.
-    """
+    list."""
 
     async def call(path: str, *args: Any, **options: Any) -> Any:
         # Some clients leave the generator of a broken stream open. The loop would print its traceback when the loop
@@ -146,8 +144,7 @@ def check_arguments(name: str, arguments: Any) -> None:
 
 def check_results(folder: str, kind: type[BaseException], action: Callable[[], object]) -> None:
     """`action` sends the result of a call. It is refused if the chat template of the model in `folder` has no place for
-    results.
-    """
+    results."""
     template = "".join(path.read_text() for path in Path(folder).glob("*template*"))
     settings = json.loads((Path(folder) / "tokenizer_config.json").read_text())
     if '"tool"' in template + str(settings.get("chat_template")):

@@ -3,8 +3,7 @@
     .venv/bin/python integration-tests/clients/run_clients.py [URL]
 
 Without a URL, starts `text-generation-launcher` on the demo model, in float32 and with a chat template that has a place
-for results of calls, and stops the launcher in the end. The exit status is 1 if a check fails.
-"""
+for results of calls, and stops the launcher in the end. The exit status is 1 if a check fails."""
 
 import argparse
 import os
@@ -104,8 +103,7 @@ class NoRegistry(Failure):
 
 def install(client: OfficialClient) -> Path:
     """Path of the Python interpreter in the client's environment. The environment is made anew unless it has exactly
-    the client's packages.
-    """
+    the client's packages."""
     root = ENVIRONMENTS / client.name
     python = root / "bin" / "python"
     stamp = root / "installed"
@@ -161,8 +159,7 @@ def check_program(program: InstalledProgram, url: str, model: Path) -> bool | No
 
 def run_script(name: str, command: list[str]) -> bool:
     """Runs a client's script, which prints one line for each check. The user's tokens, keys and proxies are not passed
-    on.
-    """
+    on."""
     kept = {name: value for name, value in os.environ.items() if name in ("LANG", "PATH", "TMPDIR")}
     kept |= {"HOME": str(ENVIRONMENTS), "HF_HOME": str(ENVIRONMENTS), "PYTHONDONTWRITEBYTECODE": "1"}
     try:

@@ -2,8 +2,7 @@
 of reasoning and of calls make of each.
 
 A text is whole, or given token by token. Its tokenizer has bytes as tokens, and the markers of its format as special
-tokens, as vLLM's readers demand.
-"""
+tokens, as vLLM's readers demand."""
 
 import json
 import logging
@@ -17,23 +16,11 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
 TOOL_PARSERS = {
-    "deepseek-v3": "deepseek_v3",
-    "deepseek-v31": "deepseek_v31",
-    "glm45": "glm45",
-    "granite": "granite",
-    "hermes": "hermes",
-    "kimi-k2": "kimi_k2",
-    "lfm2": "lfm2",
-    "llama3": "llama3_json",
-    "llama4": "llama4_pythonic",
-    "minimax-m2": "minimax_m2",
-    "mistral-args": "mistral",
-    "mistral-list": "mistral",
-    "olmo3": "olmo3",
-    "phi4-mini": "phi4_mini_json",
-    "qwen3-coder": "qwen3_coder",
-    "seed-oss": "seed_oss",
-}
+    "deepseek-v3": "deepseek_v3", "deepseek-v31": "deepseek_v31", "glm45": "glm45", "granite": "granite",
+    "hermes": "hermes", "kimi-k2": "kimi_k2", "lfm2": "lfm2", "llama3": "llama3_json", "llama4": "llama4_pythonic",
+    "minimax-m2": "minimax_m2", "mistral-args": "mistral", "mistral-list": "mistral", "olmo3": "olmo3",
+    "phi4-mini": "phi4_mini_json", "qwen3-coder": "qwen3_coder", "seed-oss": "seed_oss",
+}  # fmt: skip
 REASONING_PARSERS = {"granite": "granite", "mistral": "mistral", "seed-oss": "seed_oss", "think": "deepseek_r1"}
 # Readers that read reasoning of their format themselves.
 OWN_REASONING = {"glm45": "glm45", "kimi-k2": "kimi_k2", "minimax-m2": "minimax_m2", "qwen3-coder": "qwen3"}

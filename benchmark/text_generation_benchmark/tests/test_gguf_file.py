@@ -1,6 +1,5 @@
 """A GGUF file holds the same model as its checkpoint: names, bits, the tokenizer, and the rows of rotary heads in
-another order.
-"""
+another order."""
 
 import importlib
 import sys

@@ -1,5 +1,6 @@
 """Faults happen at the points, passes and processes that the rules name, and nowhere without rules."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 from text_generation_common import faults
 from text_generation_common.faults import InjectedFault
+
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -29,42 +32,13 @@ def passes_that_raise(point: str, passes: int) -> list[int]:
     return raised
 
 
-@pytest.mark.parametrize(
-    ("rules", "expected"),
-    [
-        ("", []),
-        ("shard.step:raise", [1]),
-        ("shard.step:raise@3", [3]),
-        ("shard.step:raise@2,5", [2, 5]),
-        ("shard.step:raise@every 4", [4, 8]),
-        ("shard.step:raise@2; shard.step:raise@6", [2, 6]),
-        ("shard.load:raise", []),
-        ("shard.step[rank=1]:raise@3", [3]),
-        ("shard.step[rank=0]:raise@3", []),
-        ("shard.step[rank=1,epoch=2]:raise@3", [3]),
-        ("shard.step[rank=1,epoch=1]:raise@3", []),
-        ("shard.step[colour=1]:raise@3", []),
-    ],
-)
+@pytest.mark.parametrize(("rules", "expected"), TABLES["rules"])
 def test_a_rule_acts_at_its_passes_and_in_its_processes_only(rules: str, expected: list[int]) -> None:
     faults.setup(rules, rank=1, epoch=2)
     assert passes_that_raise("shard.step", 9) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "shard.step",
-        "shard.step:explode",
-        "shard.step:kill@",
-        "x:delay",
-        "x:kill=2",
-        "a b:kill",
-        "x[token=b]:kill",
-        "x:emit",
-        "x:emit=a@3",
-    ],
-)
+@pytest.mark.parametrize("text", TABLES["not_rules"])
 def test_a_text_that_is_not_a_rule_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="FAILPOINTS"):
         faults.setup(text)

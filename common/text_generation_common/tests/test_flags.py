@@ -87,9 +87,7 @@ def test_wrong_usage_is_refused(words):
 
 def test_a_program_states_what_differs():
     program = ProgramFlags(
-        changes={"count": {"default": 7, "short": None, "type": float}},
-        has_variables=False,
-        checks_choices=False,
+        changes={"count": {"default": 7, "short": None, "type": float}}, has_variables=False, checks_choices=False
     )
     assert given(program, "--colour", "green", COUNT="2") == Outer(count=7.0, inner=Inner(colour=Colour.green))
     assert given(program, "--count", "1.5") == Outer(count=1.5)

@@ -2,33 +2,16 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from text_generation_common.quantization import format_name, refusal
 
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 # For each format: the settings that tools write into a checkpoint, reduced to the fields that name the format.
-ANNOUNCEMENTS = {
-    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True},
-    "gptq (gptq_v2)": {"quant_method": "gptq", "checkpoint_format": "gptq_v2", "bits": 4},
-    "awq (gemm)": {"quant_method": "awq", "version": "gemm", "bits": 4, "zero_point": True},
-    "compressed-tensors (pack-quantized)": {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"]}},
-    },
-    "compressed-tensors (float-quantized)": {"format": "float-quantized", "config_groups": {}},
-    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-    "fbgemm_fp8": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
-    "bitsandbytes (nf4)": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-    "bitsandbytes": {"load_in_8bit": True},
-    "modelopt (FP8)": {"quant_method": "modelopt", "quant_algo": "FP8"},
-    "mxfp4": {"quant_method": "mxfp4"},
-    "eetq": {"quant_method": "eetq"},
-    "a new one": {"quant_method": "a new one"},
-    "an unknown format": {"anything": 1},
-    '"two\\nlines"': {"quant_method": "two\nlines"},
-}
+ANNOUNCEMENTS = TABLES["announcements"]
 
 
 @pytest.mark.parametrize(("name", "settings"), ANNOUNCEMENTS.items(), ids=str)

@@ -1,5 +1,8 @@
 """Which flags of fronts and replicas go together, and how GPUs are shared out."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from text_generation_common.errors import CommandError, CredentialsError
@@ -9,8 +12,9 @@ from text_generation_launcher.cluster_plan import resolve_cluster, shards_of_eac
 from text_generation_launcher.config import slices
 from text_generation_launcher.errors import NotEnoughCUDADevices
 
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 ENGINE = {"engine_only": True, "engine_address": "10.0.0.1:0", "insecure_cluster": True}
-RAY = {"ray": "auto", "replicas": 2, "insecure_cluster": True}
 FRONTS = {"engines": ("10.0.0.1:1",), "insecure_cluster": True}
 
 
@@ -41,38 +45,7 @@ def test_addresses_may_stand_behind_each_other_with_commas():
     assert given.engine_list.engines == ("10.0.0.1:1", "10.0.0.2:2", "h:3")
 
 
-@pytest.mark.parametrize(
-    ("values", "why"),
-    [
-        (ENGINE | {"replicas": 2}, "--engine-only and --replicas exclude each other"),
-        (ENGINE | {"engines": ("h:1",)}, "--engine-only and --engines exclude each other"),
-        (FRONTS | {"replicas": 2}, "--engines and --replicas exclude each other"),
-        (FRONTS | {"max_replicas": 2}, "--engines and --max-replicas exclude each other"),
-        ({"max_replicas": 3, "replicas": 2}, "--replicas and --max-replicas exclude each other"),
-        ({"max_replicas": 3, "min_replicas": 4}, "--min-replicas 4 is greater than --max-replicas 3"),
-        ({"min_replicas": 2}, "--min-replicas needs --max-replicas"),
-        ({"max_replicas": 65}, "one machine has at most 64"),
-        (FRONTS | {"engines_dns": "n:1"}, "--engines and --engines-dns exclude each other"),
-        (FRONTS | {"engines_file": "f"}, "--engines and --engines-file exclude each other"),
-        ({"fronts_on_every_node": True, "replicas": 2}, "--fronts-on-every-node needs --ray"),
-        ({"engines_file": "f", "replicas": 2}, "--engines-file and --replicas exclude each other"),
-        (ENGINE | {"api_workers": 2}, "--api-workers and --engine-only exclude each other"),
-        ({"engine_only": True}, "--engine-only needs --engine-address"),
-        ({"engine_address": "h:1"}, "--engine-address is for --engine-only"),
-        (FRONTS | {"engine_metrics_port": 1}, "--engine-metrics-port is for --engine-only and --ray"),
-        (RAY | {"engine_metrics_tries": 2}, "--engine-metrics-tries is for --engine-only"),
-        (RAY | {"engine_metrics_port": 65521}, "--engine-metrics-port 65521: with --ray engines share 16 ports"),
-        ({"replicas": 1, "engine_address_file": "/x"}, "--engine-address-file is for --engine-only"),
-        (ENGINE | {"engine_address_file": "/none/x"}, "its folder is missing"),
-        (ENGINE | {"engine_address": "0.0.0.0:1"}, "every network of the machine"),
-        (FRONTS | {"engines": ("h:0",)}, "port 0"),
-        ({"resume_across_builds": True}, "--resume-across-builds is for fronts"),
-        (FRONTS | {"tls_dir": "/none"}, "--tls-dir and --insecure-cluster exclude each other"),
-        ({"engines": ("h:1",), "tls_dir": "/none"}, "/none is not a folder"),
-        ({"replicas": 2, "insecure_cluster": True}, "--insecure-cluster is for ports between machines"),
-        ({"tls_dir": "/tmp"}, "--tls-dir is for ports between machines"),
-    ],
-)
+@pytest.mark.parametrize(("values", "why"), TABLES["contradictions"])
 def test_what_does_not_go_together_is_refused_by_name(values, why):
     with pytest.raises(CommandError) as refused:
         resolved(**values)

@@ -1,6 +1,5 @@
 """On machines that lack something, the launcher runs anyway or ends at once with one line that names the missing
-thing.
-"""
+thing."""
 
 import os
 import re
@@ -8,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,31 +15,31 @@ import pytest
 ENDED_S = 5.0
 
 
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system that has no byte left."""
-    folder = tmp_path / "full"
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,mode=700", "tmpfs", folder], capture_output=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"{options},mode=700", "tmpfs", folder], capture_output=True)
     if made.returncode != 0:
-        pytest.skip("only root may mount a small file system")
+        pytest.skip("only root may mount a file system")
     try:
-        with pytest.raises(OSError, match="No space left"):
-            (folder / "fill").write_bytes(bytes(1 << 20))
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that has no byte left."""
+    with mounted(tmp_path / "full", "size=4k") as folder:
+        with pytest.raises(OSError, match="No space left"):
+            (folder / "fill").write_bytes(bytes(1 << 20))
+        yield folder
+
+
+@pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "fixed"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,mode=700", "tmpfs", folder], capture_output=True)
-    if made.returncode != 0:
-        pytest.skip("only root may mount a read-only file system")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with mounted(tmp_path / "fixed", "ro") as folder:
+        yield folder
 
 
 def refused(site, **environ: str) -> str:

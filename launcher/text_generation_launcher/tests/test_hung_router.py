@@ -5,6 +5,7 @@ import signal
 import time
 
 import psutil
+import pytest
 
 # Most seconds from SIGSTOP to the next router, as the README promises.
 REPLACED_S = 5.0
@@ -80,23 +81,17 @@ def test_a_launcher_that_was_stopped_itself_does_not_blame_the_router(site):
     assert launch.end(signal.SIGTERM) == 0
 
 
-def test_a_router_that_is_stopped_while_it_drains_ends_the_server_as_failed(site):
+@pytest.mark.parametrize(
+    ("sent", "number", "told"),
+    [(signal.SIGSTOP, 9, "The webserver hangs"), (signal.SIGSEGV, 11, "Webserver was ended by signal 11")],
+)
+def test_a_router_that_is_stopped_or_crashes_while_it_drains_ends_the_server_as_failed(site, sent, number, told):
     launch = site.launch(FAKE_ROUTER="drain").ready()
     launch.process.send_signal(signal.SIGTERM)
     site.wait_until(lambda: site.events("stop") != [], "the router has not got the signal")
-    os.kill(routers(site)[0], signal.SIGSTOP)
+    os.kill(routers(site)[0], sent)
     assert launch.end() == 1
-    assert launch.stderr == f"error: the webserver was ended by signal 9\n{SEE_LOG}"
-    assert "The webserver hangs" in launch.stdout
+    assert launch.stderr == f"error: the webserver was ended by signal {number}\n{SEE_LOG}"
+    assert told in launch.stdout
     site.assert_no_children()
     assert site.left_behind() == []
-
-
-def test_a_router_that_crashes_while_it_drains_ends_the_server_as_failed(site):
-    launch = site.launch(FAKE_ROUTER="drain").ready()
-    launch.process.send_signal(signal.SIGTERM)
-    site.wait_until(lambda: site.events("stop") != [], "the router has not got the signal")
-    os.kill(routers(site)[0], signal.SIGSEGV)
-    assert launch.end() == 1
-    assert launch.stderr == f"error: the webserver was ended by signal 11\n{SEE_LOG}"
-    assert "Webserver was ended by signal 11" in launch.stdout

@@ -1,5 +1,6 @@
 """The flags and environment variables that the children get."""
 
+import json
 import stat
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from text_generation_common.secret_values import is_secret
 from text_generation_launcher import commands
 from text_generation_launcher.commands import Programs
 from text_generation_launcher.config import LaunchPlan, ReplicaSite
+
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 PROGRAMS = Programs("/bin/server", "/bin/router")
 PLACE = ServerPlace("/run/shard", None, "")
@@ -69,11 +72,7 @@ def test_download_and_shards_get_the_flag_for_random_weights():
 def test_shard_gets_no_flags_beyond_the_given_values():
     command = commands.shard(PLAIN, PROGRAMS, {"HOME": "/h", "LOG_LEVEL": "debug"}, SITE, rank=0, epoch=1, cores=6)
     assert command.argv[:3] == ("/bin/server", "serve", "/models/m")
-    assert options(command, 3) == {
-        "--uds-path": ["/run/shard"],
-        "--logger-level": ["DEBUG"],
-        "--json-output": [],
-    }
+    assert options(command, 3) == {"--uds-path": ["/run/shard"], "--logger-level": ["DEBUG"], "--json-output": []}
     assert command.env == {
         "HOME": "/h",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -110,23 +109,7 @@ def test_shard_gets_all_given_values():
     flags = options(command, 3)
     assert flags["--sharded"] == []
     assert (flags["--dtype"], flags["--revision"], flags["--max-input-tokens"]) == (["float32"], ["r1"], ["10"])
-    expected = {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "TGI_EPOCH": "4",
-        "MAX_TOTAL_TOKENS": "20",
-        "ROPE_SCALING": "dynamic",
-        "ROPE_FACTOR": "2.0",
-        "WATERMARK_GAMMA": "0.25",
-        "WATERMARK_DELTA": "1.5",
-        "CUDA_GRAPHS": "1,2,4",
-        "CUDA_MEMORY_FRACTION": "0.5",
-        "CPU_TARGET": "avx2",
-        "HUGGINGFACE_HUB_CACHE": "/cache",
-        "WEIGHTS_CACHE_OVERRIDE": "/override",
-        "HF_TOKEN": None,
-        "OMP_NUM_THREADS": "3",
-    }
+    expected = TABLES["shard_env"]
     assert {name: command.env.get(name) for name in expected} == expected
     assert "MAX_BATCH_SIZE" not in command.env, "the router alone limits the batch"
     assert command.log_fields == {"rank": 1}
@@ -139,40 +122,7 @@ def test_router_gets_its_flags_and_the_bound_socket():
     command = commands.router(config, PROGRAMS, {"LOG_LEVEL": "debug"}, PLACE, listen_fd=7, port=3001, launcher_fd=9)
     assert command.pass_fds == (7, 9)
     assert command.env == {"LOG_LEVEL": "debug"}
-    assert options(command, 1) == {
-        "--listen-fd": ["7"],
-        "--launcher-fd": ["9"],
-        "--port": ["3001"],
-        "--hostname": ["0.0.0.0"],
-        "--master-shard-uds-path": ["/run/shard-0"],
-        "--tokenizer-name": ["/models/m"],
-        "--json-output": [],
-        "--validation-workers": ["2"],
-        "--max-concurrent-requests": ["128"],
-        "--max-best-of": ["2"],
-        "--max-n": ["16"],
-        "--tool-call-format": ["auto"],
-        "--reasoning-format": ["auto"],
-        "--max-stop-sequences": ["4"],
-        "--max-top-n-tokens": ["5"],
-        "--max-input-tokens": ["10"],
-        "--waiting-served-ratio": ["0.3"],
-        "--max-batch-prefill-tokens": ["2048"],
-        "--max-waiting-tokens": ["20"],
-        "--max-prefill-slowdown": ["4.0"],
-        "--admission": ["past-future"],
-        "--prefix-cache-scope": ["key"],
-        "--prefix-caching": [],
-        "--max-client-batch-size": ["4"],
-        "--payload-limit": ["2000000"],
-        "--generation-config": ["none"],
-        "--cors-allow-origin": ["http://a", "http://b"],
-        "--disable-grammar-support": [],
-        "--max-connections": ["4096"],
-        "--stream-write-timeout": ["30"],
-        "--graceful-termination-timeout": ["90"],
-        "--otlp-service-name": ["text-generation-inference.router"],
-    }
+    assert options(command, 1) == TABLES["router_flags"]
 
 
 def test_scheduling_flags_override_the_router_s_environment():

@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -18,104 +19,14 @@ from text_generation_launcher import cli
 from text_generation_launcher.cli import command_line
 from text_generation_launcher.config import LauncherConfig
 
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 # Every flag of TGI's launcher and its default in TGI; None where TGI has no default or derives the value.
-TGI_FLAGS = {
-    "revision": None,
-    "validation-workers": 2,
-    "sharded": None,
-    "num-shard": None,
-    "quantize": None,
-    "speculate": None,
-    "dtype": None,
-    "kv-cache-dtype": None,
-    "trust-remote-code": False,
-    "max-concurrent-requests": 128,
-    "max-best-of": 2,
-    "max-stop-sequences": 4,
-    "max-top-n-tokens": 5,
-    "max-input-tokens": None,
-    "max-input-length": None,
-    "max-total-tokens": None,
-    "waiting-served-ratio": 0.3,
-    "max-batch-prefill-tokens": None,
-    "max-batch-total-tokens": None,
-    "max-waiting-tokens": 20,
-    "max-batch-size": None,
-    "cuda-graphs": None,
-    "hostname": "0.0.0.0",
-    "port": 3000,
-    "master-addr": "localhost",
-    "master-port": 29500,
-    "huggingface-hub-cache": None,
-    "weights-cache-override": None,
-    "disable-custom-kernels": False,
-    "cuda-memory-fraction": 1.0,
-    "rope-scaling": None,
-    "rope-factor": None,
-    "json-output": False,
-    "otlp-endpoint": None,
-    "otlp-service-name": "text-generation-inference.router",
-    "cors-allow-origin": None,
-    "api-key": None,
-    "watermark-gamma": None,
-    "watermark-delta": None,
-    "ngrok": False,
-    "ngrok-authtoken": None,
-    "ngrok-edge": None,
-    "tokenizer-config-path": None,
-    "disable-grammar-support": False,
-    "max-client-batch-size": 4,
-    "lora-adapters": None,
-    "payload-limit": 2_000_000,
-    "enable-prefill-logprobs": False,
-    "graceful-termination-timeout": 90,
-}
+TGI_FLAGS = TABLES["tgi"]
 # Flags of TGI whose default differs here: the demo model, a private folder for sockets, and None for flags without
 # effect.
 OTHER_FLAGS = {"model-id": "demo", "shard-uds-path": None, "prometheus-port": None, "usage-stats": None, "env": False}
-OWN_FLAGS = {
-    "max-prefill-slowdown": 4.0,
-    "cpu-target": None,
-    "api-key-file": None,
-    "closed-routes": False,
-    "load-format": "auto",
-    "served-model-name": None,
-    "max-connections": 4096,
-    "max-n": 16,
-    "tool-call-format": "auto",
-    "reasoning-format": "auto",
-    "strict-parameters": False,
-    "keep-agent-lines": False,
-    "generation-config": "none",
-    "tgi-dialect": False,
-    "tgi-buckets": False,
-    "trusted-proxy": None,
-    "max-queued-tokens": None,
-    "admission": "past-future",
-    "prefix-caching": True,
-    "prefix-cache-scope": "key",
-    "priority-between-tenants": False,
-    "stream-write-timeout": 30,
-    "api-workers": 0,
-    "admin-api-key": None,
-    "replicas": None,
-    "min-replicas": None,
-    "max-replicas": None,
-    "engines": None,
-    "engines-dns": None,
-    "engines-file": None,
-    "resume-across-builds": False,
-    "engine-only": False,
-    "end-without-fronts": 0.0,
-    "ray": None,
-    "fronts-on-every-node": False,
-    "replica-cores": None,
-    "engine-address": None,
-    "engine-address-file": None,
-    "engine-metrics-port": None,
-    "tls-dir": None,
-    "insecure-cluster": False,
-}
+OWN_FLAGS = TABLES["own"]
 # Flags without a variable: TGI's --env, and a port whose variable Kubernetes may set.
 WITHOUT_VARIABLE = {"env", "engine-metrics-port"}
 ALL_FLAGS = TGI_FLAGS | OTHER_FLAGS | OWN_FLAGS
@@ -212,21 +123,7 @@ def test_forms_of_the_command_line_are_tgi_s():
     assert config.http.cors_allow_origin == ("http://a", "http://b")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--no-such-flag"],
-        ["--dtype", "int8"],
-        ["--quantize", "nothing"],
-        ["--port", "70000"],
-        ["--max-best-of", "-1"],
-        ["--sharded", "maybe"],
-        ["--json-output", "true"],
-        ["--prefix-caching", "false"],
-        ["--admission", "greedy"],
-        ["--max-queued-tokens", "0"],
-    ],
-)
+@pytest.mark.parametrize("arguments", TABLES["wrong_usage"])
 def test_wrong_usage_exits_with_2(arguments):
     result, config = invoke(*arguments)
     assert (result.exit_code, config) == (2, None)
@@ -238,8 +135,7 @@ NUMBERS = [each.flag_name for each in flags_of(LauncherConfig) if single_type(ea
 @pytest.mark.parametrize("name", [name for name in NUMBERS if name.removeprefix("--") in TGI_FLAGS | OTHER_FLAGS])
 def test_a_zero_is_a_number_for_every_flag_of_tgi(name):
     """A zero is not wrong usage for TGI's numbers, which are unsigned. Where it is not allowed, the error names the
-    flag.
-    """
+    flag."""
     assert config_of(name, "0") is not None
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,8 @@ from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.errors import NotEnoughCUDADevices
 from text_generation_launcher.model import model_config
 from text_generation_launcher.resolve import count_devices, resolve, resolve_rope, shard_count, with_prefill_budget
+
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
 @pytest.fixture
@@ -134,21 +137,7 @@ ENGINE = {"engine_only": True, "engine_address": "10.0.0.1:7000", "insecure_clus
 FRONTS = {"engines": ("10.0.0.1:7000",), "insecure_cluster": True}
 
 
-@pytest.mark.parametrize(
-    ("way", "changes", "told"),
-    [
-        (ENGINE, {"max_best_of": 3, "tgi_buckets": True}, ["--max-best-of"]),
-        (ENGINE, {"port": 80, "api_key": ("k",), "dtype": "float32"}, ["--port", "--api-key"]),
-        (FRONTS, {"dtype": "float32", "max_best_of": 3}, ["--dtype"]),
-        (
-            FRONTS,
-            {"num_shard": 2, "max_batch_size": 4, "prefix_cache_scope": "all"},
-            ["--num-shard", "--max-batch-size"],
-        ),
-        ({"replicas": 2}, {"port": 80, "dtype": "float32", "max_batch_size": 4, "max_best_of": 3}, []),
-        ({}, {"port": 80, "dtype": "float32", "max_batch_size": 4, "max_best_of": 3}, []),
-    ],
-)
+@pytest.mark.parametrize(("way", "changes", "told"), TABLES["other_launchers"])
 def test_a_flag_that_another_launcher_reads_is_mentioned(config, caplog, way, changes, told):
     caplog.set_level(logging.INFO)
     resolve(with_flags(config, **way, **changes), {})
@@ -165,53 +154,9 @@ def test_flags_that_are_mentioned_are_not_given_to_engines_and_fronts_on_the_mac
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        (
-            {"max_input_tokens": 5, "max_input_length": 6},
-            "Both `max_input_tokens` (5) and `max_input_length` (6) are set. Please define only `max_input_tokens` as "
-            "`max_input_length is deprecated for naming consistency.",
-        ),
-        (
-            {"max_input_tokens": 8, "max_total_tokens": 8},
-            "`max_input_tokens`(8) must be < `max_total_tokens`(8)",
-        ),
-        (
-            {"max_input_length": 9, "max_total_tokens": 8},
-            "`max_input_tokens`(9) must be < `max_total_tokens`(8)",
-        ),
-        ({"validation_workers": 0}, "`validation_workers` must be > 0"),
-        ({"max_batch_size": 0}, "`max_batch_size` must be > 0"),
-        ({"cuda_memory_fraction": 0.0}, "`cuda_memory_fraction` must be > 0"),
-        ({"max_input_tokens": 0}, "`max_input_tokens` must be > 0"),
-        ({"max_input_length": 0}, "`max_input_length` must be > 0"),
-        ({"max_total_tokens": 0}, "`max_total_tokens` must be > 0"),
-        ({"max_batch_total_tokens": 0}, "`max_batch_total_tokens` must be > 0"),
+        *TABLES["contradictions"],
         ({"waiting_served_ratio": float("nan")}, "`waiting_served_ratio` must be a finite number"),
-        (
-            {"max_total_tokens": 9, "max_batch_total_tokens": 8},
-            "`max_total_tokens` must be <= `max_batch_total_tokens`. Given: 9 and 8",
-        ),
-        (
-            {"max_batch_prefill_tokens": 9, "max_batch_total_tokens": 8},
-            "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. Given: 9 and 8",
-        ),
         ({"sharded": TrueFalse.true, "num_shard": 1}, "`sharded` is true but `num_shard` <= 1"),
-        ({"num_shard": 0}, "`num_shard` cannot be < 1"),
-        ({"cuda_graphs": "1,x"}, "--cuda-graphs 1,x is not a list of batch sizes: write it as 1,2,4 or 0"),
-        ({"tokenizer_config_path": "/no/file"}, "--tokenizer-config-path /no/file is not a file: check the path"),
-        (
-            {"weights_cache_override": "/no/folder"},
-            "--weights-cache-override /no/folder is not a directory: check the path",
-        ),
-        ({"api_key_file": "/no/file"}, "--api-key-file /no/file is not a file: check the path"),
-        ({"api_key": [""]}, "--api-key is empty or contains a space: choose a key without spaces"),
-        ({"api_key": ["good", "b ad"]}, "--api-key is empty or contains a space: choose a key without spaces"),
-        (
-            {"closed_routes": True},
-            "--closed-routes needs a key that opens these routes: pass --api-key or --api-key-file as well",
-        ),
-        ({"model_id": "/no/model"}, "model directory /no/model does not exist: check --model-id"),
-        ({"model_id": "a/b/c"}, "model directory a/b/c does not exist: check --model-id"),
-        ({"model_id": "../up"}, "model directory ../up does not exist: check --model-id"),
     ],
 )
 def test_contradictions_are_reported_in_tgi_s_words(config, changes, text):
@@ -313,20 +258,7 @@ def test_an_address_stays_as_it_is(config, caplog, hostname):
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize(
-    ("given", "model_config", "budget"),
-    [
-        ({}, {"max_position_embeddings": 2048}, 2048),
-        ({}, {"max_position_embeddings": 131072}, 4096),
-        ({}, {"max_seq_len": 1000}, 1000),
-        ({}, {"n_positions": 1024}, 1024),
-        ({}, {}, 4096),
-        ({}, {"max_position_embeddings": "many"}, 4096),
-        ({"max_input_tokens": 3000}, {"max_position_embeddings": 2048}, 2048),
-        ({"max_batch_total_tokens": 512}, {"max_position_embeddings": 2048}, 512),
-        ({"max_batch_prefill_tokens": 77}, {"max_position_embeddings": 2048}, 77),
-    ],
-)
+@pytest.mark.parametrize(("given", "model_config", "budget"), TABLES["prefill_budgets"])
 def test_prefill_budget_is_the_context_within_bounds(config, given, model_config, budget):
     plan = with_flags(resolve(config, {}), **given)
     assert with_prefill_budget(plan, model_config).tokens.max_batch_prefill_tokens == budget

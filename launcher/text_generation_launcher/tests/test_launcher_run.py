@@ -1,6 +1,5 @@
 """The launcher as a process with fake children: order of starts and stops, failed starts, signals, logs, files left
-behind.
-"""
+behind."""
 
 import json
 import os
@@ -13,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from text_generation_common.weights.tokenizer_probe import identity_of
+
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
 def port_of(site) -> str:
@@ -83,8 +84,7 @@ def test_milestones_come_in_tgi_s_order_and_few_lines(site, is_whole):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_every_end_signal_is_an_orderly_end(site, number):
     """The process that runs the tests may ignore a signal, as under nohup. The launcher would inherit this and ignore
-    the signal too.
-    """
+    the signal too."""
     before = signal.signal(number, signal.SIG_DFL)
     try:
         launch = site.launch().ready()
@@ -152,20 +152,7 @@ def test_a_signal_while_starting_is_an_orderly_end(site, role, text):
     assert site.left_behind() == []
 
 
-@pytest.mark.parametrize(
-    ("flaw", "error", "told"),
-    [
-        ({"FAKE_DOWNLOAD": "fail"}, "the download exited with status 3", "Download exited with status 3"),
-        ({"FAKE_SHARD": "config"}, "Shard 0 exited with status 78", "Shard 0 exited with status 78"),
-        ({"FAKE_ROUTER": "fail"}, "the webserver exited with status 3", "Webserver exited with status 3"),
-        ({"FAKE_ROUTER": "fail_when_ready"}, "the webserver exited with status 3", "Webserver exited with status 3"),
-        (
-            {"FAKE_ROUTER": "leave_early", "FAKE_SHARD": "hang"},
-            "the webserver exited with status 0",
-            "Webserver exited with status 0",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("flaw", "error", "told"), TABLES["flaws"])
 def test_a_first_death_that_another_start_cannot_mend_ends_the_server(site, flaw, error, told):
     launch = site.launch(**flaw)
     assert launch.end() == 1

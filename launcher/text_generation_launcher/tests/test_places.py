@@ -1,6 +1,5 @@
 """Where sockets and locks lie, and which places are refused: other users' files, folders open to other users, files of
-other programs.
-"""
+other programs."""
 
 import errno
 import fcntl

@@ -42,8 +42,7 @@ class Watched:
         known: bool = True,
     ) -> tuple[float, str] | None:
         """Advances the clock by `seconds`. Returns after how many seconds the router counts as hung, and why; None if
-        it does not. `running` and `waiting` are shares of the time.
-        """
+        it does not. `running` and `waiting` are shares of the time."""
         started_s = self.now_s
         while self.now_s < started_s + seconds - 1e-9:
             self.now_s += check_s
@@ -109,8 +108,7 @@ def test_a_router_with_little_processor_time_hangs_after_eight_seconds_of_it() -
 
 def test_a_launcher_that_was_stopped_itself_counts_anew() -> None:
     """The first check after the launcher was stopped compares with counts from before the stop. The time between must
-    not count.
-    """
+    not count."""
     router = Watched()
     assert router.pass_s(2.25, "T") is None
     assert router.pass_s(10, "T", check_s=10) is None

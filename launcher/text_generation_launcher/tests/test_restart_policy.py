@@ -1,6 +1,5 @@
 """When a child is started again, after which wait, and when it is not started again, with a clock that only the test
-moves.
-"""
+moves."""
 
 from text_generation_launcher.restarts import MAX_DEATHS, Restarts
 
@@ -51,8 +50,7 @@ def test_a_long_run_clears_the_record_without_a_success():
 
 def test_fewer_than_five_failed_starts_since_the_last_success_are_never_the_end():
     """Starts that are killed from outside do not make the launcher give up if starts before and after them
-    succeeded.
-    """
+    succeeded."""
     restarts = Restarts(clock := Clock(), max_failures=MAX_DEATHS)
     for _ in range(20):
         assert None not in [restarts.failed() for _ in range(4)]

@@ -20,8 +20,7 @@ WARMING = replace(READY, phase="warmup")
 
 def first_verdict(history: list[tuple[float, HealthAnswer | None]]) -> tuple[float, str] | None:
     """The time at which the watchdog first says that the shard hangs, and the reason. `history` holds times and
-    answers.
-    """
+    answers."""
     watchdog = Watchdog(0.0)
     for now_s, answer in history:
         verdict = watchdog.judge(now_s, answer)

@@ -1,8 +1,10 @@
 import hashlib
+import json
 import resource
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -20,6 +22,8 @@ from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.resolve import check, resolve
 from text_generation_router.serve import allow_descriptors, bind, mention_addresses
 from text_generation_router.serve import run as run_router
+
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
 def run(*words: str, **env: str) -> tuple[int, str]:
@@ -187,28 +191,8 @@ def test_descriptors_for_all_connections_are_allowed_where_possible(caplog):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"max_connections": 0}, "`max_connections` must be > 0"),
-        ({"stream_write_timeout": 0.0}, "`stream_write_timeout` must be > 0"),
+        *TABLES["contradictions"],
         ({"graceful_termination_timeout": float("nan")}, "`graceful_termination_timeout` must be a finite number"),
-        ({"max_input_tokens": 0}, "`max_input_tokens` must be > 0"),
-        ({"max_total_tokens": 0}, "`max_total_tokens` must be > 0"),
-        ({"max_batch_total_tokens": 0}, "`max_batch_total_tokens` must be > 0"),
-        (
-            {"closed_routes": True},
-            "--closed-routes needs keys: give --api-key or --api-key-file, or start without it",
-        ),
-        ({"validation_workers": 0}, "`validation_workers` must be > 0"),
-        ({"max_batch_size": 0}, "`max_batch_size` must be > 0"),
-        ({"max_queued_tokens": 0}, "`max_queued_tokens` must be > 0"),
-        ({"max_input_tokens": 5, "max_total_tokens": 5}, "`max_input_tokens` must be < `max_total_tokens`"),
-        (
-            {"max_batch_total_tokens": 4095},
-            "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. Given: 4096 and 4095",
-        ),
-        (
-            {"max_batch_total_tokens": 5000, "max_total_tokens": 5001},
-            "`max_total_tokens` must be <= `max_batch_total_tokens`. Given: 5001 and 5000",
-        ),
     ],
 )
 def test_contradictions_have_tgis_texts(changes, text):

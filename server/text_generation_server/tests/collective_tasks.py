@@ -1,6 +1,5 @@
 """Functions that the ranks of test_distributed.py run. They return hashes and short lists, which are sent through
-pipes.
-"""
+pipes."""
 
 import hashlib
 import itertools
@@ -71,8 +70,7 @@ def stay_away(group: Group) -> str:
 
 def agree(group: Group, failing: dict[int, Exception]) -> tuple[str, float]:
     """The error of an agreement in which the ranks `failing` fail, and the sum of ones that the group computes
-    afterwards.
-    """
+    afterwards."""
 
     def prepare() -> None:
         with group.agreement("prepare the step"):
@@ -141,8 +139,7 @@ class Ranks:
 
     def run(self, size: int, task: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
         """Runs `task(group, *arguments)` on every rank. Returns the results or raises the first error. `options` are
-        options of join_group.
-        """
+        options of join_group."""
         self.rendezvous = self.folder / f"{next(self._groups)}.rendezvous"
         calls = [
             self._pool.submit(_play_rank, rank, size, self.rendezvous, options, task, arguments) for rank in range(size)

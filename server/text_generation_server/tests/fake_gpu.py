@@ -2,8 +2,7 @@
 
 The numbers of such a tensor lie in a tensor of the CPU, on which torch's operations run. So one sees which operations
 a step asks for, on which devices, with which arguments, and how torch would have carried them out: what is recorded as
-a wait is an operation after which the host goes on only when the GPU has done all its work.
-"""
+a wait is an operation after which the host goes on only when the GPU has done all its work."""
 
 import ctypes
 import traceback

@@ -4,8 +4,7 @@
 
 Results of tests that are not chosen (`-k bloom`) stay as the last run has left them, in `model_results.json` beside
 this file. `--missing` leaves out the tests that have passed, as after a run that was interrupted. `--collect-only` runs
-no test, and writes the page anew.
-"""
+no test, and writes the page anew."""
 
 import subprocess
 import sys

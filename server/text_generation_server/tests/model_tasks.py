@@ -1,8 +1,7 @@
 """Functions that the ranks of test_tensor_parallel.py run. Each rank has its own runner, and sends it the steps that a
 router would send.
 
-Only rank 0 gets the tokens, so another rank's calls may depend on tokens only through a broadcast.
-"""
+Only rank 0 gets the tokens, so another rank's calls may depend on tokens only through a broadcast."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -70,8 +69,7 @@ def prompt_scores(group: Group, path: Path) -> tuple[torch.Tensor, torch.Tensor,
 
 def texts_in_company(group: Group, path: Path, parameters: Sampling) -> list[tuple[str, Text, Text]]:
     """On rank 0, a tuple for each change (such as chunks): its name, the text without the change, and the text with
-    it.
-    """
+    it."""
     runner = warm(group, path)
     alone = [text(generate(runner, random_ids(n, n), NEW, parameters)) for n in CROWD]
     known = group.broadcast(torch.tensor(alone[-1][0] or [0] * NEW))
@@ -158,8 +156,7 @@ def texts_by_parts(group: Group, path: Path) -> tuple[int, list[Text]]:
 
 def constrained_texts(group: Group, path: Path) -> tuple[int, dict[int, list[int]]]:
     """How many steps merged the parts of all ranks, and on rank 0 the tokens of two requests with a grammar, which run
-    beside one without. It is alone in the first step, and in the last FREE_STEPS.
-    """
+    beside one without. It is alone in the first step, and in the last FREE_STEPS."""
     kernels, constraints = SplittingKernels(), Constraints(byte_compiler(), torch.device("cpu"))
     runner = make_runner(path, group=group, kernels=cast(Kernels, kernels), constraints=constraints)
     runner.warmup(256, None, 16, None)
@@ -183,8 +180,7 @@ def constrained_texts(group: Group, path: Path) -> tuple[int, dict[int, list[int
 
 def fail_to_prepare(group: Group, path: Path) -> tuple[str, Text, Text]:
     """Sends rank 1 a step with an unknown request. Returns the error, the text before, and the text after a
-    ClearCache.
-    """
+    ClearCache."""
     runner = warm(group, path)
     before = text(generate(runner, random_ids(20), NEW))
     known = [7, 8] if group.rank == 1 else [7]

@@ -16,52 +16,14 @@ from text_generation_common.models.config import MULTIMODAL
 from text_generation_common.models.families import FAMILIES
 from text_generation_server.models import read_any_config
 
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 Raw = Mapping[str, Any]
 NATIVE, FALLBACK, REFUSED = "native", "fallback", "refused"
 OWN_CODE = {"auto_map": {"AutoConfig": "configuration.Config"}}
 # The models that text-generation-inference 3.3 lists (huggingface.co/docs/text-generation-inference/supported_models),
 # and what decides here in the config.json of the files that its list links to.
-TGI: Mapping[str, Raw] = {
-    "Baichuan": {"model_type": "baichuan", **OWN_CODE},
-    "BLOOM": {"model_type": "bloom"},
-    "Cohere": {"model_type": "cohere"},
-    "DBRX": {"model_type": "dbrx"},
-    "DeepSeek V2": {"model_type": "deepseek_v2", **OWN_CODE},
-    "DeepSeek V3": {"model_type": "deepseek_v3", **OWN_CODE},
-    "Falcon": {"model_type": "falcon"},
-    "Galactica": {"model_type": "opt"},
-    "Gemma": {"model_type": "gemma"},
-    "Gemma 2": {"model_type": "gemma2"},
-    "Gemma 3": {"model_type": "gemma3"},
-    "Gemma 3 text": {"model_type": "gemma3_text"},
-    "GPT-2": {"model_type": "gpt2"},
-    "GPTBigCode": {"model_type": "gpt_bigcode"},
-    "GPT-J": {"model_type": "gptj"},
-    "GPT-NeoX": {"model_type": "gpt_neox"},
-    "Granite": {"model_type": "granite"},
-    "Idefics": {"model_type": "idefics"},
-    "Idefics 2": {"model_type": "idefics2"},
-    "Idefics 3": {"model_type": "idefics3"},
-    "Llama": {"model_type": "llama"},
-    "Llama 4": {"model_type": "llama4"},
-    "LLaVA-NeXT": {"model_type": "llava_next"},
-    "Mamba": {"model_type": "mamba"},
-    "Mistral": {"model_type": "mistral"},
-    "Mixtral": {"model_type": "mixtral"},
-    "Mllama": {"model_type": "mllama"},
-    "MPT": {"model_type": "mpt"},
-    "OPT": {"model_type": "opt"},
-    "PaliGemma": {"model_type": "paligemma"},
-    "Phi": {"model_type": "phi"},
-    "Phi-3": {"model_type": "phi3"},
-    "PhiMoE": {"model_type": "phimoe"},
-    "Qwen2": {"model_type": "qwen2"},
-    "Qwen2-VL": {"model_type": "qwen2_vl"},
-    "Qwen2.5-VL": {"model_type": "qwen2_5_vl"},
-    "SantaCoder": {"model_type": "gpt2", "attention_head_type": "multiquery", **OWN_CODE},
-    "StarCoder2": {"model_type": "starcoder2"},
-    "T5": {"model_type": "t5"},
-}
+TGI: Mapping[str, Raw] = TABLES["tgi"]
 # Forms in which models of served types are refused.
 FORMS: Mapping[str, Raw] = {
     "code of its own (`auto_map`), of a type that transformers does not have": {"model_type": "chatglm", **OWN_CODE},

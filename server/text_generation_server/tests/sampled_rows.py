@@ -1,6 +1,5 @@
 """Rows to sample, in tests of all backends: their parameters, the kernels' arguments, and what a plain computation in
-float64 leaves of them.
-"""
+float64 leaves of them."""
 
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -39,8 +38,7 @@ class Row:
 
 def choices(rows: list[Row], device: torch.device) -> Choices:
     """Sampling arguments for `rows`. These rows lie in reverse order among other rows, whose history contains invalid
-    ids.
-    """
+    ids."""
     count = len(rows)
     width = max(len(row.history) for row in rows) + 3
     history = torch.full((count + 2, width), 10**9, dtype=torch.int32)

@@ -1,6 +1,7 @@
 """The shard's command line: the values it accepts and refuses, and the modules it must not import."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_server import cli
 from text_generation_server.config import ShardConfig
 from text_generation_server.errors import OptionError
+
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 VARIABLES = (
     "FAILPOINTS", "RANK", "WORLD_SIZE", "MAX_TOTAL_TOKENS", "ROPE_SCALING", "ROPE_FACTOR", "TGI_EPOCH",
@@ -38,34 +41,7 @@ def run(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]"
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
-REFUSED_TO_SERVE = [
-    (["--quantize", "awq"], {}, "--quantize awq is not supported: use int8"),
-    (["--speculate", "2"], {}, "--speculate is not supported yet"),
-    (["--kv-cache-dtype", "fp8_e5m2"], {}, "--kv-cache-dtype fp8_e5m2 is not supported: use fp8_e4m3fn, int8"),
-    (["--trust-remote-code"], {}, "--trust-remote-code is not supported yet"),
-    (["--otlp-endpoint", "http://127.0.0.1:1"], {}, "--otlp-endpoint is not supported yet"),
-    (["--dtype", "int8"], {}, "--dtype int8 is not supported: use float32, bfloat16, float16"),
-    (["--load-format", "gguf"], {}, "--load-format gguf is not supported: use auto, dummy"),
-    (["--sharded"], {}, "RANK must be set when --sharded is used"),
-    (["--sharded"], {"RANK": "0"}, "WORLD_SIZE must be set when --sharded is used"),
-    ([], {"WORLD_SIZE": "2", "RANK": "2"}, "RANK 2 does not exist in a group of 2"),
-    (["--testing"], {"FAILPOINTS": "shard.step"}, "FAILPOINTS: 'shard.step' is not a rule"),
-    ([], {"RANK": "1"}, "RANK 1 does not exist in a group of 1"),
-    ([], {"RANK": "first"}, "RANK has the value 'first'"),
-    ([], {"RANK": "-1"}, "RANK has the value '-1', which is not usable: it must be at least 0"),
-    ([], {"WORLD_SIZE": "0"}, "WORLD_SIZE has the value '0', which is not usable: it must be at least 1"),
-    ([], {"TGI_EPOCH": "0"}, "TGI_EPOCH has the value '0', which is not usable: it must be at least 1"),
-    ([], {"MAX_TOTAL_TOKENS": "0"}, "`max_total_tokens` must be > 0"),
-    ([], {"MAX_TOTAL_TOKENS": "-1"}, "MAX_TOTAL_TOKENS has the value '-1', which is not usable: it must be at least 0"),
-    (["--max-input-tokens", "0"], {}, "`max_input_tokens` must be > 0"),
-    ([], {"ROPE_SCALING": "yarn"}, "ROPE_SCALING has the value 'yarn'"),
-    ([], {"CUDA_GRAPHS": "1,-2"}, "CUDA_GRAPHS has the value '1,-2'"),
-    ([], {"CUDA_MEMORY_FRACTION": "1.5"}, "CUDA_MEMORY_FRACTION has the value '1.5'"),
-    ([], {"CUDA_MEMORY_FRACTION": "0"}, "`cuda_memory_fraction` must be > 0"),
-    ([], {"ROPE_FACTOR": "nan"}, "`rope_factor` must be a finite number"),
-    ([], {"WATERMARK_GAMMA": "x"}, "WATERMARK_GAMMA has the value 'x'"),
-    (["--max-input-tokens", "9"], {"MAX_TOTAL_TOKENS": "9"}, "`max_input_tokens`(9) must be < `max_total_tokens`(9)"),
-]
+REFUSED_TO_SERVE = TABLES["refused"]
 REFUSED_TO_DOWNLOAD = [
     (["--merge-lora"], {}, "--merge-lora is not supported yet"),
     (["--trust-remote-code"], {}, "--trust-remote-code is not supported yet"),

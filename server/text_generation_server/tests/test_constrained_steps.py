@@ -215,11 +215,7 @@ def test_parameters_that_leave_no_token_fail_by_name_alone(runner: ModelRunner) 
 
 @pytest.mark.parametrize(
     ("grammar", "reason"),
-    [
-        (regex_grammar("(ab"), NOT_COMPILED),
-        (lark_grammar("start: nothing_there"), NOT_COMPILED),
-        ("{", NOT_COMPILED),
-    ],
+    [(regex_grammar("(ab"), NOT_COMPILED), (lark_grammar("start: nothing_there"), NOT_COMPILED), ("{", NOT_COMPILED)],
 )
 def test_a_grammar_that_cannot_be_compiled_fails_by_name_alone(runner: ModelRunner, grammar: str, reason: str) -> None:
     run = Router(runner)

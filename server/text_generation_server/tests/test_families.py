@@ -1,8 +1,7 @@
 """Every family compared with transformers on the same weights, in checkpoints that transformers writes.
 
 All parameters are away from their defaults, so that a norm, a bias or a multiplier that is left out, or taken for
-another, changes the logits. `make test` takes one variant of each family, `-m models` takes all of them.
-"""
+another, changes the logits. `make test` takes one variant of each family, `-m models` takes all of them."""
 
 import json
 from collections.abc import Callable
@@ -27,6 +26,8 @@ from text_generation_server.models import get_model
 from text_generation_server.models.parts import Parts, split_model
 from text_generation_server.step.rows import PromptChunk
 from text_generation_server.weights.files import SafetensorsFiles
+
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 LENGTHS = (1, 17, 64, 150)
 QUICK_NEW, NEW = 12, 64  # tokens of each text
@@ -177,43 +178,7 @@ def test_each_family_is_compared_with_transformers(model_type: str) -> None:
     assert model_type in elsewhere | {model for model, _ in VARIANTS.values()}
 
 
-@pytest.mark.parametrize(
-    ("variant", "changes", "told"),
-    [
-        ("bloom", {"apply_residual_connection_post_layernorm": True}, "layernorm is true, and must be false"),
-        ("falcon, as 40B", {"parallel_attn": False}, "parallel_attn is false, and must be true"),
-        ("falcon, as 7B", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn is 2, and must be 1"),
-        ("mpt", {"attn_config": {"clip_qkv": 6}}, "clip_qkv is 6, and must be 0"),
-        ("mpt", {"attn_config": {"gates": 2}}, "attn_config.gates is 2, which is not supported for mpt"),
-        (
-            "mpt",
-            {"attn_config": {"attn_uses_sequence_id": True}},
-            "attn_config.attn_uses_sequence_id is true, which is",
-        ),
-        ("mpt", {"no_bias": False}, "no_bias is false, and must be true"),
-        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is false, and must be true"),
-        ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32, and must be hidden_size (64)"),
-        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types is a list, and must be a list of 3 of the words"),
-        ("qwen2", {"qk_layernorm": True}, "qk_layernorm is true, which is not supported for qwen2"),
-        ("phi3", {"partial_rotary_factor": 0.2, "rope_parameters": None}, "partial_rotary_factor is 0.2, and must be"),
-        ("smollm3", {"no_rope_layers": [1, 2, 0, 1]}, "no_rope_layers is a list, and must be a list of 4 numbers"),
-        ("granite", {"residual_multiplier": "a"}, 'residual_multiplier is the string "a", and must be a number'),
-        ("granite", {"logits_scaling": 0}, "logits_scaling is 0, and must be"),
-        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0, which is not supported for olmoe"),
-        ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit is 0, and must be a number"),
-        (
-            "gpt_oss",
-            {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"], "bits": 3}},
-            "quantization_config.bits is 3, which is not supported for gpt_oss",
-        ),
-        ("gpt_oss", {"num_experts_per_tok": 7}, "num_experts_per_tok is 7, and must be a whole number from 1 to 6"),
-        (
-            "qwen2_moe",
-            {"mlp_only_layers": [3]},
-            "mlp_only_layers is a list, and must be a list of whole numbers from 0",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("variant", "changes", "told"), TABLES["unsupported"])
 def test_what_is_not_supported_is_refused_by_name(
     checkpoints: Checkpoints, tmp_path: Path, variant: str, changes: dict[str, Any], told: str
 ) -> None:

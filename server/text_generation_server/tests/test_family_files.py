@@ -1,6 +1,5 @@
 """Checkpoints of all families as they lie on disks: old names, leftovers, several files; and what each rank reads of
-them.
-"""
+them."""
 
 import json
 from collections import Counter
@@ -57,8 +56,7 @@ def buffers_of(config: ModelConfig) -> dict[str, torch.Tensor]:
 
 def write_as_of_old(source: Path, target: Path) -> None:
     """Names without their first word, with buffers; a tied head is stored a second time. The tensors are in two files
-    with an index, beside files of other programs with the same tensors.
-    """
+    with an index, beside files of other programs with the same tensors."""
     tensors = load_file(source / "model.safetensors")
     config = read_config(source)
     first = config.names.embedding.partition(".")[0] + "."

@@ -1,6 +1,5 @@
 """Compares our Llama with transformers on the same weights, and with itself when other requests run at the same
-time.
-"""
+time."""
 
 import json
 import os

@@ -1,6 +1,5 @@
 """Decode steps as programs on the CPU: the same tokens and log-probabilities, to the bit, as with single kernel
-calls.
-"""
+calls."""
 
 from pathlib import Path
 
@@ -33,8 +32,7 @@ DEMO_MODEL = Path(text_generation_server.__file__).parent / "demo_model"
 
 def steps_of(runner: ModelRunner) -> list[StepOutput]:
     """Results of steps in which requests join and leave, so that the same number of rows occurs with other rows. All is
-    repeated after a second Warmup.
-    """
+    repeated after a second Warmup."""
     return [output for tokens in (128, 600) for output in _round(runner, tokens)]
 
 

@@ -38,8 +38,7 @@ def sample_rows(choices: list[Sampling]) -> SampledOnHost:
 
 def distribution(parameters: Sampling) -> Tensor:
     """Log-probabilities of the sampler's distribution. The sampler returns them for all tokens if asked for all as top
-    tokens.
-    """
+    tokens."""
     sampled = sample_rows([replace(parameters, top_n_tokens=VOCABULARY)])
     result = torch.full((VOCABULARY,), float("-inf"))
     result[sampled.top_ids.long()] = sampled.top_logprobs

@@ -1,6 +1,5 @@
 """Steps that are launched before earlier steps are read, and the work of the host for a step in which nothing has
-changed.
-"""
+changed."""
 
 from pathlib import Path
 

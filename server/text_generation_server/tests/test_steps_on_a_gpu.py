@@ -1,7 +1,6 @@
 """Steps as they are launched on a GPU: the host never waits for the GPU, and no kernel is compiled after the warm-up.
 
-There is no GPU: `fake_gpu` says what this shows. `make gpu-check` shows the same on a GPU.
-"""
+There is no GPU: `fake_gpu` says what this shows. `make gpu-check` shows the same on a GPU."""
 
 import json
 import os

@@ -378,8 +378,7 @@ CANNOT_GO_ON = ["GroupBroken('rank 1')", "torch.AcceleratorError('lost')", "Syst
 @pytest.mark.parametrize("cause", CANNOT_GO_ON)
 def test_a_worker_that_cannot_go_on_ends_its_process(cause: str) -> None:
     """The process must end, because other ranks may wait for it in a collective, and because a shard that only answers
-    Health is never replaced.
-    """
+    Health is never replaced."""
     code = f"""
 import time
 import torch

@@ -3,8 +3,7 @@ script, writes the list:
 
     python server/text_generation_server/tests/transformers_fields.py
 
-Reads the sources of transformers without importing them: importing hundreds of modules would take a minute.
-"""
+Reads the sources of transformers without importing them: importing hundreds of modules would take a minute."""
 
 import ast
 import importlib.util
@@ -32,8 +31,7 @@ def known_to_transformers() -> set[str]:
 
 def _fields(config_class: ast.ClassDef) -> Iterator[str]:
     """Yields names of fields: annotated fields, arguments of the constructor, attributes that it sets, and names taken
-    out of its `kwargs`.
-    """
+    out of its `kwargs`."""
     for statement in config_class.body:
         if isinstance(statement, ast.AnnAssign) and not ast.unparse(statement.annotation).startswith("ClassVar"):
             yield ast.unparse(statement.target)

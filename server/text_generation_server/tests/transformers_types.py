@@ -3,8 +3,7 @@ Run as a script, writes the two lists that are read before anything is downloade
 
     python server/text_generation_server/tests/transformers_types.py
 
-Imports most of transformers, which takes half a minute.
-"""
+Imports most of transformers, which takes half a minute."""
 
 from pathlib import Path
 from typing import Any

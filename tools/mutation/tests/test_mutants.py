@@ -1,6 +1,5 @@
 """Tests which pieces of a source are changed, which are not, and that a run tells noticed mutants from unnoticed
-ones.
-"""
+ones."""
 
 import os
 import subprocess

@@ -1,6 +1,5 @@
 """Tests the calls that the shards get, the settings that are refused, and a whole benchmark of a real shard on the demo
-model.
-"""
+model."""
 
 import asyncio
 import itertools

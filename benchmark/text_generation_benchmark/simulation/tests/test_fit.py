@@ -12,8 +12,7 @@ COST = StepCost(2e-3, 0, 0, 1e-4, 1e-7, 3e-5, 1e-8)
 
 def log(count: int, noise: float = 0.0, late_ns: int = 0, seed: int = 0) -> list[str]:
     """A log of steps that cost COST, with idle times between them. `late_ns` is a delay of the router, which adds to
-    steps with rows.
-    """
+    steps with rows."""
     random = np.random.default_rng(seed)
     at_ns, lines = 0, []
     for step in range(count):

@@ -11,8 +11,7 @@ from text_generation_router.scheduling.scheduler import SchedulerCounters
 
 def outcome(*requests: tuple[float, float, float, float, int], held: tuple[float, ...] = (50.0, 25.0)) -> Outcome:
     """An outcome with the given requests, each as (arrival, first token, last token, longest gap, number of tokens),
-    times in seconds.
-    """
+    times in seconds."""
     arrival_s, first_s, last_s, longest_gap_s, tokens = (np.array(column) for column in zip(*requests, strict=True))
     none = np.zeros(len(requests), dtype=np.int64)
     found = Outcome(Trace(arrival_s, none + 1, tokens, tokens, none + NO_PREFIX, none, none), 100, 1.0)

@@ -16,8 +16,7 @@ DEFAULTS: dict[str, Any] = {"base_url": "http://server", "retries": 0}
 
 class SyncCaller:
     """Makes one call and returns its answer, or the list of a stream's events; `then` is a method of the stream whose
-    result is wanted instead.
-    """
+    result is wanted instead."""
 
     def call(self, name: str, *args: Any, client: dict[str, Any], then: str | None = None, **options: Any) -> Any:
         with Client(**DEFAULTS | client) as opened:
@@ -46,8 +45,7 @@ def caller(request: pytest.FixtureRequest) -> Any:
 
 class FakeServer:
     """A fake server that answers with the result of `reply`, and records the requests. Use `.options` as a client's
-    arguments.
-    """
+    arguments."""
 
     def __init__(
         self,
@@ -82,8 +80,7 @@ class ScriptedServer:
     """A server that sends `script` on every connection: bytes are sent, a number is a pause in seconds.
 
     `closed` is set when a client disconnects before the end of the script. `heads`: what was received of each request,
-    up to the end of its headers at least.
-    """
+    up to the end of its headers at least."""
 
     def __init__(self, script: list[bytes | float]) -> None:
         self.closed = threading.Event()

@@ -2,40 +2,25 @@
 
 import asyncio
 import inspect
+import json
 import re
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, get_overloads
 
 import pytest
 
 from text_generation import AsyncClient, Client, errors
 
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 LIKE = "a URL with the scheme http or https and a host, such as 'http://127.0.0.1:3000'"
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
-@pytest.mark.parametrize(
-    ("url", "given"),
-    [
-        ("127.0.0.1:3000", "'127.0.0.1:3000'; did you mean 'http://127.0.0.1:3000'?"),
-        ("localhost:3000", "'localhost:3000'; did you mean 'http://localhost:3000'?"),
-        ("example.com/x", "'example.com/x'; did you mean 'http://example.com/x'?"),
-        ("me:secret@host:1", "'***@host:1'; did you mean 'http://***@host:1'?"),
-        ("ftp://me:secret@host?key=secret", "'ftp://***@host'"),
-        ("http://", "'http://'"),
-        ("http:/host", "'http:/host'"),
-        ("http://[", "'http://['"),
-        ("http://host:99999", "'http://host:99999'"),
-        ("http://host:port", "'http://host:port'"),
-        ("http://a host", "'http://a host'"),
-        ("http://host\n", r"'http://host\n'"),
-        ("", "''"),
-        (None, "NoneType"),
-        (b"http://host", "bytes"),
-    ],
-)
+@pytest.mark.parametrize(("url", "given"), [*TABLES["wrong_urls"], (b"http://host", "bytes")])
 def test_a_wrong_url_is_refused_when_the_client_is_made(client: Any, url: Any, given: str) -> None:
     with pytest.raises(errors.ValidationError) as caught:
         client(url)

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,44 +11,10 @@ import pytest
 from text_generation import Client, errors, inference_api, types
 from text_generation.inference_api import InferenceAPIAsyncClient, InferenceAPIClient
 
-NAMES = {
-    "text_generation": "Client AsyncClient InferenceAPIClient InferenceAPIAsyncClient __version__",
-    "text_generation.client": "Client AsyncClient",
-    "text_generation.inference_api": "INFERENCE_ENDPOINT deployed_models check_model_support InferenceAPIClient"
-    " InferenceAPIAsyncClient",
-    "text_generation.errors": "ValidationError GenerationError OverloadedError IncompleteGenerationError"
-    " BadRequestError ShardNotReadyError ShardTimeoutError NotFoundError RateLimitExceededError NotSupportedError"
-    " UnknownError parse_error",
-    "text_generation.types": "GrammarType Grammar ToolCall Message Tool ChatCompletionComplete Function"
-    " ChoiceDeltaToolCall ChoiceDelta Choice ChatCompletionChunk ChatComplete ChatRequest Parameters Request InputToken"
-    " Token FinishReason BestOfSequence Details Response StreamDetails StreamResponse DeployedModel",
-}
-FIELDS = {
-    "Grammar": "type value",
-    "ToolCall": "id type function",
-    "Message": "role content name tool_calls",
-    "Tool": "type function",
-    "ChatCompletionComplete": "index message logprobs finish_reason usage",
-    "Function": "name arguments",
-    "ChoiceDeltaToolCall": "index id type function",
-    "ChoiceDelta": "role content tool_calls",
-    "Choice": "index delta logprobs finish_reason",
-    "ChatCompletionChunk": "id object created model system_fingerprint choices",
-    "ChatComplete": "id object created model system_fingerprint choices usage",
-    "ChatRequest": "model messages repetition_penalty frequency_penalty logit_bias logprobs top_logprobs max_tokens n"
-    " presence_penalty stream seed temperature top_p tools tool_choice",
-    "Parameters": "do_sample max_new_tokens repetition_penalty frequency_penalty return_full_text stop seed temperature"
-    " top_k top_p truncate typical_p best_of watermark details decoder_input_details top_n_tokens grammar",
-    "Request": "inputs parameters stream",
-    "InputToken": "id text logprob",
-    "Token": "id text logprob special",
-    "BestOfSequence": "generated_text finish_reason generated_tokens seed prefill tokens top_tokens",
-    "Details": "finish_reason generated_tokens seed prefill tokens top_tokens best_of_sequences",
-    "Response": "generated_text details",
-    "StreamDetails": "finish_reason generated_tokens seed",
-    "StreamResponse": "token top_tokens generated_text details",
-    "DeployedModel": "model_id sha",
-}
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
+NAMES = TABLES["names"]
+FIELDS = TABLES["fields"]
 
 
 @pytest.mark.parametrize("module", NAMES)

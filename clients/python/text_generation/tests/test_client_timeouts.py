@@ -1,6 +1,5 @@
 """Each limit ends the wait it is for, and no other wait. Limits are much smaller than the pauses, so a slow machine
-does not matter.
-"""
+does not matter."""
 
 from typing import Any
 

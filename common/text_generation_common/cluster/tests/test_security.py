@@ -276,10 +276,7 @@ def served_certificate(endpoint: TcpEndpoint, folder: Path) -> bytes:
     context.load_verify_locations(folder / "ca.crt")
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection((endpoint.host, endpoint.port)) as plain,
-        context.wrap_socket(plain) as secure,
-    ):
+    with socket.create_connection((endpoint.host, endpoint.port)) as plain, context.wrap_socket(plain) as secure:
         return secure.getpeercert(binary_form=True) or b""
 
 

@@ -1,7 +1,6 @@
 """Stands for an engine-only launcher: listens on the address it is given, writes it down, and ends after SIGTERM.
 
-Its flags beside those of the address: `--fails TEXT` ends it at once, `--stubborn` has it ignore SIGTERM.
-"""
+Its flags beside those of the address: `--fails TEXT` ends it at once, `--stubborn` has it ignore SIGTERM."""
 
 import argparse
 import os

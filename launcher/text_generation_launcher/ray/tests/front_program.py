@@ -1,6 +1,5 @@
 """Stands for a launcher of fronts: answers on the control socket, says that its clients have as many requests as there
-are engines in the file, and that they wait for as many seconds as there were restarts, and ends after SIGTERM.
-"""
+are engines in the file, and that they wait for as many seconds as there were restarts, and ends after SIGTERM."""
 
 import argparse
 import json

@@ -13,14 +13,7 @@ from text_generation_launcher.ray.keeping import (
     Answer,
 )
 from text_generation_launcher.ray.tests.fake_cluster import ORDER, FakeReplicaCluster, serving
-from text_generation_launcher.ray.values import (
-    EnginePhase,
-    EngineState,
-    RayPhase,
-    RayReport,
-    RayStatus,
-    Wanted,
-)
+from text_generation_launcher.ray.values import EnginePhase, EngineState, RayPhase, RayReport, RayStatus, Wanted
 
 
 class Bench:

@@ -10,32 +10,22 @@ import pytest
 from text_generation_common.errors import ArgumentValidation
 from text_generation_common.flags.cluster import ClusterFlags, EngineListFlags, EngineOnlyFlags, SecurityFlags, Way
 from text_generation_common.flags.http import AccessFlags, HttpFlags
-from text_generation_common.flags.kinds import LoadFormat
-from text_generation_common.flags.model import CacheFlags, ComputeFlags, FileFlags, ShardFlags
+from text_generation_common.flags.model import CacheFlags, FileFlags
 from text_generation_common.flags.process import ProcessFlags
-from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
+from text_generation_common.flags.requests import TokenFlags
 from text_generation_common.json_values import as_json
 from text_generation_launcher import checks
 from text_generation_launcher.cli import command_line
-from text_generation_launcher.config import LauncherConfig, LaunchPlan
+from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.ray.replica import engine_order, front_order
 from text_generation_launcher.ray.values import LAUNCHER
+from text_generation_launcher.tests.test_launcher_commands import PLAIN
 
-PLAN = LaunchPlan(
-    model_id="/models/m",
-    num_shard=1,
-    load_format=LoadFormat.auto,
-    files=FileFlags(),
-    cache=CacheFlags(),
-    compute=ComputeFlags(),
-    shard=ShardFlags(),
-    requests=RequestFlags(),
+PLAN = replace(
+    PLAIN,
     tokens=TokenFlags(),
-    scheduling=SchedulingFlags(),
-    http=HttpFlags(),
     cluster=ClusterFlags(security=SecurityFlags(tls_dir="tls")),
     access=AccessFlags(api_key=("secret-of-clients",), admin_api_key="secret-of-admins"),
-    process=ProcessFlags(),
 )
 
 

@@ -84,8 +84,7 @@ class Script:
 
 class ScriptedVocabulary:
     """A vocabulary in which the ids from FIRST_ID on are the texts of the scripts, in the order in which scripts are
-    used.
-    """
+    used."""
 
     FIRST_ID = 700
 
@@ -369,8 +368,7 @@ async def _leave(gone: asyncio.Event, after: int | None, when: Callable[[], bool
 
 class Server:
     """The application and its parts. `leave_after`: number of body messages after which the client disconnects; if 0,
-    it disconnects 0.3 s after the call. `leave_when`: it disconnects when this is true.
-    """
+    it disconnects 0.3 s after the call. `leave_when`: it disconnects when this is true."""
 
     writes_directly = True  # whether events may be written past ASGI, as in `Connection`
 
@@ -484,23 +482,20 @@ class Server:
 
         raw_headers = [(key.encode(), value.encode()) for key, value in headers.items()]
         scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": raw_headers,
-            "client": (client, 4711),
-            "http_version": "1.1",
-            "scheme": "http",
+            "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+            "headers": raw_headers, "client": (client, 4711), "http_version": "1.1", "scheme": "http",
             "server": ("127.0.0.1", 80),
             "extensions": {EXTENSION: OpenResponse(take)} if self.writes_directly else {},
-        }
+        }  # fmt: skip
         try:
             await asyncio.wait_for(self.app(scope, receive, send), 20)
         finally:
             leaving.cancel()
         return answer
+
+    def hangs(self, count: int = 1) -> bool:
+        """Whether `count` requests have made their last token (`hang_after`)."""
+        return sum(asked.hangs for asked in self.engine.asked) >= count
 
     def failures(self, err: str) -> float:
         return self.metrics.registry.get_sample_value("tgi_request_failure_total", {"err": err}) or 0.0

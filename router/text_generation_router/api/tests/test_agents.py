@@ -1,6 +1,5 @@
 """Bodies as coding agents send them, written from the clients' types: `agent_bodies.json`. Tools and reasoning through
-/v1/messages and /v1/responses.
-"""
+/v1/messages and /v1/responses."""
 
 import json
 from collections.abc import Callable
@@ -73,10 +72,7 @@ def test_a_message_has_blocks_of_thinking_text_and_calls(agents_server):
     path = "/v1/messages"
     whole = agents_server.post(path, ASKED[path]).json
     *others, call = whole["content"]
-    assert others == [
-        {"type": "thinking", "thinking": "Hm.", "signature": ""},
-        {"type": "text", "text": "Yes."},
-    ]
+    assert others == [{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "Yes."}]
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Rome"})
     assert whole["stop_reason"] == "tool_use" and call["id"].startswith("toolu_")
     thinking = whole["usage"]["output_tokens_details"]["thinking_tokens"]

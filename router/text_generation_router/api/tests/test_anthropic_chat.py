@@ -56,11 +56,7 @@ def test_calls_and_thinking_belong_to_the_assistants_message():
             "role": "assistant",
             "content": "Let me see.",
             "tool_calls": [
-                {
-                    "id": "toolu_1",
-                    "type": "function",
-                    "function": {"name": "weather", "arguments": {"city": "Paris"}},
-                }
+                {"id": "toolu_1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
             ],
             "reasoning_content": "Where?",
         }

@@ -8,10 +8,7 @@ from text_generation_router.errors import ValidationError
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"name": "weather", "description": "The weather.", "input_schema": SCHEMA}
-CHAT_TOOL = {
-    "type": "function",
-    "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA},
-}
+CHAT_TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA}}
 CASES = [
     ({"tools": [TOOL]}, {"tools": [CHAT_TOOL]}),
     ({"tools": [TOOL | {"type": "custom", "cache_control": {"type": "ephemeral"}}]}, {"tools": [CHAT_TOOL]}),

@@ -118,10 +118,7 @@ def test_the_events_of_a_text():
 
 def test_thinking_ends_with_a_signature():
     deltas = [event["delta"] for event in events_of([Reasoning("x"), Text("a")]) if event.get("delta")]
-    assert deltas[:2] == [
-        {"type": "thinking_delta", "thinking": "x"},
-        {"type": "signature_delta", "signature": ""},
-    ]
+    assert deltas[:2] == [{"type": "thinking_delta", "thinking": "x"}, {"type": "signature_delta", "signature": ""}]
 
 
 def test_ids_of_calls_are_random():

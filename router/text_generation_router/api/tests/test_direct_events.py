@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from text_generation_router.http.encoding import to_event
 from text_generation_router.scheduling.request import EndReason
 from text_generation_router.text.tokens.events import Token, TokenEvent
 
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 TEXTS = (" a", ' "quoted"\n', "é€", "\u2028", "z")
 LOGPROBS = (-0.1, float("nan"), -1e-9, -12.345678, 0.0)
 ENDS: dict[str, dict[str, Any]] = {
@@ -25,27 +28,7 @@ ENDS: dict[str, dict[str, Any]] = {
     "failure": {"ends_after": (3, Ended(EndReason.FAILED, cause="boom"))},
     "closed": {"ends_after": (3, Ended(EndReason.CLOSED))},
 }
-ASKED: dict[str, tuple[str, dict[str, Any]]] = {
-    "generate": ("/generate_stream", {"inputs": "Hi"}),
-    "details": ("/generate_stream", {"inputs": "Hi", "parameters": {"details": True, "top_n_tokens": 2}}),
-    "stop": ("/generate_stream", {"inputs": "Hi", "parameters": {"stop": ["€"], "return_full_text": True}}),
-    "compat": ("/", {"inputs": "Hi", "stream": True}),
-    "completion": ("/v1/completions", {"prompt": "Hi", "stream": True}),
-    "prompts": ("/v1/completions", {"prompt": ["Hi", "Ho"], "stream": True}),
-    "logprobs": ("/v1/completions", {"prompt": "Hi", "stream": True, "logprobs": 2}),
-    "usage": ("/v1/completions", {"prompt": "Hi", "stream": True, "stream_options": {"include_usage": True}}),
-    "responses": (
-        "/v1/responses",
-        {"input": "Hi", "stream": True, "include": ["message.output_text.logprobs"], "top_logprobs": 2},
-    ),
-    "messages": ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9, "stream": True}),
-    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "stream": True}),
-    "chat logprobs": (
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "logprobs": True, "top_logprobs": 2}
-        | {"stream_options": {"include_usage": True}},
-    ),
-}
+ASKED: dict[str, tuple[str, dict[str, Any]]] = TABLES["asked"]
 
 
 @pytest.mark.parametrize("end", ENDS)

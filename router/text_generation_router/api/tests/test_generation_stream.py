@@ -1,7 +1,8 @@
 """One request's stream between an engine and a reader: events, credits, failures."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import pairwise
 from typing import cast
 
@@ -91,9 +92,21 @@ class World:
         return {sample.labels["err"]: sample.value for sample in counted if sample.value}
 
 
+@asynccontextmanager
+async def made(*stop: str) -> AsyncIterator[World]:
+    async with asyncio.timeout(10):
+        yield World(*stop)
+
+
+@pytest.fixture
+def world() -> AbstractAsyncContextManager[World]:
+    return made()
+
+
 def run(use: Callable[[World], Awaitable[None]], *stop: str) -> None:
     async def with_world() -> None:
-        await asyncio.wait_for(use(World(*stop)), 10)
+        async with made(*stop) as world:
+            await use(world)
 
     asyncio.run(with_world())
 
@@ -102,20 +115,17 @@ async def read(stream: GenerationStream) -> list[TokenEvent]:
     return [event async for event in stream]
 
 
-def test_several_tokens_of_one_step_are_as_many_events() -> None:
-    async def use(world: World) -> None:
-        world.take(2, 3)
-        world.take(4, ended=Ended(EndReason.LENGTH, 9.0), inference_s=9.0)
-        events = await read(world.stream)
-        assert [event.text for event in events] == ["c", "d", "e"]
-        assert [event.finish is None for event in events] == [True, True, False]
-        finish = events[-1].finish
-        assert finish is not None and (finish.reason, finish.generated_text) == (FinishReason.LENGTH, "cde")
-        assert (finish.generated_tokens, finish.queue_s, finish.inference_s, finish.cached_tokens) == (3, 1.5, 9.0, 2)
-        world.stream.cancel()
-        assert world.engine.calls == [] and world.failures == {}
-
-    run(use)
+async def test_several_tokens_of_one_step_are_as_many_events(world: World) -> None:
+    world.take(2, 3)
+    world.take(4, ended=Ended(EndReason.LENGTH, 9.0), inference_s=9.0)
+    events = await read(world.stream)
+    assert [event.text for event in events] == ["c", "d", "e"]
+    assert [event.finish is None for event in events] == [True, True, False]
+    finish = events[-1].finish
+    assert finish is not None and (finish.reason, finish.generated_text) == (FinishReason.LENGTH, "cde")
+    assert (finish.generated_tokens, finish.queue_s, finish.inference_s, finish.cached_tokens) == (3, 1.5, 9.0, 2)
+    world.stream.cancel()
+    assert world.engine.calls == [] and world.failures == {}
 
 
 def test_a_stop_string_ends_the_request_at_its_token_and_drops_later_tokens_of_the_step() -> None:
@@ -153,16 +163,13 @@ def test_a_stop_string_before_the_engines_end_cuts_the_text_there() -> None:
     run(use, "cd")
 
 
-def test_a_request_at_its_deadline_ends_with_an_event_without_a_token() -> None:
-    async def use(world: World) -> None:
-        world.take(2)
-        world.stream.ended(Ended(EndReason.DEADLINE, 4.0))
-        first, last = await read(world.stream)
-        assert first.token is not None and last.token is None and last.finish is not None
-        assert (last.finish.reason, last.finish.inference_s) == (FinishReason.DEADLINE, 4.0)
-        assert world.failures == {}
-
-    run(use)
+async def test_a_request_at_its_deadline_ends_with_an_event_without_a_token(world: World) -> None:
+    world.take(2)
+    world.stream.ended(Ended(EndReason.DEADLINE, 4.0))
+    first, last = await read(world.stream)
+    assert first.token is not None and last.token is None and last.finish is not None
+    assert (last.finish.reason, last.finish.inference_s) == (FinishReason.DEADLINE, 4.0)
+    assert world.failures == {}
 
 
 @pytest.mark.parametrize(
@@ -175,56 +182,44 @@ def test_a_request_at_its_deadline_ends_with_an_event_without_a_token() -> None:
         (Ended(EndReason.CLOSED), IncompleteGenerationError, {}),
     ],
 )
-def test_an_end_without_a_token_is_an_error_for_a_reader_that_waits(
-    ended: Ended, error: type[InferenceError], failures: dict[str, float]
+async def test_an_end_without_a_token_is_an_error_for_a_reader_that_waits(
+    world: World, ended: Ended, error: type[InferenceError], failures: dict[str, float]
 ) -> None:
-    async def use(world: World) -> None:
-        reading = asyncio.create_task(read(world.stream))
-        await asyncio.sleep(0)
-        world.stream.ended(ended)
-        with pytest.raises(error) as raised:
-            await reading
-        assert ended.cause in str(raised.value) or type(raised.value) is not GenerationError
+    reading = asyncio.create_task(read(world.stream))
+    await asyncio.sleep(0)
+    world.stream.ended(ended)
+    with pytest.raises(error) as raised:
+        await reading
+    assert ended.cause in str(raised.value) or type(raised.value) is not GenerationError
+    world.stream.cancel()
+    assert world.failures == failures and world.engine.calls == []
+
+
+async def test_a_cancelled_stream_gives_what_came_before_and_then_an_error(world: World) -> None:
+    world.take(2)
+    for _ in range(2):
         world.stream.cancel()
-        assert world.failures == failures and world.engine.calls == []
-
-    run(use)
-
-
-def test_a_cancelled_stream_gives_what_came_before_and_then_an_error() -> None:
-    async def use(world: World) -> None:
-        world.take(2)
-        for _ in range(2):
-            world.stream.cancel()
-        world.stream.ended(Ended(EndReason.CANCELLED))
-        assert (await anext(world.stream)).text == "c"
-        with pytest.raises(IncompleteGenerationError):
-            await anext(world.stream)
-        assert world.engine.calls == [("cancel", 7)] and world.failures == {"dropped": 1}
-
-    run(use)
+    world.stream.ended(Ended(EndReason.CANCELLED))
+    assert (await anext(world.stream)).text == "c"
+    with pytest.raises(IncompleteGenerationError):
+        await anext(world.stream)
+    assert world.engine.calls == [("cancel", 7)] and world.failures == {"dropped": 1}
 
 
-def test_a_stream_that_makes_room_for_another_request_raises_the_refusal() -> None:
-    async def use(world: World) -> None:
-        assert not world.stream.has_begun
-        world.engine.begun = True
-        assert world.stream.has_begun
-        for _ in range(2):
-            world.stream.refuse(OverloadedError(3))
-        with pytest.raises(OverloadedError):
-            await anext(world.stream)
-        assert world.engine.calls == [("cancel", 7)] and world.failures == {"overloaded": 1}
-
-    run(use)
+async def test_a_stream_that_makes_room_for_another_request_raises_the_refusal(world: World) -> None:
+    assert not world.stream.has_begun
+    world.engine.begun = True
+    assert world.stream.has_begun
+    for _ in range(2):
+        world.stream.refuse(OverloadedError(3))
+    with pytest.raises(OverloadedError):
+        await anext(world.stream)
+    assert world.engine.calls == [("cancel", 7)] and world.failures == {"overloaded": 1}
 
 
-def test_a_stream_with_tokens_has_begun_also_after_its_end() -> None:
-    async def use(world: World) -> None:
-        world.take(2, ended=Ended(EndReason.LENGTH))
-        assert world.stream.has_begun
-
-    run(use)
+async def test_a_stream_with_tokens_has_begun_also_after_its_end(world: World) -> None:
+    world.take(2, ended=Ended(EndReason.LENGTH))
+    assert world.stream.has_begun
 
 
 def test_a_reader_that_is_far_behind_gives_no_credit_until_half_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,25 +254,22 @@ def test_top_tokens_use_up_credits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     run(use)
 
 
-def test_readers_of_one_step_get_their_tokens_in_several_turns_of_the_event_loop() -> None:
-    async def use() -> None:
-        wakes, engine, readers = LoopTurns(2), RecordingEngine(), 5
-        streams = [
-            GenerationStream(engine, LetterVocabulary(), Metrics(), GenerationRequest((0,), 9), wakes)  # type: ignore[arg-type]
-            for _ in range(readers)
-        ]
-        reading = [asyncio.ensure_future(anext(stream)) for stream in streams]
+async def test_readers_of_one_step_get_their_tokens_in_several_turns_of_the_event_loop() -> None:
+    wakes, engine, readers = LoopTurns(2), RecordingEngine(), 5
+    streams = [
+        GenerationStream(engine, LetterVocabulary(), Metrics(), GenerationRequest((0,), 9), wakes)  # type: ignore[arg-type]
+        for _ in range(readers)
+    ]
+    reading = [asyncio.ensure_future(anext(stream)) for stream in streams]
+    await asyncio.sleep(0)
+    for stream in streams:
+        stream.take(Tokens((1,), (-0.5,), (), 0.0, FIRST), None)
+    counts = []
+    while len(counts) < 9 and not all(task.done() for task in reading):
         await asyncio.sleep(0)
-        for stream in streams:
-            stream.take(Tokens((1,), (-0.5,), (), 0.0, FIRST), None)
-        counts = []
-        while len(counts) < 9 and not all(task.done() for task in reading):
-            await asyncio.sleep(0)
-            counts.append(sum(task.done() for task in reading))
-        assert max(now - before for before, now in pairwise([0, *counts])) <= 2 and counts[-1] == readers
-        await asyncio.gather(*reading)
-
-    asyncio.run(use())
+        counts.append(sum(task.done() for task in reading))
+    assert max(now - before for before, now in pairwise([0, *counts])) <= 2 and counts[-1] == readers
+    await asyncio.gather(*reading)
 
 
 class Page:
@@ -306,53 +298,44 @@ async def begin_reading(world: World, page: Page) -> tuple["asyncio.Task[None]",
     return reading, got
 
 
-def test_events_are_written_at_once_and_only_the_last_one_wakes_the_reader() -> None:
-    async def use(world: World) -> None:
-        page = Page()
-        reading, got = await begin_reading(world, page)
-        world.take(2, 3)
-        assert page.text == "cd"
-        await asyncio.sleep(0)
-        world.take(4)
-        await asyncio.sleep(0.01)
-        assert not got and world.stream._credits + world.stream._read == 512
-        world.take(5, ended=Ended(EndReason.LENGTH))
+async def test_events_are_written_at_once_and_only_the_last_one_wakes_the_reader(world: World) -> None:
+    page = Page()
+    reading, got = await begin_reading(world, page)
+    world.take(2, 3)
+    assert page.text == "cd"
+    await asyncio.sleep(0)
+    world.take(4)
+    await asyncio.sleep(0.01)
+    assert not got and world.stream._credits + world.stream._read == 512
+    world.take(5, ended=Ended(EndReason.LENGTH))
+    await reading
+    assert [event.text for event in got] == ["f"] and page.text in ("cd", "cde")
+
+
+async def test_a_reader_behind_a_closed_writer_gets_the_events_in_their_order(world: World) -> None:
+    page = Page()
+    reading, got = await begin_reading(world, page)
+    page.is_open = False
+    world.take(2)
+    await asyncio.sleep(0)
+    page.is_open = True  # the reader still holds an event that is older than the next one
+    world.take(3)
+    assert page.text == ""
+    await asyncio.sleep(0.01)
+    world.take(4)
+    assert page.text == "e" and [event.text for event in got] == ["c", "d"]
+    world.take(5, ended=Ended(EndReason.LENGTH))
+    await reading
+
+
+async def test_an_event_that_cannot_be_written_fails_its_request(world: World) -> None:
+    page = Page()
+    reading, _ = await begin_reading(world, page)
+    world.stream.write_through(page, lambda event: b"" + None)  # type: ignore
+    world.take(2)
+    with pytest.raises(GenerationError, match="TypeError"):
         await reading
-        assert [event.text for event in got] == ["f"] and page.text in ("cd", "cde")
-
-    run(use)
-
-
-def test_a_reader_behind_a_closed_writer_gets_the_events_in_their_order() -> None:
-    async def use(world: World) -> None:
-        page = Page()
-        reading, got = await begin_reading(world, page)
-        page.is_open = False
-        world.take(2)
-        await asyncio.sleep(0)
-        page.is_open = True  # the reader still holds an event that is older than the next one
-        world.take(3)
-        assert page.text == ""
-        await asyncio.sleep(0.01)
-        world.take(4)
-        assert page.text == "e" and [event.text for event in got] == ["c", "d"]
-        world.take(5, ended=Ended(EndReason.LENGTH))
-        await reading
-
-    run(use)
-
-
-def test_an_event_that_cannot_be_written_fails_its_request() -> None:
-    async def use(world: World) -> None:
-        page = Page()
-        reading, _ = await begin_reading(world, page)
-        world.stream.write_through(page, lambda event: b"" + None)  # type: ignore
-        world.take(2)
-        with pytest.raises(GenerationError, match="TypeError"):
-            await reading
-        assert world.engine.calls == [("cancel", 7)] and world.failures == {"generation": 1}
-
-    run(use)
+    assert world.engine.calls == [("cancel", 7)] and world.failures == {"generation": 1}
 
 
 def test_written_events_give_their_credits_back(monkeypatch: pytest.MonkeyPatch) -> None:

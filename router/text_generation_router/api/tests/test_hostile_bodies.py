@@ -12,8 +12,7 @@ FILE = Path(__file__).parents[4] / "integration-tests" / "hostile.py"
 @pytest.fixture(scope="module")
 def hostile():
     """The module `hostile` of the integration tests. Loaded by its path, because the integration tests are not a
-    package.
-    """
+    package."""
     spec = importlib.util.spec_from_file_location("hostile", FILE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

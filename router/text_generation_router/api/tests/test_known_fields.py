@@ -1,7 +1,6 @@
 """The table knows every field of the peers' APIs. `field_names.json` has the fields of OpenAI's client (TypedDicts),
 of Anthropic's (the same, those of its beta API too), of vLLM's request classes and of TGI's openapi.json, each with its
-version.
-"""
+version."""
 
 import json
 from pathlib import Path

@@ -80,13 +80,8 @@ def test_a_generation_that_fails_is_one_line_with_the_tokens_made(server, caplog
         server.ask(route, stream=stream)
     [(name, fields)] = lines_of(caplog)
     status = 500 if route.path.startswith("/v1") else 424
-    assert (name, fields["status"], fields["error_type"], fields["route"]) == (
-        "Failed",
-        status,
-        "generation",
-        route.path,
-    )
-    assert fields["generated_tokens"] == 1
+    assert (name, fields["status"], fields["route"]) == ("Failed", status, route.path)
+    assert (fields["error_type"], fields["generated_tokens"]) == ("generation", 1)
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
@@ -95,7 +90,7 @@ def test_a_client_that_leaves_is_one_line_with_the_tokens_made(server, caplog, r
     server.engine.script.hang_after = 1
     body = json.dumps(route.body | {"stream": stream}).encode()
     with caplog.at_level(logging.INFO):
-        asyncio.run(server.call("POST", route.path, body, leave_after=0))
+        asyncio.run(server.call("POST", route.path, body, leave_when=server.hangs))
     [(name, fields)] = lines_of(caplog)
     assert (name, fields["status"], fields["route"]) == ("Cancelled", 499, route.path)
     assert fields["generated_tokens"] == 1

@@ -1,6 +1,5 @@
 """Every rule of the tables of /v1/messages and /v1/responses: what it refuses is refused by its name, and what changes
-nothing is taken.
-"""
+nothing is taken."""
 
 import pytest
 

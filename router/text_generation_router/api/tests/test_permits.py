@@ -237,53 +237,44 @@ def test_a_request_refused_to_make_room_gets_the_error_in_every_dialect(make_ser
         assert (displaced.status, displaced.told, displaced.headers["retry-after"]) == (429, ERROR, "1")
 
 
-def test_a_request_refused_to_make_room_while_it_is_tokenized_gets_the_error():
-    async def run() -> None:
-        permits = Permits(lambda: 2, lambda: 7)
-        permits.take(Share("greedy"), 1)
-        permit = permits.take(Share("greedy"), 1)
-        cancelled = asyncio.Event()
+async def test_a_request_refused_to_make_room_while_it_is_tokenized_gets_the_error():
+    permits = Permits(lambda: 2, lambda: 7)
+    permits.take(Share("greedy"), 1)
+    permit = permits.take(Share("greedy"), 1)
+    cancelled = asyncio.Event()
 
-        async def tokenize() -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cancelled.set()
+    async def tokenize() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
 
-        asked = asyncio.create_task(permit.unless_refused(tokenize()))
-        while permit._work is None:
-            await asyncio.sleep(0)
+    asked = asyncio.create_task(permit.unless_refused(tokenize()))
+    while permit._work is None:
         await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    permits.take(Share("modest"), 1)
+    with pytest.raises(OverloadedError) as refused:
+        await asyncio.wait_for(asked, 10)
+    assert refused.value.retry_after_s == 7 and cancelled.is_set() and permits.left == 0
+
+
+async def test_a_refusal_that_comes_just_after_the_work_counts_too():
+    permits = Permits(lambda: 2, lambda: 1)
+    permits.take(Share("greedy"), 1)
+    permit = permits.take(Share("greedy"), 1)
+
+    async def work() -> None:
         permits.take(Share("modest"), 1)
-        with pytest.raises(OverloadedError) as refused:
-            await asyncio.wait_for(asked, 10)
-        assert refused.value.retry_after_s == 7 and cancelled.is_set() and permits.left == 0
 
-    asyncio.run(run())
+    with pytest.raises(OverloadedError):
+        await permit.unless_refused(work())
 
 
-def test_a_refusal_that_comes_just_after_the_work_counts_too():
-    async def run() -> None:
-        permits = Permits(lambda: 2, lambda: 1)
-        permits.take(Share("greedy"), 1)
-        permit = permits.take(Share("greedy"), 1)
-
-        async def work() -> None:
-            permits.take(Share("modest"), 1)
-
-        with pytest.raises(OverloadedError):
-            await permit.unless_refused(work())
-
-    asyncio.run(run())
-
-
-def test_a_client_that_leaves_while_its_text_is_tokenized_is_not_overloaded():
-    async def run() -> None:
-        permit = Permits(lambda: 1, lambda: 1).take(Share("a"), 1)
-        asked = asyncio.create_task(permit.unless_refused(asyncio.Event().wait()))
-        await asyncio.sleep(0)
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
-
-    asyncio.run(run())
+async def test_a_client_that_leaves_while_its_text_is_tokenized_is_not_overloaded():
+    permit = Permits(lambda: 1, lambda: 1).take(Share("a"), 1)
+    asked = asyncio.create_task(permit.unless_refused(asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked

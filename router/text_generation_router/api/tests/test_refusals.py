@@ -1,140 +1,27 @@
 """Every field that other servers support and this server does not, on every route: a neutral value is accepted, any
-other is refused by name.
-"""
+other is refused by name."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from text_generation_router.api.tests.conftest import ROUTES, Route
 
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 NATIVE = ("/", "/generate", "/generate_stream")
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 OPENAI = (COMPLETION, CHAT)
 ALL = (*NATIVE, *OPENAI)
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
-SCHEMA = {"type": "object", "properties": {}}
 
 # (field, routes, values that must be refused, neutral values)
-TABLE: list[tuple[str, tuple[str, ...], list[Any], list[Any]]] = [
-    ("guided_json", NATIVE, [SCHEMA, "{}"], []),
-    ("guided_regex", NATIVE, ["a+"], []),
-    ("guided_choice", NATIVE, [["yes", "no"], []], []),
-    ("guided_grammar", NATIVE, ["root ::= a"], []),
-    ("guided_whitespace_pattern", ALL, [" ?"], []),
-    ("structured_outputs", NATIVE, [{"regex": "a"}, {"json": SCHEMA}], []),
-    ("response_format", NATIVE, [{"type": "json_object"}, {}, [], "json", 1], [{"type": "text"}]),
-    ("json_schema", NATIVE, ["{}"], []),
-    ("regex", NATIVE, ["a"], []),
-    ("ebnf", NATIVE, ["root ::= a"], []),
-    ("structural_tag", ALL, ["{}"], []),
-    ("adapter_id", ALL, ["lora", ""], []),
-    ("lora_path", ALL, ["lora"], []),
-    ("lora", ALL, [[{"id": 0, "scale": 1}]], []),
-    ("tools", (*NATIVE, COMPLETION), [[TOOL]], [[]]),
-    ("tool_choice", (*NATIVE, COMPLETION), ["required", "f", {"type": "function"}], ["none", "auto"]),
-    ("tool_prompt", (*NATIVE, COMPLETION), ["Use tools."], [""]),
-    ("functions", ALL, [[TOOL]], [[]]),
-    ("function_call", ALL, [{"name": "f"}], ["none", "auto"]),
-    ("chat_template", ALL, ["{{ messages }}"], []),
-    ("chat_template_kwargs", (*NATIVE, COMPLETION), [{"enable_thinking": False}], [{}]),
-    ("documents", (*NATIVE, COMPLETION), [[{"text": "a"}]], [[]]),
-    ("truncate_prompt_tokens", NATIVE, [5, -1], []),
-    ("truncation_side", NATIVE, ["left"], []),
-    ("prompt_embeds", ALL, ["AAAA"], []),
-    ("media_io_kwargs", ALL, [{"image": {}}], [{}]),
-    ("mm_processor_kwargs", ALL, [{"a": 1}], [{}]),
-    ("kv_transfer_params", ALL, [{"a": 1}], []),
-    ("n", NATIVE, [2, True, 0], [1]),
-    ("num_return_sequences", ALL, [2], [1]),
-    ("logits_processors", ALL, [["x"]], [[]]),
-    ("use_beam_search", ALL, [True], [False]),
-    ("length_penalty", ALL, [2.0], [1, 1.0]),
-    ("early_stopping", ALL, [True], [False]),
-    ("min_tokens", NATIVE, [1], [0]),
-    ("min_new_tokens", OPENAI, [1], [0]),
-    ("stop_regex", ALL, ["a+"], [""]),
-    ("no_stop_trim", ALL, [True], [False]),
-    ("thinking_token_budget", ALL, [100], []),
-    ("repetition_detection", ALL, [{"max_pattern_size": 3}], []),
-    ("custom_logit_processor", ALL, ["x"], []),
-    ("vllm_xargs", ALL, [{"a": 1}], [{}]),
-    ("dry_multiplier", ALL, [0.8], [0, 0.0]),
-    ("xtc_probability", ALL, [0.5], [0, 0.0]),
-    ("mirostat", ALL, [2], [0]),
-    ("dynatemp_range", ALL, [0.5], [0, 0.0]),
-    ("top_n_sigma", ALL, [1.0], [-1]),
-    ("samplers", ALL, [["top_k"]], []),
-    ("n_probs", ALL, [3], [0]),
-    ("skip_special_tokens", NATIVE, [False], [True]),
-    ("spaces_between_special_tokens", ALL, [False], [True]),
-    ("return_token_ids", NATIVE, [True], [False]),
-    ("return_tokens_as_token_ids", ALL, [True], [False]),
-    ("return_hidden_states", ALL, [True], [False]),
-    ("logprob_token_ids", ALL, [[1]], [[]]),
-    ("include_stop_str_in_output", NATIVE, ["no", 1, False], [True]),
-    ("add_special_tokens", NATIVE, [False], [True]),
-    ("add_generation_prompt", (*NATIVE, COMPLETION), [True], [False]),
-    ("continue_final_message", (*NATIVE, COMPLETION), [True], [False]),
-    ("stop_sequences", ALL, [["x"]], [[]]),
-    ("max_tokens", NATIVE, [5], []),
-    ("max_completion_tokens", (*NATIVE, COMPLETION), [5], []),
-    ("logprobs", NATIVE, [True, 2], [False, 0]),
-    ("top_logprobs", (*NATIVE, COMPLETION), [2], [0]),
-    ("ignore_eos", NATIVE, [True], [False]),
-    ("store", ALL, [True], [False]),
-    ("best_of", OPENAI, [2], [1]),
-    ("watermark", OPENAI, [True], [False]),
-    ("truncate", OPENAI, [5], []),
-    ("return_full_text", OPENAI, [True], [False]),
-    ("decoder_input_details", OPENAI, [True], [False]),
-    ("max_new_tokens", OPENAI, [5], []),
-    ("ignore_eos_token", OPENAI, [True], [False]),
-    ("top_n_tokens", OPENAI, [2], [0]),
-    ("inputs", OPENAI, ["Hi"], []),
-    ("parameters", OPENAI, [{"top_k": 5}], [{}]),
-    ("messages", (COMPLETION,), [[{"role": "user", "content": "Hi"}]], []),
-    ("prompt", (CHAT,), ["Hi"], []),
-    ("audio", (CHAT,), [{"voice": "alloy"}], []),
-    ("modalities", (CHAT,), [["text", "audio"]], [["text"]]),
-    ("prediction", (CHAT,), [{"type": "content", "content": "a"}], []),
-    ("reasoning", (CHAT,), [{"effort": "high"}], []),
-    ("verbosity", (CHAT,), ["low"], ["medium"]),
-    ("web_search_options", (CHAT,), [{}], []),
-    ("suffix", (CHAT,), ["x"], []),
-]
+TABLE: list[tuple[str, tuple[str, ...], list[Any], list[Any]]] = TABLES["refused"]
 # Fields that change no answer, whatever they say.
-TOLERATED: list[tuple[str, Any]] = [
-    ("user", "x"),
-    ("guided_decoding_backend", "xgrammar"),
-    ("metadata", {"a": "b"}),
-    ("safety_identifier", "x"),
-    ("prompt_cache_key", "x"),
-    ("prompt_cache_retention", "24h"),
-    ("cache_prompt", True),
-    ("service_tier", "flex"),
-    ("session_id", "x"),
-    ("request_id", "x"),
-    ("parallel_tool_calls", False),
-    ("include_reasoning", False),
-    ("stream_interval", 4),
-]
+TOLERATED: list[tuple[str, Any]] = TABLES["tolerated"]
 # (route, unknown field in the place where it stands, its path, the known field that is proposed)
-UNKNOWN: list[tuple[str, dict[str, Any], str, str]] = [
-    ("/", {"favourite_colour": "red"}, "favourite_colour", ""),
-    ("/generate", {"parameters": {"max_new_token": 3}}, "parameters.max_new_token", "parameters.max_new_tokens"),
-    ("/generate", {"parameters": {"temprature": 0.5}}, "parameters.temprature", "parameters.temperature"),
-    ("/generate", {"max_new_tokens": 3}, "max_new_tokens", "max_new_tokens"),
-    ("/generate_stream", {"parameters": {"top-k": 3}}, "parameters.top-k", "parameters.top_k"),
-    (COMPLETION, {"favourite_colour": "red"}, "favourite_colour", ""),
-    (COMPLETION, {"temprature": 0.5}, "temprature", "temperature"),
-    (CHAT, {"maxtokens": 5}, "maxtokens", "max_tokens"),
-    (CHAT, {"stream": True, "stream_options": {"include_usages": True}}, "stream_options.include_usages", ""),
-    (CHAT, {"tool_choice": "none", "tools": [{"function": {"name": "f"}, "stric": 1}]}, "tools[0].stric", ""),
-    (CHAT, {"tool_choice": "none", "tools": [{"function": {"name": "f", "stric": 1}}]}, "tools[0].function.stric", ""),
-    (CHAT, {"\u00e4 \n": 1}, "???", ""),
-    (CHAT, {"x" * 1000: 1}, "x" * 64, ""),
-]
+UNKNOWN: list[tuple[str, dict[str, Any], str, str]] = [*TABLES["unknown"], (CHAT, {"x" * 1000: 1}, "x" * 64, "")]
 BY_PATH = {route.path: route for route in ROUTES}
 REFUSED = [
     pytest.param(path, name, value, id=f"{path} {name}={value}")
@@ -156,8 +43,7 @@ def test_the_table_is_large():
 
 def places(route: Route, name: str, value: Any) -> list[dict[str, Any]]:
     """Bodies with the field in every place where it may stand: on native routes inside `parameters` and beside
-    `parameters`.
-    """
+    `parameters`."""
     fields = {name: value}
     return [route.body | fields] if route.is_openais else [route.body | {"parameters": fields}, route.body | fields]
 

@@ -67,20 +67,12 @@ CONVERSATIONS = {
     "a text behind a call": ([CALL, answered("a"), RESULT], [assistant("a", tool_calls=[CALLED]), TOLD]),
     "two calls": (
         [CALL, CALL | {"call_id": "c2"}, RESULT, RESULT | {"call_id": "c2"}],
-        [
-            assistant(tool_calls=[CALLED, CALLED | {"id": "c2"}]),
-            TOLD,
-            TOLD | {"tool_call_id": "c2"},
-        ],
+        [assistant(tool_calls=[CALLED, CALLED | {"id": "c2"}]), TOLD, TOLD | {"tool_call_id": "c2"}],
     ),
     "call after call": ([CALL, RESULT, CALL, RESULT], [assistant(tool_calls=[CALLED]), TOLD] * 2),
     "reasoning": (
         [reasoning("x"), answered("a"), reasoning("y"), CALL, RESULT],
-        [
-            assistant("a", reasoning_content="x"),
-            assistant(reasoning_content="y", tool_calls=[CALLED]),
-            TOLD,
-        ],
+        [assistant("a", reasoning_content="x"), assistant(reasoning_content="y", tool_calls=[CALLED]), TOLD],
     ),
     "a summary": (
         [reasoning("", content=None, summary=[{"type": "summary_text", "text": "s"}]), answered("a")],

@@ -51,12 +51,7 @@ CASES = [
     ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
     (
         {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True}}},
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "a", "schema": SCHEMA, "strict": True},
-            }
-        },
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}},
     ),
 ]
 

@@ -46,11 +46,7 @@ PIECES = {
             CallStart(1, "g", "model-id"),
             CallArguments(1, "{}"),
         ],
-        [
-            message("msg_1_0", "a"),
-            call("fc_1_1", "call_1", "f", '{"x": 1}'),
-            call("fc_1_2", "model-id", "g", "{}"),
-        ],
+        [message("msg_1_0", "a"), call("fc_1_1", "call_1", "f", '{"x": 1}'), call("fc_1_2", "model-id", "g", "{}")],
     ),
 }
 
@@ -128,21 +124,19 @@ def test_the_events_of_a_text():
 def test_the_events_of_reasoning_and_of_a_call():
     events = events_of([Reasoning("x"), CallStart(0, "f", "c"), CallArguments(0, "{}")])
     kinds = [event["type"].removeprefix("response.") for event in events]
-    assert kinds[2:8] == [
-        "output_item.added",
-        "content_part.added",
-        "reasoning_text.delta",
-        "reasoning_text.done",
-        "content_part.done",
-        "output_item.done",
-    ]
-    assert kinds[8:] == [
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
-        "completed",
-    ]
+    assert (
+        kinds[2:8]
+        == (
+            "output_item.added content_part.added reasoning_text.delta reasoning_text.done content_part.done "
+            "output_item.done"
+        ).split()
+    )
+    assert (
+        kinds[8:]
+        == (
+            "output_item.added function_call_arguments.delta function_call_arguments.done output_item.done completed"
+        ).split()
+    )
     assert events[10] == {
         "type": "response.function_call_arguments.done",
         "item_id": "fc_1_1",

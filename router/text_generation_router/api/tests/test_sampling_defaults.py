@@ -58,9 +58,7 @@ def test_a_field_that_a_request_leaves_out_is_the_files(
     assert json.loads(server.get("/info").body)["sampling_defaults"] == ALL
 
 
-def test_without_do_sample_in_the_file_its_values_count_for_requests_that_sample(
-    tmp_path: Path,
-) -> None:
+def test_without_do_sample_in_the_file_its_values_count_for_requests_that_sample(tmp_path: Path) -> None:
     defaults = read(tmp_path, temperature=0.5)
     assert AskedSampling().filled(defaults).values.temperature == 1.0
     assert AskedSampling.of({"do_sample": True}).filled(defaults).values.temperature == 0.5

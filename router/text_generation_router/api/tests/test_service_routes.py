@@ -32,18 +32,15 @@ def test_a_server_that_stops_is_alive_and_not_ready_and_takes_no_requests(server
         assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
 
 
-def test_the_gate_counts_requests_inside(server):
-    async def run() -> None:
-        server.engine.script.hang_after = 1
-        body = b'{"inputs": "Hi"}'
-        asking = [asyncio.create_task(server.call("POST", "/generate", body, leave_after=0)) for _ in range(3)]
-        while server.gate.num_unfinished < 3:
-            await asyncio.sleep(0)
-        assert not await server.gate.is_empty_within(0)
-        await asyncio.gather(*asking)
-        assert server.gate.num_unfinished == 0 and await server.gate.is_empty_within(0)
-
-    asyncio.run(run())
+async def test_the_gate_counts_requests_inside(server):
+    server.engine.script.hang_after = 1
+    body = b'{"inputs": "Hi"}'
+    asking = [asyncio.create_task(server.call("POST", "/generate", body, leave_after=0)) for _ in range(3)]
+    while server.gate.num_unfinished < 3:
+        await asyncio.sleep(0)
+    assert not await server.gate.is_empty_within(0)
+    await asyncio.gather(*asking)
+    assert server.gate.num_unfinished == 0 and await server.gate.is_empty_within(0)
 
 
 def test_info_has_todays_fields_and_the_older_ones(server):
@@ -129,24 +126,9 @@ def test_metrics_are_plain_text_and_move(server):
 
 def test_head_works_where_get_does(server):
     for path in (
-        "/",
-        "/health",
-        "/ping",
-        "/live",
-        "/ready",
-        "/info",
-        "/metrics",
-        "/version",
-        "/v1/models",
-        "/v1/models/local/model",
-        "/docs",
-        "/docs/",
-        "/docs/start.js",
-        "/docs/swagger-ui.css",
-        "/docs/swagger-ui-bundle.js",
-        "/api-doc/openapi.json",
-        "/openapi.json",
-    ):
+        "/ /health /ping /live /ready /info /metrics /version /v1/models /v1/models/local/model /docs /docs/ "
+        "/docs/start.js /docs/swagger-ui.css /docs/swagger-ui-bundle.js /api-doc/openapi.json /openapi.json"
+    ).split():
         assert server.get(path, "HEAD").status == 200, path
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from text_generation_router.api.tests.test_openai_routes import USER, chat, usage, without_time
+from text_generation_router.api.tests.test_openai_routes import USER, chat, chat_json, usage, without_time
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.scheduling.request import EndReason
 
@@ -37,22 +37,7 @@ def test_completion_stream_ends_each_prompt_with_its_usage_and_all_with_done(ser
 
 
 def test_chat_has_the_shape_of_the_contract(server):
-    answer = server.post("/v1/chat/completions", chat())
-    assert without_time(answer.json) == {
-        "object": "chat.completion",
-        "id": "",
-        "model": "local/model",
-        "system_fingerprint": "1.2.3-native",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": " there!"},
-                "logprobs": None,
-                "finish_reason": "length",
-            }
-        ],
-        "usage": usage(23, 2),
-    } | {"usage": answer.json["usage"]}
+    assert without_time(server.post("/v1/chat/completions", chat()).json) == chat_json("")
     assert server.metric("tgi_request_count_total") == 2
 
 

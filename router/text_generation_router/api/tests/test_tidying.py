@@ -30,12 +30,9 @@ def test_memory_is_given_back_after_the_last_of_several_pieces_of_work() -> None
     assert given == [""]
 
 
-def test_memory_is_given_back_again_later() -> None:
-    async def run() -> None:
-        given: list[None] = []
-        with Tidying(lambda: given.append(None), [0.0, 0.001]).after():
-            pass
-        while len(given) < 2:
-            await asyncio.sleep(0.001)
-
-    asyncio.run(run())
+async def test_memory_is_given_back_again_later() -> None:
+    given: list[None] = []
+    with Tidying(lambda: given.append(None), [0.0, 0.001]).after():
+        pass
+    while len(given) < 2:
+        await asyncio.sleep(0.001)

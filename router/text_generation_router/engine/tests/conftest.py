@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,18 @@ async def behind_grpc(path: Path, world: fakes.World) -> AsyncIterator[EngineRun
         await server.close()
 
 
-@pytest.fixture(params=["in its process", "behind gRPC"])
+def front_of(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    is_behind = getattr(request, "param", "") == "behind gRPC"
+    return {"front": partial(behind_grpc, tmp_path / "engine")} if is_behind else {}
+
+
+@pytest.fixture(params=fakes.WAYS)
 def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
     """`fakes.serve`, with sinks in the engine's process or behind gRPC."""
-    if request.param == "in its process":
-        return fakes.serve
-    return partial(fakes.serve, front=partial(behind_grpc, tmp_path / "engine"))
+    return partial(fakes.serve, **front_of(request, tmp_path))
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> AbstractAsyncContextManager[fakes.World]:
+    """`fakes.served`, with sinks in the engine's process or, in one of the cases of `both_ways`, behind gRPC."""
+    return fakes.served(**front_of(request, tmp_path))

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from text_generation_common.errors import NOT_FINITE
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
@@ -45,8 +46,7 @@ def top_id(request_id: int, rank: int) -> int:
 
 class FakeShards:
     """A fake group of shards that answers after some turns of the event loop. `fail(step)` may raise the error of that
-    step.
-    """
+    step."""
 
     info = INFO
     epoch = INFO.epoch
@@ -288,30 +288,42 @@ class World:
         return [step for step in self.groups.made[-1].steps if isinstance(step, ForwardStep)]
 
 
+WAYS = ("in its process", "behind gRPC")
+# Runs a test with the sinks of its `world` in the engine's process, and again with sinks behind gRPC.
+both_ways = pytest.mark.parametrize("world", WAYS, indirect=True)
+
+
 @asynccontextmanager
 async def in_process(world: World) -> AsyncIterator[EngineRun]:
     yield world.engine
 
 
-def serve(
-    use: Callable[[World], Awaitable[None]],
+@asynccontextmanager
+async def served(
     *groups: Callable[[], FakeShards],
     front: Callable[[World], AbstractAsyncContextManager[EngineRun]] = in_process,
     **limits: int,
-) -> None:
-    """Runs `use` with a running engine. At the end all slots must be free again. `front`: what sinks are given to."""
+) -> AsyncIterator[World]:
+    """A running engine. At the end all slots must be free again. `front`: what sinks are given to."""
+    world = World(*groups, **limits)
+    await world.engine.start()
+    try:
+        async with front(world) as world.client:
+            async with asyncio.timeout(20):
+                yield world
+            await asyncio.sleep(0.02)
+        scheduler = world.engine._scheduler
+        assert scheduler.memory.num_held == 0 and scheduler.books() is None, "all slots come back"
+    finally:
+        await world.engine.close()
+
+
+def serve(use: Callable[[World], Awaitable[None]], *groups: Callable[[], FakeShards], **options: Any) -> None:
+    """Runs `use` within `served`."""
 
     async def run() -> None:
-        world = World(*groups, **limits)
-        await world.engine.start()
-        try:
-            async with front(world) as world.client:
-                await asyncio.wait_for(use(world), timeout=20)
-                await asyncio.sleep(0.02)
-            scheduler = world.engine._scheduler
-            assert scheduler.memory.num_held == 0 and scheduler.books() is None, "all slots come back"
-        finally:
-            await world.engine.close()
+        async with served(*groups, **options) as world:
+            await use(world)
 
     asyncio.run(run())
 
@@ -342,8 +354,7 @@ def fails(fail: Callable[[ForwardStep], None]) -> Callable[[], FakeShards]:
 
 def dies_at(step_number: int, failed_ids: set[int] | None = None) -> Callable[[], FakeShards]:
     """Shards that are lost at step `step_number` and later. With `failed_ids`, they are lost at the first such step
-    that carries one of these requests.
-    """
+    that carries one of these requests."""
 
     def fail(step: ForwardStep) -> None:
         if step.number >= step_number and (failed_ids is None or failed_ids & set(step.request_ids)):

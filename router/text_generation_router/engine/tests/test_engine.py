@@ -16,6 +16,7 @@ from text_generation_router.engine.tests.fakes import (
     Serve,
     World,
     all_ids,
+    both_ways,
     expected_tokens,
     fails,
     prompt,
@@ -28,16 +29,14 @@ from text_generation_router.scheduling.request import EndReason, GenerationReque
 from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer
 
 
-def test_every_request_gets_its_own_tokens_with_two_steps_in_flight(serve: Serve) -> None:
-    async def use(world: World) -> None:
-        listeners = [world.ask(prompt(i), 5 + i) for i in range(12)]
-        assert await all_ids(listeners) == [expected_tokens(prompt(i), 5 + i) for i in range(12)]
+@both_ways
+async def test_every_request_gets_its_own_tokens_with_two_steps_in_flight(world: World) -> None:
+    listeners = [world.ask(prompt(i), 5 + i) for i in range(12)]
+    assert await all_ids(listeners) == [expected_tokens(prompt(i), 5 + i) for i in range(12)]
 
-        assert world.groups.made[0].max_in_flight == 2
-        between_tokens = world.metrics.time_between_tokens.series
-        assert sum(between_tokens.counts) == sum(4 + i for i in range(12)) and 0 < between_tokens.sum < 60 * 12
-
-    serve(use)
+    assert world.groups.made[0].max_in_flight == 2
+    between_tokens = world.metrics.time_between_tokens.series
+    assert sum(between_tokens.counts) == sum(4 + i for i in range(12)) and 0 < between_tokens.sum < 60 * 12
 
 
 def test_requests_that_do_not_fit_wait_their_turn(serve: Serve) -> None:
@@ -89,18 +88,16 @@ def test_a_request_that_makes_its_steps_fail_is_the_only_one_that_fails(serve: S
     serve(use, fails(fail))
 
 
-def test_a_cancelled_request_leaves_and_the_others_go_on(serve: Serve) -> None:
-    async def use(world: World) -> None:
-        gone, stays = world.ask([1, 2, 3], 400), world.ask(prompt(1), 20)
-        await gone.until_tokens()
-        for _ in range(2):
-            world.client.cancel(gone.index)
-        made = gone.ids
-        assert gone.end is not None and gone.end.reason is EndReason.CANCELLED and gone.end.inference_s > 0
-        assert await stays.all_ids() == expected_tokens(prompt(1), 20)
-        assert gone.ids == made, "no token comes after the end"
-
-    serve(use)
+@both_ways
+async def test_a_cancelled_request_leaves_and_the_others_go_on(world: World) -> None:
+    gone, stays = world.ask([1, 2, 3], 400), world.ask(prompt(1), 20)
+    await gone.until_tokens()
+    for _ in range(2):
+        world.client.cancel(gone.index)
+    made = gone.ids
+    assert gone.end is not None and gone.end.reason is EndReason.CANCELLED and gone.end.inference_s > 0
+    assert await stays.all_ids() == expected_tokens(prompt(1), 20)
+    assert gone.ids == made, "no token comes after the end"
 
 
 def test_a_request_cancelled_in_the_queue_reaches_no_shard(serve: Serve) -> None:
@@ -143,18 +140,16 @@ def test_a_sink_that_ends_its_request_gets_no_further_token_and_no_step_is_decid
     serve(use)
 
 
-def test_a_sink_may_cancel_another_request_of_the_same_step(serve: Serve) -> None:
-    async def use(world: World) -> None:
-        def cancel_other(listener: Listener) -> None:
-            if len(listener.ids) == 3:
-                world.client.cancel(other.index)
+@both_ways
+async def test_a_sink_may_cancel_another_request_of_the_same_step(world: World) -> None:
+    def cancel_other(listener: Listener) -> None:
+        if len(listener.ids) == 3:
+            world.client.cancel(other.index)
 
-        cancels = world.ask(prompt(0), 8, on_tokens=cancel_other)
-        other, third = world.ask(prompt(1), 8), world.ask(prompt(2), 8)
-        assert await all_ids([cancels, third]) == [expected_tokens(prompt(i), 8) for i in (0, 2)]
-        assert other.end is not None and other.end.reason is EndReason.CANCELLED and len(other.ids) < 4
-
-    serve(use)
+    cancels = world.ask(prompt(0), 8, on_tokens=cancel_other)
+    other, third = world.ask(prompt(1), 8), world.ask(prompt(2), 8)
+    assert await all_ids([cancels, third]) == [expected_tokens(prompt(i), 8) for i in (0, 2)]
+    assert other.end is not None and other.end.reason is EndReason.CANCELLED and len(other.ids) < 4
 
 
 def test_an_end_of_text_token_ends_a_request_unless_it_is_ignored(serve: Serve) -> None:
@@ -175,127 +170,108 @@ def test_an_end_of_text_token_ends_a_request_unless_it_is_ignored(serve: Serve) 
     serve(use, EndsTexts)
 
 
-def test_the_first_tokens_say_how_long_the_request_waited_and_what_was_cached(serve: Serve) -> None:
-    async def use(world: World) -> None:
-        for cached in (0, 49):
-            listener = world.ask(list(range(1, 51)), 5)
-            assert await listener.all_ids() == expected_tokens(list(range(1, 51)), 5)
-            first = listener.given[0].first
-            assert first is not None and first.cached_tokens == cached and 0 <= first.queue_s < 1
-            times = [tokens.inference_s for tokens in listener.given]
-            assert times[0] > 0 and times == sorted(times)
-            assert listener.end is not None and listener.end.inference_s == times[-1]
-        page = render(world.metrics.registry)
-        assert "\ntgi_prefix_hit_tokens 49\n" in page and "\ntgi_prefilled_tokens 51\n" in page
-
-    serve(use)
+@both_ways
+async def test_the_first_tokens_say_how_long_the_request_waited_and_what_was_cached(world: World) -> None:
+    for cached in (0, 49):
+        listener = world.ask(list(range(1, 51)), 5)
+        assert await listener.all_ids() == expected_tokens(list(range(1, 51)), 5)
+        first = listener.given[0].first
+        assert first is not None and first.cached_tokens == cached and 0 <= first.queue_s < 1
+        times = [tokens.inference_s for tokens in listener.given]
+        assert times[0] > 0 and times == sorted(times)
+        assert listener.end is not None and listener.end.inference_s == times[-1]
+    page = render(world.metrics.registry)
+    assert "\ntgi_prefix_hit_tokens 49\n" in page and "\ntgi_prefilled_tokens 51\n" in page
 
 
-def test_each_step_whose_new_rows_join_running_rows_is_timed() -> None:
-    async def use(world: World) -> None:
-        def one_more(listener: Listener) -> None:
-            if len(listener.ids) in (1, 6):
-                later.append(world.ask(prompt(len(later) + 1), 2))
+async def test_each_step_whose_new_rows_join_running_rows_is_timed(world: World) -> None:
+    def one_more(listener: Listener) -> None:
+        if len(listener.ids) in (1, 6):
+            later.append(world.ask(prompt(len(later) + 1), 2))
 
-        later: list[Listener] = []
-        await world.ask(prompt(0), 12, on_tokens=one_more).all_ids()
-        await all_ids(later)
-        counted = sum(
-            world.metrics.batch_concat.labels(reason=r)._value.get() for r in ("backpressure", "wait_exceeded")
-        )
-        page = render(world.metrics.registry)
-        assert counted == len(later) == 2
-        assert '\ntgi_batch_concat_duration_count{method="decode"} 2\n' in page
-        assert '\ntgi_batch_concat_duration_sum{method="decode"} 0\n' not in page
-
-    serve(use)
+    later: list[Listener] = []
+    await world.ask(prompt(0), 12, on_tokens=one_more).all_ids()
+    await all_ids(later)
+    counted = sum(world.metrics.batch_concat.labels(reason=r)._value.get() for r in ("backpressure", "wait_exceeded"))
+    page = render(world.metrics.registry)
+    assert counted == len(later) == 2
+    assert '\ntgi_batch_concat_duration_count{method="decode"} 2\n' in page
+    assert '\ntgi_batch_concat_duration_sum{method="decode"} 0\n' not in page
 
 
-def test_requests_get_their_own_top_tokens_also_beside_a_request_with_non_finite_logits(serve: Serve) -> None:
-    async def use(world: World) -> None:
-        shards = world.groups.made[0]
-        shards.poisoned, shards.top_counts = {2}, {1: 1, 2: 3, 3: 2, 4: 0}
-        listeners = world.ask_all(4, 6)
-        assert "not finite" in await listeners[1].failure() and not listeners[1].ids
-        for listener in (listeners[0], *listeners[2:]):
-            await listener.all_ids()
-            best = [top_id(listener.index, rank) for rank in range(shards.top_counts[listener.index])]
-            for tokens in listener.given:
-                assert [found for found, _ in (tokens.tops[0] if tokens.tops else ())] == best
-
-    serve(use)
-
-
-def test_a_request_whose_logits_are_not_finite_ends_alone(serve: Serve) -> None:
-    async def use(world: World) -> None:
-        world.groups.made[0].poisoned = {2}
-        listeners = world.ask_all(4, 8)
-        bad = listeners.pop(1)
-        assert "not finite" in await bad.failure()
-        assert await all_ids(listeners) == [expected_tokens(prompt(i), 8) for i in (0, 2, 3)]
-
-    serve(use)
-
-
-def test_a_request_ends_with_the_token_that_completes_its_grammar(serve: Serve) -> None:
-    async def use(world: World) -> None:
-        expected = expected_tokens(prompt(1), 12)
-        last = next(i for i in range(3, 12) if expected[i] not in expected[:i])
-        world.groups.made[0].completing = {2: expected[last]}
-        listeners = world.ask_all(3, 12)
-        constrained = listeners.pop(1)
-        assert (await constrained.until_end()).reason is EndReason.COMPLETE
-        assert constrained.ids == expected[: last + 1]
-        assert await all_ids(listeners) == [expected_tokens(prompt(i), 12) for i in (0, 2)]
-
-    serve(use)
-
-
-def test_the_cache_keeps_nothing_of_a_request_whose_logits_were_not_finite(serve: Serve) -> None:
-    async def use(world: World) -> None:
-        async def cached(ids: range) -> int:
-            listener = world.ask(list(ids), 5)
-            await listener.until_end()
-            return listener.given[0].first.cached_tokens if listener.given and listener.given[0].first else -1
-
-        world.groups.made[0].poisoned = {2}
-        assert await cached(range(20)) == 0
-        assert await cached(range(60)) == -1
-        assert await cached(range(60)) == 20, "the good text is found, and nothing of the other"
-        assert await cached(range(80)) == 60
-
-    serve(use)
-
-
-def test_a_request_without_credits_pauses_until_it_gets_more(serve: Serve) -> None:
-    async def use(world: World) -> None:
-        paused, other = world.ask(prompt(0), 40, credits=10), world.ask(prompt(1), 40)
-        assert await other.all_ids() == expected_tokens(prompt(1), 40)
-        await asyncio.sleep(0.05)
-        made = len(paused.ids)
-        assert 10 <= made <= 10 + MAX_IN_FLIGHT
-        world.client.credit(paused.index, made - 10)
-        await asyncio.sleep(0.05)
-        assert len(paused.ids) == made, "it has used them up already"
-        world.client.credit(paused.index, 100)
-        assert await paused.all_ids() == expected_tokens(prompt(0), 40)
-        world.client.credit(paused.index, 100)
-
-    serve(use)
-
-
-def test_top_tokens_cost_credits_too(serve: Serve) -> None:
-    async def use(world: World) -> None:
-        world.groups.made[0].top_counts = {1: 4}
-        listener = Listener()
-        request = GenerationRequest((1, 2), 20, Sampling(top_n_tokens=4))
-        [index] = world.client.submit_all([request], [listener], 10).indexes
-        await asyncio.sleep(0.05)
-        assert 2 <= len(listener.ids) <= 2 + MAX_IN_FLIGHT
-        world.client.credit(index, 1000)
+@both_ways
+async def test_requests_get_their_own_top_tokens_also_beside_a_request_with_non_finite_logits(world: World) -> None:
+    shards = world.groups.made[0]
+    shards.poisoned, shards.top_counts = {2}, {1: 1, 2: 3, 3: 2, 4: 0}
+    listeners = world.ask_all(4, 6)
+    assert "not finite" in await listeners[1].failure() and not listeners[1].ids
+    for listener in (listeners[0], *listeners[2:]):
         await listener.all_ids()
+        best = [top_id(listener.index, rank) for rank in range(shards.top_counts[listener.index])]
+        for tokens in listener.given:
+            assert [found for found, _ in (tokens.tops[0] if tokens.tops else ())] == best
 
-    serve(use)
+
+@both_ways
+async def test_a_request_whose_logits_are_not_finite_ends_alone(world: World) -> None:
+    world.groups.made[0].poisoned = {2}
+    listeners = world.ask_all(4, 8)
+    bad = listeners.pop(1)
+    assert "not finite" in await bad.failure()
+    assert await all_ids(listeners) == [expected_tokens(prompt(i), 8) for i in (0, 2, 3)]
+
+
+@both_ways
+async def test_a_request_ends_with_the_token_that_completes_its_grammar(world: World) -> None:
+    expected = expected_tokens(prompt(1), 12)
+    last = next(i for i in range(3, 12) if expected[i] not in expected[:i])
+    world.groups.made[0].completing = {2: expected[last]}
+    listeners = world.ask_all(3, 12)
+    constrained = listeners.pop(1)
+    assert (await constrained.until_end()).reason is EndReason.COMPLETE
+    assert constrained.ids == expected[: last + 1]
+    assert await all_ids(listeners) == [expected_tokens(prompt(i), 12) for i in (0, 2)]
+
+
+@both_ways
+async def test_the_cache_keeps_nothing_of_a_request_whose_logits_were_not_finite(world: World) -> None:
+    async def cached(ids: range) -> int:
+        listener = world.ask(list(ids), 5)
+        await listener.until_end()
+        return listener.given[0].first.cached_tokens if listener.given and listener.given[0].first else -1
+
+    world.groups.made[0].poisoned = {2}
+    assert await cached(range(20)) == 0
+    assert await cached(range(60)) == -1
+    assert await cached(range(60)) == 20, "the good text is found, and nothing of the other"
+    assert await cached(range(80)) == 60
+
+
+@both_ways
+async def test_a_request_without_credits_pauses_until_it_gets_more(world: World) -> None:
+    paused, other = world.ask(prompt(0), 40, credits=10), world.ask(prompt(1), 40)
+    assert await other.all_ids() == expected_tokens(prompt(1), 40)
+    await asyncio.sleep(0.05)
+    made = len(paused.ids)
+    assert 10 <= made <= 10 + MAX_IN_FLIGHT
+    world.client.credit(paused.index, made - 10)
+    await asyncio.sleep(0.05)
+    assert len(paused.ids) == made, "it has used them up already"
+    world.client.credit(paused.index, 100)
+    assert await paused.all_ids() == expected_tokens(prompt(0), 40)
+    world.client.credit(paused.index, 100)
+
+
+@both_ways
+async def test_top_tokens_cost_credits_too(world: World) -> None:
+    world.groups.made[0].top_counts = {1: 4}
+    listener = Listener()
+    request = GenerationRequest((1, 2), 20, Sampling(top_n_tokens=4))
+    [index] = world.client.submit_all([request], [listener], 10).indexes
+    await asyncio.sleep(0.05)
+    assert 2 <= len(listener.ids) <= 2 + MAX_IN_FLIGHT
+    world.client.credit(index, 1000)
+    await listener.all_ids()
 
 
 @pytest.mark.parametrize("at", ["first tokens", "last tokens", "end"])
@@ -382,24 +358,20 @@ def test_a_closed_engine_ends_waiting_requests_accepts_no_request_and_leaves_no_
     asyncio.run(run())
 
 
-def test_a_deadline_ends_a_running_request(serve: Serve) -> None:
-    async def use(world: World) -> None:
-        listener = world.ask([1, 2, 3], 450, timeout_s=0.2)
-        end = await listener.until_end()
-        assert end.reason is EndReason.DEADLINE and 0 < len(listener.ids) < 450
-        assert listener.given[-1].inference_s <= end.inference_s < 20
-
-    serve(use)
+@both_ways
+async def test_a_deadline_ends_a_running_request(world: World) -> None:
+    listener = world.ask([1, 2, 3], 450, timeout_s=0.2)
+    end = await listener.until_end()
+    assert end.reason is EndReason.DEADLINE and 0 < len(listener.ids) < 450
+    assert listener.given[-1].inference_s <= end.inference_s < 20
 
 
-def test_a_request_that_ends_before_its_deadline_is_not_ended_again(serve: Serve) -> None:
-    async def use(world: World) -> None:
-        listener = world.ask([1, 2, 3], 2, timeout_s=0.05)
-        assert len(await listener.all_ids()) == 2
-        await asyncio.sleep(0.1)
-        assert world.engine._requests._deadlines._timers == {}
-
-    serve(use)
+@both_ways
+async def test_a_request_that_ends_before_its_deadline_is_not_ended_again(world: World) -> None:
+    listener = world.ask([1, 2, 3], 2, timeout_s=0.05)
+    assert len(await listener.all_ids()) == 2
+    await asyncio.sleep(0.1)
+    assert world.engine._requests._deadlines._timers == {}
 
 
 def test_a_request_whose_deadline_passes_in_the_queue_reaches_no_shard(serve: Serve) -> None:
@@ -427,16 +399,14 @@ def test_a_queue_of_too_many_tokens_refuses_requests_and_says_when_to_retry() ->
     serve(use, max_rows=1, max_queued_tokens=60)
 
 
-def test_rows_without_a_request_are_noticed_when_the_engine_is_idle(
-    serve: Serve, caplog: pytest.LogCaptureFixture
+@both_ways
+async def test_rows_without_a_request_are_noticed_when_the_engine_is_idle(
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def use(world: World) -> None:
-        for rows, errors in ((0, 0), (3, 1)):
-            world.groups.made[0].rows_left = rows
-            world.engine._audit._asked_s = float("-inf")
-            await world.ask([1, 2], 3).all_ids()
-            await asyncio.sleep(0.05)
-            assert world.metrics.books_errors._value.get() == errors
-        assert "holds 3 rows" in caplog.text
-
-    serve(use)
+    for rows, errors in ((0, 0), (3, 1)):
+        world.groups.made[0].rows_left = rows
+        world.engine._audit._asked_s = float("-inf")
+        await world.ask([1, 2], 3).all_ids()
+        await asyncio.sleep(0.05)
+        assert world.metrics.books_errors._value.get() == errors
+    assert "holds 3 rows" in caplog.text

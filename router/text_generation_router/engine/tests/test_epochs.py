@@ -49,21 +49,20 @@ def test_the_end_of_a_request_says_when_it_waited_to_be_sent_again_after_a_loss(
     serve(use, *map(dies_at, (3, 5, 4)[:losses]), FakeShards)
 
 
-def test_a_request_that_ends_while_it_waits_for_new_shards_says_since_when_and_one_in_the_queue_nothing() -> None:
-    async def use(world: World) -> None:
-        listener = world.ask(prompt(0), 400)
-        await listener.until_tokens(3)
-        world.groups.made[0].lost.set_result("gone")
-        await asyncio.sleep(0.05)
-        waiting = world.ask(prompt(1), 3)
-        for ended in (listener, waiting):
-            world.engine.cancel(ended.index)
-        assert listener.end is not None and waiting.end is not None
-        ((start_s, end_s),) = listener.end.replays
-        assert 0 < start_s < end_s == pytest.approx(listener.end.inference_s)
-        assert waiting.end.queue_s is None and not waiting.end.replays
-
-    serve(use)
+async def test_a_request_that_ends_while_it_waits_for_new_shards_says_since_when_and_one_in_the_queue_nothing(
+    world: World,
+) -> None:
+    listener = world.ask(prompt(0), 400)
+    await listener.until_tokens(3)
+    world.groups.made[0].lost.set_result("gone")
+    await asyncio.sleep(0.05)
+    waiting = world.ask(prompt(1), 3)
+    for ended in (listener, waiting):
+        world.engine.cancel(ended.index)
+    assert listener.end is not None and waiting.end is not None
+    ((start_s, end_s),) = listener.end.replays
+    assert 0 < start_s < end_s == pytest.approx(listener.end.inference_s)
+    assert waiting.end.queue_s is None and not waiting.end.replays
 
 
 def test_after_a_loss_two_steps_are_in_flight_again() -> None:
@@ -84,18 +83,15 @@ def test_shards_reported_as_lost_are_left_even_when_no_request_runs(serve: Serve
     serve(use, FakeShards, FakeShards)
 
 
-def test_without_shards_the_engine_is_not_healthy_and_requests_wait() -> None:
-    async def use(world: World) -> None:
-        assert await world.engine.is_healthy() and world.metrics.shards_ready._value.get() == 1
-        world.groups.made[0].lost.set_result("gone")
-        await asyncio.sleep(0.05)
-        assert not await world.engine.is_healthy() and world.metrics.shards_ready._value.get() == 0
-        waiting = world.ask([1, 2], 3)
-        await asyncio.sleep(0.05)
-        assert not waiting.given and waiting.end is None
-        world.engine.cancel(waiting.index)
-
-    serve(use)
+async def test_without_shards_the_engine_is_not_healthy_and_requests_wait(world: World) -> None:
+    assert await world.engine.is_healthy() and world.metrics.shards_ready._value.get() == 1
+    world.groups.made[0].lost.set_result("gone")
+    await asyncio.sleep(0.05)
+    assert not await world.engine.is_healthy() and world.metrics.shards_ready._value.get() == 0
+    waiting = world.ask([1, 2], 3)
+    await asyncio.sleep(0.05)
+    assert not waiting.given and waiting.end is None
+    world.engine.cancel(waiting.index)
 
 
 def test_four_kills_from_outside_in_a_row_lose_no_request_and_the_next_token_resets_the_count(serve: Serve) -> None:
@@ -129,16 +125,13 @@ def test_only_the_request_that_kills_the_shards_each_time_is_ended(serve: Serve,
     serve(use, *[dies_at(0, {1})] * 5, FakeShards)
 
 
-def test_a_group_is_confirmed_by_its_first_chunk_before_any_token() -> None:
-    async def use(world: World) -> None:
-        listener = world.ask([7] * 200, 3)
-        while not world.groups.events:
-            await asyncio.sleep(0.001)
-        assert world.groups.events == ["confirmed"] and not listener.ids
-        assert await listener.all_ids() == expected_tokens([7] * 200, 3)
-        assert world.groups.events == ["confirmed"], "once for each epoch"
-
-    serve(use)
+async def test_a_group_is_confirmed_by_its_first_chunk_before_any_token(world: World) -> None:
+    listener = world.ask([7] * 200, 3)
+    while not world.groups.events:
+        await asyncio.sleep(0.001)
+    assert world.groups.events == ["confirmed"] and not listener.ids
+    assert await listener.all_ids() == expected_tokens([7] * 200, 3)
+    assert world.groups.events == ["confirmed"], "once for each epoch"
 
 
 def test_an_answer_that_came_before_the_loss_counts(serve: Serve) -> None:

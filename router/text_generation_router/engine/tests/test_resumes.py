@@ -22,16 +22,15 @@ from text_generation_router.scheduling.request import EndReason, GenerationReque
 
 
 @pytest.mark.parametrize("made", [1, 4, 8])
-def test_a_request_that_brings_tokens_makes_the_others_only_and_its_prompt_stays_its_prompt(made: int) -> None:
-    async def use(world: World) -> None:
-        whole = expected_tokens(prompt(3), 9)
-        resumed = world.ask(prompt(3), 9, past=Past(tuple(whole[:made]), has_run=True))
-        fresh = world.ask(prompt(3), 9)
-        assert await resumed.all_ids() == whole[made:] and await fresh.all_ids() == whole
-        first = next(chunk.first for step in world.forward_steps for chunk in step.chunks if chunk.first)
-        assert list(first.ids) == [*prompt(3), *whole[:made]] and first.prompt_length == len(prompt(3))
-
-    serve(use)
+async def test_a_request_that_brings_tokens_makes_the_others_only_and_its_prompt_stays_its_prompt(
+    world: World, made: int
+) -> None:
+    whole = expected_tokens(prompt(3), 9)
+    resumed = world.ask(prompt(3), 9, past=Past(tuple(whole[:made]), has_run=True))
+    fresh = world.ask(prompt(3), 9)
+    assert await resumed.all_ids() == whole[made:] and await fresh.all_ids() == whole
+    first = next(chunk.first for step in world.forward_steps for chunk in step.chunks if chunk.first)
+    assert list(first.ids) == [*prompt(3), *whole[:made]] and first.prompt_length == len(prompt(3))
 
 
 def test_what_counts_against_a_request_is_carried_on_and_told_at_its_end() -> None:
@@ -48,18 +47,15 @@ def test_what_counts_against_a_request_is_carried_on_and_told_at_its_end() -> No
     serve(use, dies_at(1, {1}), FakeShards)
 
 
-def test_a_suspect_of_another_engine_runs_alone_until_its_next_token() -> None:
-    async def use(world: World) -> None:
-        others = [world.ask(prompt(i), 12) for i in range(3)]
-        await others[0].until_tokens(2)
-        suspect = world.ask(prompt(5), 4, past=Past(has_run=True, suspicions=2))
-        assert await suspect.all_ids() == expected_tokens(prompt(5), 4)
-        for i, other in enumerate(others):
-            assert await other.all_ids() == expected_tokens(prompt(i), 12)
-        its_first = next(s for s in world.forward_steps if suspect.index in s.request_ids)
-        assert its_first.request_ids == (suspect.index,)
-
-    serve(use)
+async def test_a_suspect_of_another_engine_runs_alone_until_its_next_token(world: World) -> None:
+    others = [world.ask(prompt(i), 12) for i in range(3)]
+    await others[0].until_tokens(2)
+    suspect = world.ask(prompt(5), 4, past=Past(has_run=True, suspicions=2))
+    assert await suspect.all_ids() == expected_tokens(prompt(5), 4)
+    for i, other in enumerate(others):
+        assert await other.all_ids() == expected_tokens(prompt(i), 12)
+    its_first = next(s for s in world.forward_steps if suspect.index in s.request_ids)
+    assert its_first.request_ids == (suspect.index,)
 
 
 def test_a_request_is_withdrawn_only_before_its_first_step() -> None:
@@ -93,17 +89,14 @@ def test_requests_of_one_prompt_are_all_taken_or_all_refused() -> None:
     serve(use, max_queued_tokens=100)
 
 
-def test_a_draining_engine_ends_what_it_has_and_takes_nothing() -> None:
-    async def use(world: World) -> None:
-        listener = world.ask(prompt(0), 8)
-        world.engine.drain()
-        assert world.engine.load().is_draining
-        with pytest.raises(RefusedError) as refused:
-            world.ask(prompt(1), 4)
-        assert refused.value.reason is Refusal.DRAINING
-        assert await listener.all_ids() == expected_tokens(prompt(0), 8) and world.engine.is_idle
-
-    serve(use)
+async def test_a_draining_engine_ends_what_it_has_and_takes_nothing(world: World) -> None:
+    listener = world.ask(prompt(0), 8)
+    world.engine.drain()
+    assert world.engine.load().is_draining
+    with pytest.raises(RefusedError) as refused:
+        world.ask(prompt(1), 4)
+    assert refused.value.reason is Refusal.DRAINING
+    assert await listener.all_ids() == expected_tokens(prompt(0), 8) and world.engine.is_idle
 
 
 def test_watchers_are_told_of_a_loss_with_the_requests_aboard_and_of_the_next_shards() -> None:

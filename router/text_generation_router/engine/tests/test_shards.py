@@ -332,9 +332,7 @@ def test_a_group_is_lost_once_and_for_the_first_reason(place: Path) -> None:
     over(place, use)
 
 
-def test_a_health_check_is_false_when_the_group_is_closed_and_is_cancelled_when_its_task_is(
-    place: Path,
-) -> None:
+def test_a_health_check_is_false_when_the_group_is_closed_and_is_cancelled_when_its_task_is(place: Path) -> None:
     async def use(group: ShardedClient, ranks: list[Rank]) -> None:
         ranks[1].is_stuck = True
         cancelled, closed = (asyncio.create_task(group.is_healthy()) for _ in range(2))
@@ -400,15 +398,12 @@ def test_bytes_other_than_frames_end_the_connection(tmp_path: Path) -> None:
     assert all("the largest has" in error for error in lost_by(tmp_path, HEADER.pack(2**32 - 1, 0, 1)))
 
 
-def test_a_shard_that_listens_no_more_is_an_error_and_one_without_the_socket_is_not(tmp_path: Path) -> None:
-    async def run() -> None:
-        assert await StepConnection.open(str(tmp_path / "none"), 10) is None
-        with socket.socket(socket.AF_UNIX) as left:
-            left.bind(str(tmp_path / "s"))
-        with pytest.raises(ShardsError, match="could not connect to"):
-            await StepConnection.open(str(tmp_path / "s"), 10)
-
-    asyncio.run(run())
+async def test_a_shard_that_listens_no_more_is_an_error_and_one_without_the_socket_is_not(tmp_path: Path) -> None:
+    assert await StepConnection.open(str(tmp_path / "none"), 10) is None
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "s"))
+    with pytest.raises(ShardsError, match="could not connect to"):
+        await StepConnection.open(str(tmp_path / "s"), 10)
 
 
 def test_the_first_rank_compiles_grammars_and_may_refuse_them(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,18 +65,15 @@ def test_a_client_that_is_slow_or_sends_too_much_loses_its_connection_only(monke
     assert answers(b"GET /metrics HTTP/1.1\r\n\r\n") == [b""]
 
 
-def test_a_port_in_use_is_refused_by_the_flag_s_name():
-    async def run() -> None:
-        with socket.socket() as other:
-            other.bind(("127.0.0.1", 0))
-            other.listen()
-            page = EnginePage(lambda: None, lambda: None)
-            with pytest.raises(StartError, match="--engine-metrics-port"):
-                port = other.getsockname()[1]
-                async with serving_page(page, "127.0.0.1", range(port, port + 1)):
-                    pass
-
-    asyncio.run(run())
+async def test_a_port_in_use_is_refused_by_the_flag_s_name():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        page = EnginePage(lambda: None, lambda: None)
+        with pytest.raises(StartError, match="--engine-metrics-port"):
+            port = other.getsockname()[1]
+            async with serving_page(page, "127.0.0.1", range(port, port + 1)):
+                pass
 
 
 def test_engines_that_start_at_once_share_out_the_ports_and_one_too_many_is_refused(caplog):

@@ -17,8 +17,7 @@ DEMO: Path = demo_directory()
 
 
 @pytest.mark.parametrize(
-    "model",
-    [replace(INFO, dtype="torch.bfloat16"), replace(INFO, kernels="c avx2"), replace(INFO, world_size=2)],
+    "model", [replace(INFO, dtype="torch.bfloat16"), replace(INFO, kernels="c avx2"), replace(INFO, world_size=2)]
 )
 def test_other_shards_have_another_digest(model) -> None:
     assert engine_digest(DEMO, model, COMPUTE, SHARD) != engine_digest(DEMO, INFO, COMPUTE, SHARD)

@@ -44,41 +44,32 @@ def _message(size: int) -> pb.EngineMessage:
     return pb.EngineMessage(epoch=pb.Epoch(reason="x" * size))
 
 
-def test_a_message_that_is_not_read_in_time_loses_the_front() -> None:
-    async def run() -> None:
-        outbox = Outbox(stall_s=0.01)
-        outbox.put(_message(9))
-        with pytest.raises(FrontLostError, match=r"0\.01 s"):
-            await outbox.run(_write_never)
-
-    asyncio.run(run())
+async def test_a_message_that_is_not_read_in_time_loses_the_front() -> None:
+    outbox = Outbox(stall_s=0.01)
+    outbox.put(_message(9))
+    with pytest.raises(FrontLostError, match=r"0\.01 s"):
+        await outbox.run(_write_never)
 
 
-def test_too_many_bytes_that_wait_lose_the_front_and_are_let_go() -> None:
-    async def run() -> None:
-        outbox = Outbox(max_bytes=1000)
-        for _ in range(20):
-            outbox.put(_message(100))
-        assert not outbox._messages
-        with pytest.raises(FrontLostError, match="1000 bytes"):
-            await outbox.run(_write_never)
-
-    asyncio.run(run())
+async def test_too_many_bytes_that_wait_lose_the_front_and_are_let_go() -> None:
+    outbox = Outbox(max_bytes=1000)
+    for _ in range(20):
+        outbox.put(_message(100))
+    assert not outbox._messages
+    with pytest.raises(FrontLostError, match="1000 bytes"):
+        await outbox.run(_write_never)
 
 
-def test_bytes_that_were_read_no_longer_count() -> None:
-    async def run() -> None:
-        sent: list[pb.EngineMessage] = []
+async def test_bytes_that_were_read_no_longer_count() -> None:
+    sent: list[pb.EngineMessage] = []
 
-        async def write(message: pb.EngineMessage) -> None:
-            sent.append(message)
+    async def write(message: pb.EngineMessage) -> None:
+        sent.append(message)
 
-        outbox = Outbox(max_bytes=1000)
-        sending = asyncio.create_task(outbox.run(write))
-        for number in range(50):
-            outbox.put(_message(100 + number))
-            await asyncio.sleep(0)
-        assert [len(message.epoch.reason) for message in sent] == list(range(100, 150))
-        sending.cancel()
-
-    asyncio.run(run())
+    outbox = Outbox(max_bytes=1000)
+    sending = asyncio.create_task(outbox.run(write))
+    for number in range(50):
+        outbox.put(_message(100 + number))
+        await asyncio.sleep(0)
+    assert [len(message.epoch.reason) for message in sent] == list(range(100, 150))
+    sending.cancel()

@@ -14,7 +14,7 @@ from text_generation_proto import engine_pb2_grpc as pb_grpc
 from text_generation_router.engine.protocol import Ended, FirstStep, Tokens
 from text_generation_router.engine.tests.fakes import next_token
 from text_generation_router.errors import RefusedError
-from text_generation_router.fleet.tests.engines import SNAPSHOT
+from text_generation_router.fleet.tests.engines import SNAPSHOT, Row
 from text_generation_router.scheduling.request import EndReason
 from text_generation_router.wire.endings import ended_to_pb, refused_to_pb
 from text_generation_router.wire.facts import facts_of
@@ -23,14 +23,6 @@ from text_generation_router.wire.submits import Submitted, submitted
 from text_generation_router.wire.version import VERSION, WITH_BEGUN
 
 VOCAB = SNAPSHOT.model.vocab_size
-
-
-@dataclass(eq=False)
-class ServedRow:
-    submitted: Submitted
-    output_ids: list[int]
-    credits: int
-    has_begun: bool = False
 
 
 @dataclass(eq=False)
@@ -57,7 +49,7 @@ class FakeService(pb_grpc.EngineServiceServicer):
     # What each News call that wants it is told of the cache.
     caches: Callable[[], Iterable[pb.Cache]] = lambda: ()
     made: int = 0
-    rows: dict[int, ServedRow] = field(default_factory=dict)
+    rows: dict[int, Row] = field(default_factory=dict)
     _out: "asyncio.Queue[pb.EngineMessage]" = field(default_factory=asyncio.Queue)
     _server: Any = None
     _news_over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -125,7 +117,7 @@ class FakeService(pb_grpc.EngineServiceServicer):
             self.send(pb.EngineMessage(refused=refused_to_pb(indexes, self.refusal)))
             return
         for each in sequences:
-            self.rows[each.index] = ServedRow(each, list(each.past.output_ids), each.credits or 10**9)
+            self.rows[each.index] = Row(each, list(each.past.output_ids), each.credits or 10**9)
         self.send(pb.EngineMessage(accepted=pb.Accepted(indexes=indexes)))
 
     async def _step(self) -> None:
@@ -138,7 +130,7 @@ class FakeService(pb_grpc.EngineServiceServicer):
             if step.indexes:
                 self.send(pb.EngineMessage(tokens=step.message))
 
-    def _token(self, step: FrontTokens, index: int, row: ServedRow) -> None:
+    def _token(self, step: FrontTokens, index: int, row: Row) -> None:
         request, position = row.submitted.request, len(row.output_ids)
         row.output_ids.append(next_token([*request.input_ids, *row.output_ids]))
         row.credits -= 1

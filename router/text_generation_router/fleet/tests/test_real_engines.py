@@ -226,14 +226,11 @@ def test_over_tcp_an_engine_is_used_only_if_its_certificate_is_of_the_deployment
     asyncio.run(asyncio.wait_for(use(), 60))
 
 
-def test_tcp_without_certificates_is_refused(tmp_path: Path) -> None:
-    async def use() -> None:
-        front = RemoteEngine([TcpEndpoint("127.0.0.1", 1)], Security(Role.FRONT, None, insecure=False, logger=LOGGER))
-        with pytest.raises(CredentialsError):
-            await front.start()
-        await front.close()
-
-    asyncio.run(use())
+async def test_tcp_without_certificates_is_refused(tmp_path: Path) -> None:
+    front = RemoteEngine([TcpEndpoint("127.0.0.1", 1)], Security(Role.FRONT, None, insecure=False, logger=LOGGER))
+    with pytest.raises(CredentialsError):
+        await front.start()
+    await front.close()
 
 
 def test_a_front_that_leaves_frees_its_rows(tmp_path: Path) -> None:

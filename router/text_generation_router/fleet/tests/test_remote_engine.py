@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -59,19 +60,29 @@ class Asker:
         return listener
 
 
-def run(
-    folder: Path, use: Callable[[Asker], Awaitable[None]], engines: int = 1, placement: Placement | None = None
-) -> None:
+@asynccontextmanager
+async def opened(folder: Path, engines: int = 1, placement: Placement | None = None) -> AsyncIterator[Asker]:
+    before = asyncio.all_tasks()
+    front = Asker(folder, engines, placement)
+    try:
+        async with asyncio.timeout(60):
+            yield front
+    finally:
+        await front.engine.close()
+    await asyncio.sleep(0)
+    ours = [task for task in asyncio.all_tasks() - before if "engine" in task.get_name()]
+    assert all(task.cancelling() for task in ours)
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> AbstractAsyncContextManager[Asker]:
+    return opened(tmp_path)
+
+
+def run(folder: Path, use: Callable[[Asker], Awaitable[None]], *more: Any) -> None:
     async def with_front() -> None:
-        before = asyncio.all_tasks()
-        front = Asker(folder, engines, placement)
-        try:
-            await asyncio.wait_for(use(front), 60)
-        finally:
-            await front.engine.close()
-        await asyncio.sleep(0)
-        ours = [task for task in asyncio.all_tasks() - before if "engine" in task.get_name()]
-        assert not ours
+        async with opened(folder, *more) as front:
+            await use(front)
 
     asyncio.run(with_front())
 
@@ -82,48 +93,42 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-def test_texts_are_those_of_the_engine_and_facts_are_told(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0]) as service:
-            await front.engine.start()
-            listeners, answer = front.submit([1, 2, 3], 20, copies=2)
-            await answer
-            for listener in (*listeners, front.ask([4], 3)):
-                await listener.until_end()
-            assert [listener.ids for listener in listeners] == [expected_tokens([1, 2, 3], 20)] * 2
-            first = listeners[0].given[0].first
-            assert first is not None and first.cached_tokens == 1 and first.queue_s >= 0
-            end = listeners[0].end
-            assert end is not None and 0 < end.inference_s < 20 and end.queue_s == first.queue_s
-            assert front.engine.snapshot() == SNAPSHOT and front.engine.permits == 8
-            assert front.engine.load().retry_after_s == 3 and await front.engine.is_healthy()
-            service.load = pb.Load(is_ready=True, running=1, waiting=2, waiting_tokens=3, computing_tokens=4, permits=5)
-            await until(lambda: front.engine.permits == 5)
-            assert front.engine._fleet.engines[0].report.load == EngineLoad(1, 2, 3, 4)
-            service.healthy = False
-            assert not await front.engine.is_healthy()
-            assert [len(submit) for submit in service.submits] == [2, 1] and len(service.hellos) == 1
-
-    run(tmp_path, use)
+async def test_texts_are_those_of_the_engine_and_facts_are_told(front: Asker) -> None:
+    async with FakeService(front.paths[0]) as service:
+        await front.engine.start()
+        listeners, answer = front.submit([1, 2, 3], 20, copies=2)
+        await answer
+        for listener in (*listeners, front.ask([4], 3)):
+            await listener.until_end()
+        assert [listener.ids for listener in listeners] == [expected_tokens([1, 2, 3], 20)] * 2
+        first = listeners[0].given[0].first
+        assert first is not None and first.cached_tokens == 1 and first.queue_s >= 0
+        end = listeners[0].end
+        assert end is not None and 0 < end.inference_s < 20 and end.queue_s == first.queue_s
+        assert front.engine.snapshot() == SNAPSHOT and front.engine.permits == 8
+        assert front.engine.load().retry_after_s == 3 and await front.engine.is_healthy()
+        service.load = pb.Load(is_ready=True, running=1, waiting=2, waiting_tokens=3, computing_tokens=4, permits=5)
+        await until(lambda: front.engine.permits == 5)
+        assert front.engine._fleet.engines[0].report.load == EngineLoad(1, 2, 3, 4)
+        service.healthy = False
+        assert not await front.engine.is_healthy()
+        assert [len(submit) for submit in service.submits] == [2, 1] and len(service.hellos) == 1
 
 
-def test_streams_outlive_their_engine_and_give_the_same_texts(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], max_tokens=31):
-            await front.engine.start()
-            listeners = [front.ask(ids, 40) for ids in PROMPTS]
-            await until(lambda: sum(len(listener.ids) for listener in listeners) == 31)
-        await until(lambda: front.engine.counts.lost_engines == 1)
-        assert front.engine.permits == 8 and not await front.engine.is_healthy()
-        late = front.ask([7], 5)  # no engine is there, so the request waits
-        async with FakeService(front.paths[0], term=2) as service:
-            assert [await listener.all_ids() for listener in listeners] == [expected_tokens(p, 40) for p in PROMPTS]
-            assert await late.all_ids() == expected_tokens([7], 5)
-            assert sorted(submit[0].past.has_run for submit in service.submits) == [False, True, True, True]
-        assert front.engine.counts.resumes == 3
-        assert all(len(listener.end.replays) == 1 for listener in listeners if listener.end)
-
-    run(tmp_path, use)
+async def test_streams_outlive_their_engine_and_give_the_same_texts(front: Asker) -> None:
+    async with FakeService(front.paths[0], max_tokens=31):
+        await front.engine.start()
+        listeners = [front.ask(ids, 40) for ids in PROMPTS]
+        await until(lambda: sum(len(listener.ids) for listener in listeners) == 31)
+    await until(lambda: front.engine.counts.lost_engines == 1)
+    assert front.engine.permits == 8 and not await front.engine.is_healthy()
+    late = front.ask([7], 5)  # no engine is there, so the request waits
+    async with FakeService(front.paths[0], term=2) as service:
+        assert [await listener.all_ids() for listener in listeners] == [expected_tokens(p, 40) for p in PROMPTS]
+        assert await late.all_ids() == expected_tokens([7], 5)
+        assert sorted(submit[0].past.has_run for submit in service.submits) == [False, True, True, True]
+    assert front.engine.counts.resumes == 3
+    assert all(len(listener.end.replays) == 1 for listener in listeners if listener.end)
 
 
 def test_requests_go_on_with_another_engine_at_once(tmp_path: Path) -> None:
@@ -141,78 +146,63 @@ def test_requests_go_on_with_another_engine_at_once(tmp_path: Path) -> None:
     run(tmp_path, use, 2)
 
 
-def test_the_engine_may_come_later_than_its_front(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        starting = asyncio.create_task(front.engine.start())
-        await asyncio.sleep(0.1)
-        assert not starting.done()
-        async with FakeService(front.paths[0]):
-            await starting
-            assert await front.ask([1], 4).all_ids() == expected_tokens([1], 4)
-
-    run(tmp_path, use)
+async def test_the_engine_may_come_later_than_its_front(front: Asker) -> None:
+    starting = asyncio.create_task(front.engine.start())
+    await asyncio.sleep(0.1)
+    assert not starting.done()
+    async with FakeService(front.paths[0]):
+        await starting
+        assert await front.ask([1], 4).all_ids() == expected_tokens([1], 4)
 
 
 @pytest.mark.parametrize("reason", [Refusal.OVERLOADED, Refusal.TOO_LONG])
-def test_a_refusal_is_the_answer(tmp_path: Path, reason: Refusal) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], refusal=RefusedError(reason, 17)):
-            await front.engine.start()
-            listeners, answer = front.submit([1], 4, copies=3, timeout_s=100.0)
-            with pytest.raises(RefusedError) as refused:
-                await answer
-            assert refused.value.reason is reason and (refused.value.retry_after_s == 17)
-            assert all(listener.end is None for listener in listeners) and not front.engine._deadlines._timers
-
-    run(tmp_path, use)
+async def test_a_refusal_is_the_answer(front: Asker, reason: Refusal) -> None:
+    async with FakeService(front.paths[0], refusal=RefusedError(reason, 17)):
+        await front.engine.start()
+        listeners, answer = front.submit([1], 4, copies=3, timeout_s=100.0)
+        with pytest.raises(RefusedError) as refused:
+            await answer
+        assert refused.value.reason is reason and (refused.value.retry_after_s == 17)
+        assert all(listener.end is None for listener in listeners) and not front.engine._deadlines._timers
 
 
-def test_deadlines_hold_while_no_engine_is_there(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], max_tokens=4):
-            await front.engine.start()
-            begun = front.ask([1], 9, timeout_s=0.3)
-            await begun.until_tokens(4)
-        [waiting], answer = front.submit([2], 9, timeout_s=0.05)
-        await answer
-        for listener, ids in ((waiting, []), (begun, expected_tokens([1], 4))):
-            end = await listener.until_end()
-            assert end.reason is EndReason.DEADLINE and listener.ids == ids
-
-    run(tmp_path, use)
+async def test_deadlines_hold_while_no_engine_is_there(front: Asker) -> None:
+    async with FakeService(front.paths[0], max_tokens=4):
+        await front.engine.start()
+        begun = front.ask([1], 9, timeout_s=0.3)
+        await begun.until_tokens(4)
+    [waiting], answer = front.submit([2], 9, timeout_s=0.05)
+    await answer
+    for listener, ids in ((waiting, []), (begun, expected_tokens([1], 4))):
+        end = await listener.until_end()
+        assert end.reason is EndReason.DEADLINE and listener.ids == ids
 
 
-def test_local_ends_are_at_once_and_late_tokens_change_nothing(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0]) as service:
-            await front.engine.start()
-            stopped, cancelled, other = (front.ask([number], 400) for number in (1, 2, 3))
-            for listener in (stopped, cancelled):
-                await listener.until_tokens(5)
-            front.engine.end(stopped.index, 3)
-            front.engine.cancel(cancelled.index)
-            assert stopped.end is not None and stopped.end.reason is EndReason.STOPPED
-            assert cancelled.end is not None and cancelled.end.reason is EndReason.CANCELLED
-            front.engine.end(stopped.index, 3)
-            assert await other.all_ids() == expected_tokens([3], 400)
-            assert sorted(service.orders) == ["cancel", "end", "submit", "submit", "submit"]
-            assert front.engine.counts.late >= 2 and front.engine.counts.broken_rules == 0
-
-    run(tmp_path, use)
+async def test_local_ends_are_at_once_and_late_tokens_change_nothing(front: Asker) -> None:
+    async with FakeService(front.paths[0]) as service:
+        await front.engine.start()
+        stopped, cancelled, other = (front.ask([number], 400) for number in (1, 2, 3))
+        for listener in (stopped, cancelled):
+            await listener.until_tokens(5)
+        front.engine.end(stopped.index, 3)
+        front.engine.cancel(cancelled.index)
+        assert stopped.end is not None and stopped.end.reason is EndReason.STOPPED
+        assert cancelled.end is not None and cancelled.end.reason is EndReason.CANCELLED
+        front.engine.end(stopped.index, 3)
+        assert await other.all_ids() == expected_tokens([3], 400)
+        assert sorted(service.orders) == ["cancel", "end", "submit", "submit", "submit"]
+        assert front.engine.counts.late >= 2 and front.engine.counts.broken_rules == 0
 
 
-def test_credits_reach_the_engine(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0]) as service:
-            await front.engine.start()
-            listener = front.ask([1], 9, credits=4)
-            await listener.until_tokens(4)
-            await asyncio.sleep(0.02)
-            assert len(listener.ids) == 4
-            front.engine.credit(listener.index, 5)
-            assert await listener.all_ids() == expected_tokens([1], 9) and "credit" in service.orders
-
-    run(tmp_path, use)
+async def test_credits_reach_the_engine(front: Asker) -> None:
+    async with FakeService(front.paths[0]) as service:
+        await front.engine.start()
+        listener = front.ask([1], 9, credits=4)
+        await listener.until_tokens(4)
+        await asyncio.sleep(0.02)
+        assert len(listener.ids) == 4
+        front.engine.credit(listener.index, 5)
+        assert await listener.all_ids() == expected_tokens([1], 9) and "credit" in service.orders
 
 
 def test_a_silent_engine_is_lost_and_its_requests_go_on_elsewhere(tmp_path: Path, monkeypatch) -> None:
@@ -312,24 +302,21 @@ def test_an_engine_that_lies_is_cut_off_and_texts_stay_right(
     run(tmp_path, use)
 
 
-def test_tokens_that_are_told_twice_are_given_once(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0]) as service:
+async def test_tokens_that_are_told_twice_are_given_once(front: Asker) -> None:
+    async with FakeService(front.paths[0]) as service:
 
-            def twice(message: pb.EngineMessage) -> pb.EngineMessage:
-                if message.HasField("tokens") and not message.tokens.ended:
-                    service.send_twice.append(message)  # type: ignore[attr-defined]
-                    service.send(pb.EngineMessage(tokens=pb.Tokens.FromString(message.tokens.SerializeToString())))
-                    service.alter = lambda again: setattr(service, "alter", twice) or again
-                return message
+        def twice(message: pb.EngineMessage) -> pb.EngineMessage:
+            if message.HasField("tokens") and not message.tokens.ended:
+                service.send_twice.append(message)  # type: ignore[attr-defined]
+                service.send(pb.EngineMessage(tokens=pb.Tokens.FromString(message.tokens.SerializeToString())))
+                service.alter = lambda again: setattr(service, "alter", twice) or again
+            return message
 
-            service.send_twice, service.alter = [], twice  # type: ignore[attr-defined]
-            await front.engine.start()
-            listener = front.ask([1], 20)
-            assert await listener.all_ids() == expected_tokens([1], 20)
-            assert front.engine.counts.dropped_tokens > 0 and front.engine.counts.broken_rules == 0
-
-    run(tmp_path, use)
+        service.send_twice, service.alter = [], twice  # type: ignore[attr-defined]
+        await front.engine.start()
+        listener = front.ask([1], 20)
+        assert await listener.all_ids() == expected_tokens([1], 20)
+        assert front.engine.counts.dropped_tokens > 0 and front.engine.counts.broken_rules == 0
 
 
 def test_an_engine_of_an_unknown_version_is_not_used(tmp_path: Path) -> None:
@@ -342,16 +329,13 @@ def test_an_engine_of_an_unknown_version_is_not_used(tmp_path: Path) -> None:
     run(tmp_path, use, 2)
 
 
-def test_a_news_call_that_ends_is_made_again_and_costs_nothing(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0]) as service:
-            await front.engine.start()
-            service.end_news()
-            await until(lambda: service.num_news == 2)
-            assert await front.ask([1], 3).all_ids() == expected_tokens([1], 3)
-            assert front.engine.counts.lost_engines == 0 and len(service.hellos) == 1
-
-    run(tmp_path, use)
+async def test_a_news_call_that_ends_is_made_again_and_costs_nothing(front: Asker) -> None:
+    async with FakeService(front.paths[0]) as service:
+        await front.engine.start()
+        service.end_news()
+        await until(lambda: service.num_news == 2)
+        assert await front.ask([1], 3).all_ids() == expected_tokens([1], 3)
+        assert front.engine.counts.lost_engines == 0 and len(service.hellos) == 1
 
 
 def news(sequence: int, added: list[int], is_snapshot: bool = False) -> pb.Cache:
@@ -385,8 +369,7 @@ def test_news_of_caches_are_wanted_while_there_are_several_engines_and_told_agai
 
 
 @pytest.mark.parametrize(
-    "cache",
-    [news(1, list(range(MAX_HASHES + 1)), True), pb.Cache(sequence=1, is_snapshot=True, removed=b"1234567")],
+    "cache", [news(1, list(range(MAX_HASHES + 1)), True), pb.Cache(sequence=1, is_snapshot=True, removed=b"1234567")]
 )
 def test_an_engine_that_tells_nonsense_of_its_cache_is_cut_off(tmp_path: Path, cache: pb.Cache) -> None:
     async def use(front: Asker) -> None:
@@ -428,40 +411,32 @@ def test_engines_are_added_and_taken_away(tmp_path: Path) -> None:
     run(tmp_path, use, 2)
 
 
-def test_log_probabilities_of_a_prompt_come_with_its_first_token(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0]) as service:
-            known = PromptLogprobs(
-                np.arange(2, dtype=np.float32), np.ones((2, 1), np.int32), np.zeros((2, 1), np.float32)
-            )
+async def test_log_probabilities_of_a_prompt_come_with_its_first_token(front: Asker) -> None:
+    async with FakeService(front.paths[0]) as service:
+        known = PromptLogprobs(np.arange(2, dtype=np.float32), np.ones((2, 1), np.int32), np.zeros((2, 1), np.float32))
 
-            def with_prompt(message: pb.EngineMessage) -> pb.EngineMessage:
-                if not message.HasField("accepted"):
-                    return message
-                for piece in pieces_of(message.accepted.indexes[0], known):
-                    service.send(pb.EngineMessage(prompt=piece))
+        def with_prompt(message: pb.EngineMessage) -> pb.EngineMessage:
+            if not message.HasField("accepted"):
                 return message
+            for piece in pieces_of(message.accepted.indexes[0], known):
+                service.send(pb.EngineMessage(prompt=piece))
+            return message
 
-            service.alter = with_prompt
-            await front.engine.start()
-            listener = front.ask([1, 2, 3], 2, prompt_logprobs=1)
-            await listener.until_end()
-            first = listener.given[0].first
-            assert first is not None and first.prompt_logprobs is not None
-            assert first.prompt_logprobs.logprobs_P.tolist() == [0.0, 1.0]
-
-    run(tmp_path, use)
+        service.alter = with_prompt
+        await front.engine.start()
+        listener = front.ask([1, 2, 3], 2, prompt_logprobs=1)
+        await listener.until_end()
+        first = listener.given[0].first
+        assert first is not None and first.prompt_logprobs is not None
+        assert first.prompt_logprobs.logprobs_P.tolist() == [0.0, 1.0]
 
 
-def test_closing_ends_every_request(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], max_tokens=2):
-            await front.engine.start()
-            [begun], _ = front.submit([1], 9)
-            await begun.until_tokens(2)
-            await front.engine.close()
-            assert begun.end is not None and begun.end.reason is EndReason.CLOSED
-            with pytest.raises(RefusedError):
-                front.submit([1], 9)
-
-    run(tmp_path, use)
+async def test_closing_ends_every_request(front: Asker) -> None:
+    async with FakeService(front.paths[0], max_tokens=2):
+        await front.engine.start()
+        [begun], _ = front.submit([1], 9)
+        await begun.until_tokens(2)
+        await front.engine.close()
+        assert begun.end is not None and begun.end.reason is EndReason.CLOSED
+        with pytest.raises(RefusedError):
+            front.submit([1], 9)

@@ -84,44 +84,35 @@ def connect(address: tuple[str, int], count: int) -> list[socket.socket]:
     return [socket.create_connection(address) for _ in range(count)]
 
 
-def test_connections_that_come_at_once_are_shared_out() -> None:
-    async def run() -> None:
-        async with sites(4) as made:
-            clients = connect(made.socket.getsockname(), 64)
-            await made.until_open(64)
-            assert max(made.shares) - min(made.shares) <= 4, made.shares
-            for client in clients:
-                client.close()
-
-    asyncio.run(run())
+async def test_connections_that_come_at_once_are_shared_out() -> None:
+    async with sites(4) as made:
+        clients = connect(made.socket.getsockname(), 64)
+        await made.until_open(64)
+        assert max(made.shares) - min(made.shares) <= 4, made.shares
+        for client in clients:
+            client.close()
 
 
-def test_a_front_that_does_not_accept_delays_the_others_for_moments_only() -> None:
-    async def run() -> None:
-        async with sites(2) as made:
-            made.counts.set(9, 0)  # a front that is stopped
-            clients = connect(made.socket.getsockname(), 16)
-            await made.until_open(16)
-            for client in clients:
-                client.close()
-
-    asyncio.run(run())
+async def test_a_front_that_does_not_accept_delays_the_others_for_moments_only() -> None:
+    async with sites(2) as made:
+        made.counts.set(9, 0)  # a front that is stopped
+        clients = connect(made.socket.getsockname(), 16)
+        await made.until_open(16)
+        for client in clients:
+            client.close()
 
 
-def test_after_one_has_closed_the_others_take_its_connections() -> None:
-    async def run() -> None:
-        async with sites(2) as made:
-            made.listeners[0].close()
-            assert not made.listeners[0].is_serving() and made.listeners[1].is_serving()
-            clients = connect(made.socket.getsockname(), 8)
-            await made.until_open(8)
-            assert made.shares == [0, 8]
-            made.listeners[0].note()
-            assert made.counts.elsewhere(1) == [], "a closed listener has left its place"
-            for client in clients:
-                client.close()
-
-    asyncio.run(run())
+async def test_after_one_has_closed_the_others_take_its_connections() -> None:
+    async with sites(2) as made:
+        made.listeners[0].close()
+        assert not made.listeners[0].is_serving() and made.listeners[1].is_serving()
+        clients = connect(made.socket.getsockname(), 8)
+        await made.until_open(8)
+        assert made.shares == [0, 8]
+        made.listeners[0].note()
+        assert made.counts.elsewhere(1) == [], "a closed listener has left its place"
+        for client in clients:
+            client.close()
 
 
 def test_connections_elsewhere_are_those_of_all_other_fronts() -> None:

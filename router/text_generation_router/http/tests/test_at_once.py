@@ -1,7 +1,8 @@
 """Requests that are answered in the callback that reads them, over a transport that keeps what is written."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -72,13 +73,14 @@ class Line:
         return self.transport.written[before:]
 
 
-def run(test: Callable[[Line], Awaitable[None]]) -> None:
-    async def on_a_line() -> None:
-        line = Line()
-        await test(line)
+@pytest.fixture
+def line() -> AbstractAsyncContextManager[Line]:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Line]:
+        yield (line := Line())
         line.connection.connection_lost(None)
 
-    asyncio.run(on_a_line())
+    return opened()
 
 
 async def some_turns() -> None:
@@ -86,60 +88,44 @@ async def some_turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_each_request_is_answered_in_the_callback_that_reads_it() -> None:
-    async def test(line: Line) -> None:
-        assert [line.receive(GET) for _ in range(3)] == [ANSWER] * 3
-        assert line.receive(GET.replace(b"GET", b"HEAD")) == ANSWER
-        assert line.receive(GET[:20]) == b"" and line.receive(GET[20:]) == ANSWER
-        closed = line.receive(GET.replace(b"host", b"connection: close\r\nhost"))
-        assert b"connection: close\r\n" in closed and line.transport.is_closing()
-
-    run(test)
+async def test_each_request_is_answered_in_the_callback_that_reads_it(line: Line) -> None:
+    assert [line.receive(GET) for _ in range(3)] == [ANSWER] * 3
+    assert line.receive(GET.replace(b"GET", b"HEAD")) == ANSWER
+    assert line.receive(GET[:20]) == b"" and line.receive(GET[20:]) == ANSWER
+    closed = line.receive(GET.replace(b"host", b"connection: close\r\nhost"))
+    assert b"connection: close\r\n" in closed and line.transport.is_closing()
 
 
 @pytest.mark.parametrize("other", [b"POST /live HTTP", b"GET /live?x HTTP", b"GET /live/ HTTP", b"GET /metrics HTTP"])
-def test_other_requests_are_answered_by_the_application(other: bytes) -> None:
-    async def test(line: Line) -> None:
-        assert line.receive(GET.replace(b"GET /live HTTP", other)) == b""
-        await some_turns()
-        assert line.transport.written.startswith(b"HTTP/1.1 203 ")
-
-    run(test)
+async def test_other_requests_are_answered_by_the_application(line: Line, other: bytes) -> None:
+    assert line.receive(GET.replace(b"GET /live HTTP", other)) == b""
+    await some_turns()
+    assert line.transport.written.startswith(b"HTTP/1.1 203 ")
 
 
-def test_of_many_requests_in_one_piece_one_is_answered_at_once() -> None:
+async def test_of_many_requests_in_one_piece_one_is_answered_at_once(line: Line) -> None:
     """All the others would hold the event loop as well."""
-
-    async def test(line: Line) -> None:
-        assert line.receive(GET * 3) == ANSWER
-        await some_turns()
-        assert line.transport.written == 3 * ANSWER
-        line.transport.written = b""
-        line.receive(GET * 50)
-        await some_turns()
-        hits = line.metrics.registry.get_sample_value("tgi_router_limit_hits_total", {"limit": Limit.PIPELINE.value})
-        assert hits == 1 and line.transport.is_closing()
-        answers, refusal = line.transport.written.split(b"HTTP/1.1 400 ")
-        assert answers == 9 * ANSWER and b"at most 8 requests may be sent ahead" in refusal
-
-    run(test)
+    assert line.receive(GET * 3) == ANSWER
+    await some_turns()
+    assert line.transport.written == 3 * ANSWER
+    line.transport.written = b""
+    line.receive(GET * 50)
+    await some_turns()
+    hits = line.metrics.registry.get_sample_value("tgi_router_limit_hits_total", {"limit": Limit.PIPELINE.value})
+    assert hits == 1 and line.transport.is_closing()
+    answers, refusal = line.transport.written.split(b"HTTP/1.1 400 ")
+    assert answers == 9 * ANSWER and b"at most 8 requests may be sent ahead" in refusal
 
 
-def test_a_client_that_does_not_read_gets_its_answer_when_it_reads() -> None:
-    async def test(line: Line) -> None:
-        line.connection.pause_writing()
-        assert line.receive(GET) == b""
-        line.connection.resume_writing()
-        await some_turns()
-        assert line.transport.written == ANSWER
-
-    run(test)
+async def test_a_client_that_does_not_read_gets_its_answer_when_it_reads(line: Line) -> None:
+    line.connection.pause_writing()
+    assert line.receive(GET) == b""
+    line.connection.resume_writing()
+    await some_turns()
+    assert line.transport.written == ANSWER
 
 
-def test_a_client_that_stops_reading_within_an_answer_is_disconnected() -> None:
-    async def test(line: Line) -> None:
-        line.transport.on_write = line.connection.pause_writing
-        line.receive(GET)
-        assert line.transport.is_aborted
-
-    run(test)
+async def test_a_client_that_stops_reading_within_an_answer_is_disconnected(line: Line) -> None:
+    line.transport.on_write = line.connection.pause_writing
+    line.receive(GET)
+    assert line.transport.is_aborted

@@ -56,11 +56,7 @@ def test_a_peer_is_its_address_and_an_ipv6_peer_its_network():
     assert peer(None) == peer("") == ""
 
 
-FORWARDED = [
-    ("x-forwarded-for", "{}"),
-    ("forwarded", "for={}"),
-    ("forwarded", 'proto=https;FOR="{}";by=10.0.0.9'),
-]
+FORWARDED = [("x-forwarded-for", "{}"), ("forwarded", "for={}"), ("forwarded", 'proto=https;FOR="{}";by=10.0.0.9')]
 
 
 @pytest.mark.parametrize(("header", "form"), FORWARDED)

@@ -132,13 +132,10 @@ def test_a_writer_without_a_response_is_closed(loop: Any) -> None:
     run(loop, test)
 
 
-def test_a_writer_is_closed_behind_another_server() -> None:
-    async def test() -> None:
-        writer = DirectWriter()
-        writer.start({"type": "http"})
-        assert not writer.is_open
-
-    asyncio.run(test())
+async def test_a_writer_is_closed_behind_another_server() -> None:
+    writer = DirectWriter()
+    writer.start({"type": "http"})
+    assert not writer.is_open
 
 
 def test_written_events_count_as_signs_of_life() -> None:

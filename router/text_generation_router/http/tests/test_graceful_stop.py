@@ -38,8 +38,7 @@ class Others:
 
 class Router:
     """A server with a few routes. Its generations end when the test sets `finish`, or fail through `fail`, as
-    generations fail when the engine closes.
-    """
+    generations fail when the engine closes."""
 
     def __init__(self, patience_s: float, others: Others | None = None) -> None:
         self.gate, self.app = Gate(), Starlette()
@@ -125,27 +124,24 @@ async def until_shut(router: Router) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_running_requests_finish_and_new_ones_are_refused_by_a_server_that_listens():
-    async def run() -> None:
-        async with serving() as router:
-            assert (await router.ask("/health", "GET")).startswith(b"HTTP/1.1 200 ")
-            running = [asyncio.create_task(router.ask(path)) for path in ("/stream", "/whole")]
-            while router.gate.num_unfinished < 2:
-                await asyncio.sleep(0.01)
-            terminate()
-            await until_shut(router)
-            refused, health = await router.ask("/whole"), await router.ask("/health", "GET")
-            assert refused.startswith(b"HTTP/1.1 503 ") and b'"error_type":"unavailable"' in refused
-            assert b"retry-after: 1\r\n" in refused and b"connection: close\r\n" in refused
-            assert health.startswith(b"HTTP/1.1 503 ")
-            assert not any(task.done() for task in running)
-            router.finish.set()
-            stream, whole = await asyncio.gather(*running)
-            assert b"data: last\n\n" in stream and stream.endswith(b"0\r\n\r\n")
-            assert whole.endswith(b"complete")
-            assert not router.failed.is_set()
-
-    asyncio.run(run())
+async def test_running_requests_finish_and_new_ones_are_refused_by_a_server_that_listens():
+    async with serving() as router:
+        assert (await router.ask("/health", "GET")).startswith(b"HTTP/1.1 200 ")
+        running = [asyncio.create_task(router.ask(path)) for path in ("/stream", "/whole")]
+        while router.gate.num_unfinished < 2:
+            await asyncio.sleep(0.01)
+        terminate()
+        await until_shut(router)
+        refused, health = await router.ask("/whole"), await router.ask("/health", "GET")
+        assert refused.startswith(b"HTTP/1.1 503 ") and b'"error_type":"unavailable"' in refused
+        assert b"retry-after: 1\r\n" in refused and b"connection: close\r\n" in refused
+        assert health.startswith(b"HTTP/1.1 503 ")
+        assert not any(task.done() for task in running)
+        router.finish.set()
+        stream, whole = await asyncio.gather(*running)
+        assert b"data: last\n\n" in stream and stream.endswith(b"0\r\n\r\n")
+        assert whole.endswith(b"complete")
+        assert not router.failed.is_set()
 
 
 def test_objects_are_frozen_and_collections_are_rare_while_the_server_runs_and_not_later():
@@ -161,36 +157,30 @@ def test_objects_are_frozen_and_collections_are_rare_while_the_server_runs_and_n
     assert gc.get_freeze_count() == 0 and gc.get_threshold() == usual
 
 
-def test_what_does_not_finish_in_time_gets_a_clean_end():
-    async def run() -> None:
-        async with serving(patience_s=0.1) as router:
-            running = [asyncio.create_task(router.ask(path)) for path in ("/stream", "/whole")]
-            while router.gate.num_unfinished < 2:
-                await asyncio.sleep(0.01)
-            terminate()
-            stream, whole = await asyncio.gather(*running)
-            assert b'"error_type":"incomplete_generation"' in stream and stream.endswith(b"0\r\n\r\n")
-            assert whole.startswith(b"HTTP/1.1 500 ") and b'"error_type":"incomplete_generation"' in whole
-
-    asyncio.run(run())
+async def test_what_does_not_finish_in_time_gets_a_clean_end():
+    async with serving(patience_s=0.1) as router:
+        running = [asyncio.create_task(router.ask(path)) for path in ("/stream", "/whole")]
+        while router.gate.num_unfinished < 2:
+            await asyncio.sleep(0.01)
+        terminate()
+        stream, whole = await asyncio.gather(*running)
+        assert b'"error_type":"incomplete_generation"' in stream and stream.endswith(b"0\r\n\r\n")
+        assert whole.startswith(b"HTTP/1.1 500 ") and b'"error_type":"incomplete_generation"' in whole
 
 
-def test_a_second_signal_cuts_the_streams():
-    async def run() -> None:
-        async with serving() as router:
-            running = asyncio.create_task(router.ask("/stream"))
-            await router.started.wait()
-            terminate()
-            await until_shut(router)
-            terminate()
-            try:
-                answer = await running
-            except ConnectionResetError:
-                answer = b""
-            assert b"last" not in answer and not answer.endswith(b"0\r\n\r\n")
-            assert not router.failed.is_set()
-
-    asyncio.run(run())
+async def test_a_second_signal_cuts_the_streams():
+    async with serving() as router:
+        running = asyncio.create_task(router.ask("/stream"))
+        await router.started.wait()
+        terminate()
+        await until_shut(router)
+        terminate()
+        try:
+            answer = await running
+        except ConnectionResetError:
+            answer = b""
+        assert b"last" not in answer and not answer.endswith(b"0\r\n\r\n")
+        assert not router.failed.is_set()
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /whole HT", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"])
@@ -290,62 +280,53 @@ class KeptConnection:
         return await self.head()
 
 
-def test_a_server_that_leaves_others_the_port_answers_all_that_comes_on_its_connections():
-    async def run() -> None:
-        async with serving(others=Others()) as router:
-            kept, waiting = await KeptConnection.open(router), await KeptConnection.open(router)
-            others_copy = router.listener.dup()  # another process's copy, from which this one does not accept
-            assert b"connection: close" not in await kept.ask()
-            waiting.send("/whole", "POST")
-            stream = asyncio.create_task(router.ask("/stream"))
-            while router.gate.num_unfinished < 2:
-                await asyncio.sleep(0.01)
-            terminate()
-            while router.server.servers[0].is_serving():
-                await asyncio.sleep(0.01)
-            queued = await KeptConnection.open(router)  # by the kernel, for the others
-            last = await kept.ask()
-            assert last.startswith(b"HTTP/1.1 200 ") and b"connection: close\r\n" in last
-            assert await kept.reader.read() == b"", "the connection is closed after that answer"
-            router.finish.set()
-            assert b"data: last\n\n" in await stream
-            whole = await waiting.head()
-            assert whole.startswith(b"HTTP/1.1 200 ") and b"connection: close\r\n" in whole
-            others_copy.setblocking(False)
-            accepted, _ = await asyncio.get_running_loop().sock_accept(others_copy)
-            queued.send("/health", "GET")
-            assert b"/health" in await asyncio.get_running_loop().sock_recv(accepted, 100)
-            for open_end in (accepted, others_copy, kept.writer, waiting.writer, queued.writer):
-                open_end.close()
-
-    asyncio.run(run())
+async def test_a_server_that_leaves_others_the_port_answers_all_that_comes_on_its_connections():
+    async with serving(others=Others()) as router:
+        kept, waiting = await KeptConnection.open(router), await KeptConnection.open(router)
+        others_copy = router.listener.dup()  # another process's copy, from which this one does not accept
+        assert b"connection: close" not in await kept.ask()
+        waiting.send("/whole", "POST")
+        stream = asyncio.create_task(router.ask("/stream"))
+        while router.gate.num_unfinished < 2:
+            await asyncio.sleep(0.01)
+        terminate()
+        while router.server.servers[0].is_serving():
+            await asyncio.sleep(0.01)
+        queued = await KeptConnection.open(router)  # by the kernel, for the others
+        last = await kept.ask()
+        assert last.startswith(b"HTTP/1.1 200 ") and b"connection: close\r\n" in last
+        assert await kept.reader.read() == b"", "the connection is closed after that answer"
+        router.finish.set()
+        assert b"data: last\n\n" in await stream
+        whole = await waiting.head()
+        assert whole.startswith(b"HTTP/1.1 200 ") and b"connection: close\r\n" in whole
+        others_copy.setblocking(False)
+        accepted, _ = await asyncio.get_running_loop().sock_accept(others_copy)
+        queued.send("/health", "GET")
+        assert b"/health" in await asyncio.get_running_loop().sock_recv(accepted, 100)
+        for open_end in (accepted, others_copy, kept.writer, waiting.writer, queued.writer):
+            open_end.close()
 
 
-def test_idle_connections_are_kept_until_the_patience_is_over():
-    async def run() -> None:
-        async with serving(patience_s=0.5, others=Others()) as router:
-            kept = await KeptConnection.open(router)
-            await kept.ask()
-            began_s = asyncio.get_running_loop().time()
-            terminate()
-            assert await kept.reader.read() == b""
-            assert asyncio.get_running_loop().time() - began_s >= 0.5
-            kept.writer.close()
-
-    asyncio.run(run())
+async def test_idle_connections_are_kept_until_the_patience_is_over():
+    async with serving(patience_s=0.5, others=Others()) as router:
+        kept = await KeptConnection.open(router)
+        await kept.ask()
+        began_s = asyncio.get_running_loop().time()
+        terminate()
+        assert await kept.reader.read() == b""
+        assert asyncio.get_running_loop().time() - began_s >= 0.5
+        kept.writer.close()
 
 
-def test_a_server_that_leaves_stops_at_once_when_the_others_do():
-    async def run() -> None:
-        others = Others()
-        async with serving(others=others) as router:
-            kept = await KeptConnection.open(router)
-            await kept.ask()
-            terminate()
-            while router.server.servers[0].is_serving():
-                await asyncio.sleep(0.01)
-            others.are_ending = True
-            assert await kept.reader.read() == b""
-            kept.writer.close()
-
-    asyncio.run(run())
+async def test_a_server_that_leaves_stops_at_once_when_the_others_do():
+    others = Others()
+    async with serving(others=others) as router:
+        kept = await KeptConnection.open(router)
+        await kept.ask()
+        terminate()
+        while router.server.servers[0].is_serving():
+            await asyncio.sleep(0.01)
+        others.are_ending = True
+        assert await kept.reader.read() == b""
+        kept.writer.close()

@@ -27,31 +27,25 @@ def test_each_owner_has_its_own_number_of_places():
     assert asyncio.run(run()) == list("aabb")
 
 
-def test_the_wait_for_a_place_ends_with_an_error():
-    async def run() -> None:
-        places = OwnerLimits(1, wait_s=0.01)
-        async with places.one_of("a"):
-            with pytest.raises(OverloadedError):
-                async with places.one_of("a"):
-                    raise AssertionError("two have one place")
-        assert places.owners == 0
-
-    asyncio.run(run())
-
-
-def test_cancelled_waits_leave_nothing_behind():
-    async def run() -> None:
-        places = OwnerLimits(1, wait_s=60)
-
-        async def enter() -> None:
+async def test_the_wait_for_a_place_ends_with_an_error():
+    places = OwnerLimits(1, wait_s=0.01)
+    async with places.one_of("a"):
+        with pytest.raises(OverloadedError):
             async with places.one_of("a"):
-                await asyncio.Event().wait()
+                raise AssertionError("two have one place")
+    assert places.owners == 0
 
-        tasks = [asyncio.create_task(enter()) for _ in range(3)]
-        await asyncio.sleep(0)
-        for task in reversed(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert places.owners == 0
 
-    asyncio.run(run())
+async def test_cancelled_waits_leave_nothing_behind():
+    places = OwnerLimits(1, wait_s=60)
+
+    async def enter() -> None:
+        async with places.one_of("a"):
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(enter()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for task in reversed(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert places.owners == 0

@@ -35,8 +35,7 @@ loops = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_even
 class App:
     """An application that answers `ok`; /endless streams until the client disconnects, /stream when `may_end` is set,
     /generate waits as if it generated text, /unread answers without reading the body, /closing refuses it, /large sends
-    10 MB at once.
-    """
+    10 MB at once."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -110,8 +109,7 @@ class Edge:
 
     async def ask(self, content: bytes, host: str = "127.0.0.1", ends: bool = False) -> bytes:
         """Sends `content` on a new connection from `host`, and if it `ends` nothing more. Returns all bytes of the
-        answers, until the connection is closed or reset.
-        """
+        answers, until the connection is closed or reset."""
         reader, writer = await self.open(host)
         writer.write(content)
         if ends:
@@ -454,8 +452,7 @@ def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(loop):
 @loops
 def test_an_answer_left_unread_does_not_keep_its_connection(loop):
     """The unread bytes exceed the kernel's buffers. Writing never pauses again, so only the write deadline ends the
-    wait.
-    """
+    wait."""
 
     async def test(edge: Edge) -> float:
         with socket.create_connection(edge.address) as client:
@@ -779,15 +776,9 @@ FIELDS = (
     *(b"transfer-encoding: chunked", b"transfer-encoding: gzip", b"transfer-encoding: chunked, gzip"),
 )
 CONTENTS = (
-    b"",
-    b"",
-    b"abc",
-    b"3\r\nabc\r\n0\r\n\r\n",
-    b"3;a=b\r\nabc\r\n",
-    b"ffffffffffffffffff\r\n",
-    b"\x16\x03\x01\x02",
+    b"", b"", b"abc", b"3\r\nabc\r\n0\r\n\r\n", b"3;a=b\r\nabc\r\n", b"ffffffffffffffffff\r\n", b"\x16\x03\x01\x02",
     b"\0",
-)
+)  # fmt: skip
 
 
 def random_stream(rng: random.Random) -> bytes:

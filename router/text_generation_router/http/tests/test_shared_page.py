@@ -25,14 +25,11 @@ def test_requests_that_wait_together_get_one_page_and_later_ones_a_later_page() 
     assert asyncio.run(run()) == ["1"] * 5 + ["2"] * 3
 
 
-def test_the_first_page_does_not_wait_and_the_next_one_comes_after_the_gap() -> None:
-    async def run() -> None:
-        page = counted_page(gap_s=60.0)
-        await asyncio.wait_for(page.read(), 10)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(page.read(), 0.05)
-
-    asyncio.run(run())
+async def test_the_first_page_does_not_wait_and_the_next_one_comes_after_the_gap() -> None:
+    page = counted_page(gap_s=60.0)
+    await asyncio.wait_for(page.read(), 10)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(page.read(), 0.05)
 
 
 def test_a_cancelled_request_does_not_cancel_the_page_of_others() -> None:

@@ -5,8 +5,7 @@ from text_generation_router.http.gate import Starts
 
 async def begin_all(owners: str, *cancelled: int) -> list[str]:
     """The order of starts of simultaneous requests, one request per letter of `owners`: the owner's letter for each
-    start, "." for each turn of the event loop.
-    """
+    start, "." for each turn of the event loop."""
     starts, seen, left = Starts(), [], len(owners) - len(cancelled)
 
     async def request(owner: str) -> None:

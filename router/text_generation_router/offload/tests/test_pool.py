@@ -173,15 +173,12 @@ def test_a_job_ends_at_its_limit_of_processor_time_and_not_of_waiting():
     run(test, cpu_s=0.2)
 
 
-def test_children_start_with_the_first_job():
-    async def test() -> None:
-        pool = ProcessPool(HANDLERS, b"the setup", PoolLimits(1, 8, wait_s=LONG_S))
-        try:
-            assert await pool.run("setup", b"", LONG_S) == b"the setup"
-        finally:
-            await pool.close()
-
-    asyncio.run(test())
+async def test_children_start_with_the_first_job():
+    pool = ProcessPool(HANDLERS, b"the setup", PoolLimits(1, 8, wait_s=LONG_S))
+    try:
+        assert await pool.run("setup", b"", LONG_S) == b"the setup"
+    finally:
+        await pool.close()
 
 
 def test_a_child_killed_while_it_rests_costs_no_job():
@@ -263,30 +260,24 @@ def test_closing_ends_the_children_and_all_jobs():
     run(test)
 
 
-def test_a_start_after_another_or_after_the_end_starts_no_child() -> None:
-    async def test() -> None:
-        pool = ProcessPool(HANDLERS, b"the setup", PoolLimits(2, 8))
-        pool.start()
-        pool.start()
-        assert len(asyncio.all_tasks()) == 1 + 2
+async def test_a_start_after_another_or_after_the_end_starts_no_child() -> None:
+    pool = ProcessPool(HANDLERS, b"the setup", PoolLimits(2, 8))
+    pool.start()
+    pool.start()
+    assert len(asyncio.all_tasks()) == 1 + 2
+    await pool.close()
+    pool.start()
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_jobs_are_refused_while_no_child_can_start():
+    pool = ProcessPool(HANDLERS, b"broken", PoolLimits(1, 8, wait_s=0.2))
+    pool.start()
+    try:
+        with pytest.raises(BusyError):
+            await pool.run("reverse", b"", LONG_S)
+    finally:
         await pool.close()
-        pool.start()
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(test())
-
-
-def test_jobs_are_refused_while_no_child_can_start():
-    async def test() -> None:
-        pool = ProcessPool(HANDLERS, b"broken", PoolLimits(1, 8, wait_s=0.2))
-        pool.start()
-        try:
-            with pytest.raises(BusyError):
-                await pool.run("reverse", b"", LONG_S)
-        finally:
-            await pool.close()
-
-    asyncio.run(test())
 
 
 PARENT = """

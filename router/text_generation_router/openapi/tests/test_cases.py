@@ -1,6 +1,5 @@
 """Cases generated from the document, valid and invalid ones: every answer has a status, a content type and a body that
-the document names. `make test-schema` sends 2,000 cases to each route.
-"""
+the document names. `make test-schema` sends 2,000 cases to each route."""
 
 import asyncio
 import json

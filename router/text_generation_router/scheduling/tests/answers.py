@@ -21,8 +21,7 @@ def answer(
     complete: Collection[int] = (),
 ) -> Applied:
     """Answers the step with one token for each request that it samples. `token_of` returns the token for a request
-    id.
-    """
+    id."""
     assert step is not None, "the scheduler has no step to send"
     ids = sampled(step)
     tokens = [token_of(request_id) for request_id in ids]

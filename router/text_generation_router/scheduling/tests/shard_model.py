@@ -1,6 +1,5 @@
 """A model of a shard: it records which keys lie in each slot, and asserts that a step reads only keys that are
-there.
-"""
+there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

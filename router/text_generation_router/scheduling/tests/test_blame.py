@@ -65,8 +65,7 @@ def test_a_repeated_chunk_clears_no_blame_and_a_loss_in_proven_tokens_does_not_c
 
 def test_a_counted_loss_moves_a_suspect_behind_all_requests_that_are_there() -> None:
     """A suspect goes after requests that are there, but before requests that come later. Otherwise it would never run
-    while new requests arrive and shards die.
-    """
+    while new requests arrive and shards die."""
     counted, twice = suspect(), suspect()
     for blame, losses in ((counted, 1), (twice, 2)):
         for _ in range(losses):

@@ -5,13 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.scheduling.costs import (
-    MAX_KINDS,
-    LearnedCosts,
-    StepWork,
-    keys_of,
-    least_squares,
-)
+from text_generation_router.scheduling.costs import MAX_KINDS, LearnedCosts, StepWork, keys_of, least_squares
 
 # Seconds of a step, of chunks as such, a row, a key of a row, a prompt token, a key of a prompt token, and a key of a
 # chunk: about a small model's on a CPU.

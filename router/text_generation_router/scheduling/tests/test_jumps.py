@@ -27,8 +27,7 @@ END_TOKEN = 999
 @given(st.integers(0, 2**32), st.sampled_from(AdmissionMode), st.sampled_from([1, 3]))
 def test_a_jump_equals_as_many_single_steps(seed: int, mode: AdmissionMode, owners: int) -> None:
     """Both schedulers get the same requests at the same steps. One of them jumps whenever no request can join or
-    end.
-    """
+    end."""
     assert play(seed, mode, owners, jumps=True) == play(seed, mode, owners, jumps=False)
 
 
@@ -71,8 +70,7 @@ def test_a_lone_request_is_quiet_until_the_step_that_makes_its_last_token(num_in
 
 def play(seed: int, mode: AdmissionMode, owners: int, jumps: bool) -> tuple[object, ...]:
     """Runs 25 requests with two steps in flight. The scheduler does not know their output lengths. Returns everything
-    that must not depend on `jumps`.
-    """
+    that must not depend on `jumps`."""
     random = np.random.default_rng(seed)
     arrivals = sorted((int(t), int(n), int(o)) for t, n, o in random.integers((0, 1, 1), (150, 40, 20), size=(25, 3)))
     scheduler = Scheduler(Limits(100, 5, 16, SchedulingFlags(admission=mode)), end_tokens=frozenset({END_TOKEN}))
@@ -111,8 +109,7 @@ def play(seed: int, mode: AdmissionMode, owners: int, jumps: bool) -> tuple[obje
 
 def jumpable(scheduler: Scheduler, lengths: dict[int, int], arrivals: list[tuple[int, int, int]], now: int) -> int:
     """Number of steps that can be jumped over, because no request arrives or ends in them. Two steps are in flight, and
-    the first is about to be answered.
-    """
+    the first is about to be answered."""
     quiet = quiet_steps(scheduler)
     if not quiet:
         return 0

@@ -43,8 +43,7 @@ def test_a_request_waits_until_all_prompts_before_it_are_computed() -> None:
 
 def simulated(limits: Limits, seed: int, prompt: int, output: int) -> tuple[float, int]:
     """Forecast and true number of steps until the start of a request that arrives while others run and wait. Each
-    request may make 500 tokens, and makes between 1 and 2 × `output`.
-    """
+    request may make 500 tokens, and makes between 1 and 2 × `output`."""
     draw = random.Random(seed)
     scheduler = Scheduler(limits, end_tokens=frozenset({END_TOKEN}))
     requests: dict[int, Running] = {}

@@ -1,6 +1,5 @@
 """Requests that want log-probabilities of their prompts, or their prompts computed and no token: what the scheduler
-sends, keeps free and ends. `test_scheduler_machine.py` has the values.
-"""
+sends, keeps free and ends. `test_scheduler_machine.py` has the values."""
 
 from collections.abc import Callable
 

@@ -274,8 +274,7 @@ def test_an_idle_owner_earns_no_credit() -> None:
 
 def served_most_then_least(waiting: Waiting) -> None:
     """Lets two owners wait that have been served 1000 and 100 tokens. The owner that joined last was served 10
-    tokens.
-    """
+    tokens."""
     most, least, joined = (waiting.add(name, priority) for name, priority in (("most", 0), ("least", 1), ("joined", 0)))
     waiting.queue.join(joined, 10)
     most.tenant.serve_prompt(1000)
@@ -367,8 +366,7 @@ def test_the_next_request_is_the_one_that_the_plain_rule_gives(
     steps: list[tuple[str, str, int, int, bool]], between: bool
 ) -> None:
     """The plain rule: the best priority if it counts between tenants, then the owner that was served the fewest tokens,
-    then its tenant that was served the fewest, then the better priority, then arrival.
-    """
+    then its tenant that was served the fewest, then the better priority, then arrival."""
     waiting = Waiting(between)
     running: list[Running] = []
     for owner, tenant, priority, length, adds in steps:

@@ -72,8 +72,7 @@ def test_slots_of_a_request_cancelled_in_the_first_step_are_held_until_it_answer
 
 def test_a_request_that_ends_before_its_first_step_on_new_shards_frees_its_slots() -> None:
     """The last step of the request ran on the old shards, and its number is larger than the step numbers of the new
-    shards.
-    """
+    shards."""
     scheduler = make_scheduler()
     long, short = scheduler.add(make_request(40, 5)), scheduler.add(make_request(2, 5, first=100))
     sent = [scheduler.next_step() for _ in range(3)]
@@ -267,8 +266,7 @@ def test_a_token_between_losses_clears_the_losses_before_it() -> None:
 
 def serve_beside(scheduler: Scheduler, bad: Running, kills: Callable[[ForwardStep], bool]) -> list[int]:
     """Runs all requests to their ends with two steps in flight. A step for which `kills` returns true causes a loss of
-    all unanswered steps. Returns the number of requests in the unanswered steps of each loss.
-    """
+    all unanswered steps. Returns the number of requests in the unanswered steps of each loss."""
     losses: list[int] = []
     in_flight: deque[Step] = deque()
     while not bad.ended or not scheduler.is_idle:
@@ -340,8 +338,7 @@ def test_losses_in_replayed_chunks_do_not_count() -> None:
 
 def test_every_request_ends_while_shards_keep_dying_and_others_keep_coming() -> None:
     """The shards die before all running requests have been replayed. Without moving requests back, the last of them
-    would never be computed.
-    """
+    would never be computed."""
     scheduler = make_scheduler(capacity=20_000, max_rows=64, max_batch_prefill_tokens=32)
     epochs_left: dict[int, int] = {}
     aboard: list[Running] = []
@@ -561,8 +558,7 @@ def test_a_tenant_with_nothing_running_gets_a_row_at_once() -> None:
 
 def busy(max_rows: int, *shares: Share, max_waiting_tokens: int = 1000) -> Scheduler:
     """A scheduler in which each share runs a long request, and none waits. By TGI's rule alone, the next request joins
-    after `max_waiting_tokens` decode steps.
-    """
+    after `max_waiting_tokens` decode steps."""
     scheduler = make_scheduler(
         capacity=1000, max_rows=max_rows, waiting_served_ratio=100, max_waiting_tokens=max_waiting_tokens
     )
@@ -636,8 +632,7 @@ def test_a_tenant_with_nothing_running_gets_memory_at_once() -> None:
 
 def full_house(*shares: Share, max_rows: int = 4) -> tuple[Scheduler, list[Running]]:
     """A scheduler whose rows all run long requests of `shares`, in turn. More such requests wait, and a few tokens are
-    made.
-    """
+    made."""
     scheduler = make_scheduler(capacity=1000, max_rows=max_rows)
     texts = [scheduler.add(replace(make_request(2, 60, 10 * i), share=shares[i % len(shares)])) for i in range(20)]
     for _ in range(6):

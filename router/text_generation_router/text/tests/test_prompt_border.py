@@ -40,8 +40,7 @@ def utf8(data: bytes) -> str:
 
 def expected(made: HandMade, prompt: list[int], output: list[int]) -> tuple[str, str]:
     """The expected text (with special tokens, without special tokens). All bytes between two special tokens are decoded
-    as one text.
-    """
+    as one text."""
     last_special = max((at for at, i in enumerate(prompt) if i in made.special), default=-1)
     context = made.bytes_of_run(prompt[last_special + 1 :])
     shown, plain, run = "", "", b""
@@ -73,8 +72,7 @@ def ids(made: HandMade) -> st.SearchStrategy[list[int]]:
 @st.composite
 def prompts(draw: st.DrawFn, made: HandMade) -> list[int]:
     """Draws prompts: tokens of a text, cut at both ends or shortened to the last one or two, or arbitrary tokens. At
-    least one token is not special, because the first token of a text may lose its space, which another test covers.
-    """
+    least one token is not special, because the first token of a text may lose its space, which another test covers."""
     tokens = draw(st.one_of(TEXTS.map(made.ids), ids(made)))
     kept = draw(st.sampled_from([None, 1, 2]))
     tokens = tokens[: draw(st.integers(0, len(tokens)))]

@@ -1,6 +1,5 @@
 """Templates make the same prompts as with transformers: small ones, and those of real models that `make
-fetch-templates` fetches.
-"""
+fetch-templates` fetches."""
 
 import re
 from pathlib import Path
@@ -49,8 +48,7 @@ def shows_its_text(source: str, chat: Chat) -> bool:
 
 def in_form(source: str, chat: Chat) -> Chat:
     """The chat with its contents in the form that the template takes: as they are, unless only the other form shows
-    them.
-    """
+    them."""
     probe, other = CHATS["plain"], Chat.in_parts
     if chat is CHATS["parts"]:
         probe, other = chat, Chat.in_texts

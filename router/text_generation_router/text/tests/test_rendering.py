@@ -1,6 +1,7 @@
 """Rendering chats in real child processes."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ from text_generation_router.scheduling.share import Share
 from text_generation_router.text.templates.chat_template import ChatTemplate, Conversation, Message
 from text_generation_router.text.templates.rendering import Renderer, children_of
 
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 ORDINARY = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<assistant>"
 # A statement without effect that makes the cost of a template unknown.
 UNKNOWN = "{% set unused %}{% endset %}"
@@ -32,29 +35,8 @@ A, B = Share("a"), Share("b")
 HUGE = 10**9
 EVIL_PARTS = [
     "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3,
-    "{% for i in range(99999) %}{% set x = range(99999) | map('string') | list %}{% endfor %}",
-    "{{ '%1000000000d' % 1 }}",
-    f"{{{{ '%*d' % ({HUGE}, 1) }}}}",
-    "{{ '{:>1000000000}'.format(1) }}",
+    *TABLES["evil_parts"],
     *(f"{{{{ 'x'.{name}({HUGE}) }}}}" for name in ("ljust", "rjust", "center", "zfill")),
-    f"{{{{ '\\t'.expandtabs({HUGE}) }}}}",
-    f"{{{{ 'x' | center({HUGE}) }}}}",
-    f"{{{{ 'x\\nx' | indent({HUGE}) }}}}",
-    "{{ messages | batch(1000000000, 'x') | list }}",
-    "{{ messages | slice(1000000000) | list }}",
-    "{{ lipsum(n=10000000) }}",
-    f"{{{{ messages | tojson(indent={HUGE}) }}}}",
-    "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "{% set ns = namespace(n=9) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
-    f"{{{{ 'x' * {HUGE} }}}}",
-    f"{{{{ [0] * {HUGE} }}}}",
-    "{{ 9 ** (9 ** 9) }}",
-    "{{ range(99999) | join('x' * 999999) }}",
-    "{{ ('x' * 999999).replace('x', 'x' * 999999) }}",
-    "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
-    "{% macro again() %}{{ again() }}{{ again() }}{% endmacro %}{{ again() }}",
-    "{% for m in [messages] recursive %}{{ loop([m]) }}{% endfor %}",
 ]
 
 
@@ -104,9 +86,7 @@ def test_prompts_and_errors_are_the_templates():
 
 # Templates in the style of ChatML, Llama 2, Llama 3 and Zephyr.
 TEMPLATES = [
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    *TABLES["templates"],
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
     "{% set system_message = messages[0]['content'] %}"
     "{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}"
@@ -116,14 +96,6 @@ TEMPLATES = [
     "{% else %}{% set content = message['content'] %}{% endif %}"
     "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
     "{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}",
-    "{% set loop_messages = messages %}{% for message in loop_messages %}"
-    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim "
-    "+ '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
-    "{{ content }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
-    "{%- set ns = namespace(last='') -%}\n{% for message in messages %}\n    {%- set ns.last = message.role %}\n"
-    "<|{{ message.role }}|>\n{{ message.content }}{{ eos_token }}\n{% endfor %}\n"
-    "{{ ns.last | upper }}|{{ messages | tojson }}",
 ]
 CHATS = [
     [("user", "Hi")],
@@ -159,8 +131,7 @@ def test_prompts_are_those_of_transformers(source, unknown):
 @pytest.mark.parametrize("part", EVIL_PARTS, ids=range(len(EVIL_PARTS)))
 def test_whatever_a_template_does_it_is_stopped(part):
     """A chat that triggers the hostile part gets an error, the next chat gets its prompt, and the router's peak memory
-    does not grow.
-    """
+    does not grow."""
     source = "{% if messages[0].content == 'evil' %}" + part + "{% endif %}" + ORDINARY
 
     async def test(renderer: Renderer) -> None:
@@ -222,8 +193,7 @@ def test_a_chat_whose_child_is_killed_is_rendered_by_another():
 
 def child_pids() -> list[int]:
     """Process ids of the pool's children. Other children, such as multiprocessing's resource tracker, come from other
-    tests and are left out.
-    """
+    tests and are left out."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,6 @@
+import json
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,8 @@ from text_generation_router.text.templates.chat_template import (
 from text_generation_router.text.templates.cost import cost_of
 from text_generation_router.text.templates.environment import TemplateEnvironment
 from text_generation_router.text.tests.test_rendering import EVIL_PARTS, TEMPLATES
+
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 USER = Message("user", "x" * 50)
 
@@ -71,43 +75,14 @@ def test_a_template_with_unknown_syntax_has_no_bound(source):
 LOOPS_OVER_WORDS = "{% for word in messages[0].content.split() %}{% endfor %}"  # has no bound
 
 
-@pytest.mark.parametrize(
-    "test",
-    [
-        "tools",
-        "tools and x",
-        "messages[0].tool_calls",
-        "x and messages[-1].name",
-        "documents or tools",
-        "tools is not none",
-        "messages[0]['tool_calls'] is defined",
-        "'tool_calls' in messages[0]",
-        "messages[0].reasoning_content is string",
-    ],
-)
+@pytest.mark.parametrize("test", TABLES["never"])
 def test_branches_for_what_no_plain_chat_has_cost_nothing(test):
     assert cost(f"{{% if {test} %}}{LOOPS_OVER_WORDS}{{% endif %}}") is not None
     assert cost(f"{{% if {test} %}}{{% else %}}{LOOPS_OVER_WORDS}{{% endif %}}") is None
     assert cost(f"{{% if {test} %}}{{% elif x %}}{LOOPS_OVER_WORDS}{{% endif %}}") is None
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% if tools or x %}?{% endif %}",
-        "{% if not tools %}?{% endif %}",
-        "{% if tools is defined %}?{% endif %}",
-        "{% if messages[0].tool_calls is not none %}?{% endif %}",
-        "{% if 'role' in messages[0] %}?{% endif %}",
-        "{% for x in tools %}{% else %}?{% endfor %}",
-        "{% if messages[0].content %}?{% endif %}",
-        "{% if x.tool_calls %}?{% endif %}",
-        "{% set tools = 'x' %}{% if tools %}?{% endif %}",
-        "{% for m in messages %}{% if tools %}?{% endif %}{% set tools = m %}{% endfor %}",
-        "{% for tools in messages %}{% if tools %}?{% endif %}{% endfor %}",
-        "{% set tools = namespace() %}{% set tools.x = 1 %}{% if tools %}?{% endif %}",
-    ],
-)
+@pytest.mark.parametrize("source", TABLES["counted"])
 def test_a_branch_that_a_plain_chat_may_take_is_counted(source):
     assert cost(source.replace("?", "")) is not None
     assert cost(source.replace("?", LOOPS_OVER_WORDS)) is None
@@ -129,22 +104,7 @@ def test_what_a_plain_chat_does_not_reach_and_short_steps_have_a_bound(source):
     assert cost(source.replace("?", LOOPS_OVER_WORDS)) is not None
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% macro evil() %}{% endmacro %}{{ evil() }}",
-        "{% macro evil() %}{% endmacro %}{% set ns = namespace(strip=evil) %}{{ ns.strip() }}",
-        "{% macro evil() %}{% endmacro %}{{ [evil][0].strip() }}",
-        "{% macro raise_exception(x) %}{% endmacro %}{{ raise_exception('x') }}",
-        "{{ messages[messages[0].content.split() | length] }}",
-        "{{ (messages[0].content.split() | length) - 1 }}",
-        "{{ 'x'.strip(messages[0].content) }}",
-        "{% if messages[0]['items'] %}{% endif %}",
-        "{% macro tools() %}{% endmacro %}{% if tools %}{% endif %}",
-        "{{ strftime_now('%9d') }}",
-        "{{ strftime_now(messages[0].content) }}",
-    ],
-)
+@pytest.mark.parametrize("source", TABLES["unbounded"])
 def test_macros_that_are_used_and_steps_of_any_length_have_no_bound(source):
     assert cost(source) is None
 

@@ -1,6 +1,8 @@
 import asyncio
+import json
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,6 +22,8 @@ from text_generation_router.text.tokens.length_bound import byte_symbols
 from text_generation_router.text.tokens.token_choice import leaves_a_token
 from text_generation_router.text.tokens.tokenization import Ids, TextTokenizer
 from text_generation_router.text.validation import AskedParameters, AskedSampling, Prompt, RequestLimits, Validator
+
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 LIMITS = RequestLimits(RequestFlags(), max_input_tokens=10, max_total_tokens=15, vocab_size=200, eos_token_ids=(2, 5))
 
@@ -70,54 +74,14 @@ def validate(inputs, tokenizer=None, greedy=False, **parameters):
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
-        ({"temperature": 0.0}, "`temperature` must be strictly positive"),
-        ({"repetition_penalty": -1.0}, "`repetition_penalty` must be strictly positive"),
-        ({"frequency_penalty": 2.5}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
-        ({"presence_penalty": -2.5}, "`presence_penalty` must be >= -2.0 and <= 2.0"),
-        ({"min_p": 1.5}, "`min_p` must be >= 0.0 and <= 1.0"),
-        (
-            {"stop_token_ids": (3, 200)},
-            "`stop_token_ids` must have token ids of the model's vocabulary, 0 to 199. Given: 200",
-        ),
-        (
-            {"allowed_token_ids": (201,)},
-            "`allowed_token_ids` must have token ids of the model's vocabulary, 0 to 199. Given: 201",
-        ),
-        ({"allowed_token_ids": ()}, "`allowed_token_ids` must not be empty"),
-        (
-            {"logit_bias": ((3, 1.0), (202, 1.0))},
-            "`logit_bias` must have token ids of the model's vocabulary, 0 to 199. Given: 202",
-        ),
-        ({"logit_bias": ((3, -100.5),)}, "`logit_bias` must have values >= -100.0 and <= 100.0"),
-        ({"bad_words": ("a", "")}, "`bad_words` must not contain an empty word"),
+        *TABLES["refused"],
         ({"bad_words": ("a" * 16_385,)}, "`bad_words` must have at most 16384 characters in all. Given: 16385"),
         (
             {"bad_words": ("a" * 512,)},
             "`bad_words` must have at most 1024 tokens in all, counted with and without a space before each word."
             " Given: 1025",
         ),
-        (
-            {"min_new_tokens": 4, "max_new_tokens": 3},
-            "`min_new_tokens` must be <= `max_new_tokens`. Given: 4 and 3",
-        ),
-        (
-            {"allowed_token_ids": (2, 97), "bad_words": ("a",), "min_new_tokens": 1},
-            "no token that could come next is left by `allowed_token_ids` and `bad_words` and `min_new_tokens`",
-        ),
-        ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
-        ({"typical_p": 0.0}, "`typical_p` must be > 0.0 and < 1.0"),
-        ({"top_k": -1}, "`top_k` must be strictly positive"),
-        ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
         ({"stop": ("x",) * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
-        ({"best_of": 2, "do_sample": True, "seed": 1}, "`seed` must not be set when `best_of` > 1"),
-        ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
-        ({"truncate": 0}, "`truncate` must be strictly positive and less than 10. Given: 0"),
-        ({"truncate": 11}, "`truncate` must be strictly positive and less than 10. Given: 11"),
-        (
-            {"max_new_tokens": 14},
-            "`inputs` tokens + `max_new_tokens` must be <= 15. Given: 2 `inputs` tokens and 14 `max_new_tokens`",
-        ),
     ],
 )
 def test_each_check_has_tgis_text(parameters, text):

@@ -2,8 +2,7 @@
 graph.
 
 Without a GPU, a recording is the recorded Python function, run again into the same output. Like a graph it reads only
-the tensors at the addresses with which it was recorded.
-"""
+the tensors at the addresses with which it was recorded."""
 
 import gc
 import weakref
@@ -283,13 +282,7 @@ def test_a_step_that_a_graph_would_pad_too_much_or_with_too_many_chunks_runs_wit
     recorder = FakeRecorder()
     runner = make_runner(model, mixed_graphs=DecodeGraphs((16, 200), recorder))
     runner.warmup(128, None, 40, None)
-    for prompts, replays in (
-        ([135], 0),
-        ([136], 1),
-        ([9] * MAX_CHUNKS, 1),
-        ([9] * (MAX_CHUNKS + 1), 0),
-        ([201], 0),
-    ):
+    for prompts, replays in (([135], 0), ([136], 1), ([9] * MAX_CHUNKS, 1), ([9] * (MAX_CHUNKS + 1), 0), ([201], 0)):
         client, before = fresh_client(runner), recorder.replayed
         client.step([], [client.first_chunk(i, random_ids(n, i)) for i, n in enumerate(prompts)])
         assert recorder.replayed - before == replays

@@ -1,6 +1,5 @@
 """One fixture that yields every backend with each type of numbers in which it can be tested. A test that uses the
-fixture runs on all of them.
-"""
+fixture runs on all of them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """The next token of each row, over all backends, compared with a plain computation in float64.
 
 The interpreter is slow. Where a test needs thousands of draws, the reference draws them, and the interpreter's draws
-are only tested to equal the reference's draws.
-"""
+are only tested to equal the reference's draws."""
 
 import random
 from dataclasses import fields, replace
@@ -12,16 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from sampled_rows import (
-    MINUS_INFINITY,
-    VOCABULARY,
-    Row,
-    banned,
-    choices,
-    plain,
-    random_logits,
-    sample,
-)
+from sampled_rows import MINUS_INFINITY, VOCABULARY, Row, banned, choices, plain, random_logits, sample
 from torch import Tensor
 
 from text_generation_common.cpu_features import NEEDS
@@ -35,20 +25,12 @@ GPU = torch.cuda.is_available()
 
 
 ALONE = {
-    "neutral": Row(),
-    "temperature": Row(temperature=0.6),
-    "top-k": Row(top_k=5),
-    "top-p": Row(top_p=0.7),
-    "min-p": Row(min_p=0.1),
-    "typical-p": Row(typical_p=0.6),
-    "repetition": Row(repetition=1.5),
-    "repetition that rewards": Row(repetition=0.7),
-    "frequency": Row(frequency=0.8),
-    "frequency that rewards": Row(frequency=-0.8),
-    "presence": Row(presence=0.8),
-    "presence that rewards": Row(presence=-0.8),
-    "bias": Row(bias=((7, 2.5), (0, -3.0))),
-}
+    "neutral": Row(), "temperature": Row(temperature=0.6), "top-k": Row(top_k=5), "top-p": Row(top_p=0.7),
+    "min-p": Row(min_p=0.1), "typical-p": Row(typical_p=0.6), "repetition": Row(repetition=1.5),
+    "repetition that rewards": Row(repetition=0.7), "frequency": Row(frequency=0.8),
+    "frequency that rewards": Row(frequency=-0.8), "presence": Row(presence=0.8),
+    "presence that rewards": Row(presence=-0.8), "bias": Row(bias=((7, 2.5), (0, -3.0))),
+}  # fmt: skip
 # The history is 3, 4 in the prompt, and 5, 5, 4, 5 in the output.
 MASKS = {
     "allowed": Row(allowed=(12, 5, 0, 5)),

@@ -16,8 +16,7 @@ CPU = torch.device("cpu")
 
 def rows_with(**lengths: int) -> Rows:
     """Rows with the given lengths, in tokens, after the measured step. The last character of a name is the request's
-    id.
-    """
+    id."""
     rows = Rows(4, 64, CPU)
     for name, length in lengths.items():
         ids = torch.arange(length, dtype=torch.int32)

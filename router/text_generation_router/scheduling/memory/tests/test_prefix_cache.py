@@ -193,8 +193,7 @@ def test_a_request_waits_for_a_running_prefill_that_saves_it_many_tokens() -> No
 
 class CacheMachine(RuleBasedStateMachine):
     """Sequences of the tokens 1 and 2 begin, are computed and leave. `content`: for each slot, the tokens from which
-    its keys were computed.
-    """
+    its keys were computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,8 +240,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def turn_out_bad(self, data: st.DataObject) -> None:
         """Makes the tokens that a sequence computed invalid: from now on no search finds them, although holders still
-        lock them.
-        """
+        lock them."""
         holder = self.computed[data.draw(st.integers(0, len(self.computed) - 1))]
         start = len(holder.cached)
         self.cache.forget(holder.namespace, holder.tokens, start)

@@ -1,6 +1,5 @@
 """Texts of models in each format of calls, and what they consist of: the rows of `call_texts.jsonl`, with the fields of
-`CallText`. Imports nothing of this repository, so that other servers' readers can be given the same texts.
-"""
+`CallText`. Imports nothing of this repository, so that other servers' readers can be given the same texts."""
 
 import json
 from dataclasses import dataclass

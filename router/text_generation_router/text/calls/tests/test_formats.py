@@ -1,5 +1,8 @@
 """Formats are found by the markers in chat templates, or chosen by a flag."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from text_generation_common.flags.kinds import ReasoningStyle, ToolCallFormat
@@ -8,65 +11,12 @@ from text_generation_router.text.calls.reading import Reading, reading_of
 from text_generation_router.text.calls.reasoning import REASONING_FORMATS, reasoning_of
 from text_generation_router.text.tests.fetch_templates import FOLDER
 
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 # Real templates, which `make fetch-templates` fetches: their formats of calls and of reasoning.
-REAL = {
-    "ByteDance-Seed-OSS": ("seed-oss", "seed-oss"),
-    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("command", "command"),
-    "GLM-4.6": ("glm45", "think"),
-    "Kimi-K2-Instruct": ("kimi-k2", None),
-    "Kimi-K2-Thinking": ("kimi-k2", "think"),
-    "LFM2-8B-A1B": ("lfm2", None),
-    "MiniMax-M2": ("minimax-m2", "think"),
-    "Mistral-Small-3.2-24B-Instruct-2506": ("mistral-args", None),
-    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("qwen3-coder", "think"),
-    "NVIDIA-Nemotron-Nano-v2": ("nemotron-v2", "think"),
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": ("hermes", None),
-    "Qwen-QwQ-32B": ("hermes", "think"),
-    "Qwen-Qwen2.5-7B-Instruct": ("hermes", None),
-    "Qwen-Qwen3-0.6B": ("hermes", "think"),
-    "Qwen3-Coder": ("qwen3-coder", None),
-    "Qwen3.5-4B": ("qwen3-coder", "think"),
-    "StepFun3.5-Flash": ("qwen3-coder", "think"),
-    "command_a_tool_use": ("command", "command"),
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": ("deepseek-v3", "think"),
-    "deepseek-ai-DeepSeek-V3.1": ("deepseek-v31", "think"),
-    "fireworks-ai-llama-3-firefunction-v2": ("phi4-mini", None),
-    "gemma3": (None, None),
-    "google-gemma-2-2b-it": (None, None),
-    "google-gemma-4-31B-it": (None, "gemma4"),
-    "ibm-granite-granite-3.3-2B-Instruct": ("granite", "granite-tags"),
-    "ibm-granite-granite-4.0": ("hermes", None),
-    "llama4": ("llama4", None),
-    "meta-llama-Llama-3.1-8B-Instruct": ("llama3", None),
-    "meta-llama-Llama-3.3-70B-Instruct": ("llama3", None),
-    "meetkai-functionary-medium-v3.1": (None, None),
-    "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral-args", "mistral"),
-    "mistralai-Mistral-Nemo-Instruct-2407": ("mistral-list", None),
-    "openai-gpt-oss-120b": ("harmony", "harmony"),
-    "pixtral": (None, None),
-}
+REAL = TABLES["real"]
 # Lines as the templates of these models have them.
-TEMPLATES = {
-    "command": "{{ '<|START_THINKING|>' }}<|START_ACTION|>[{{ call }}]<|END_ACTION|>",
-    "deepseek-v3": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + type + '<｜tool▁sep｜>' + name + '\\n```json\\n'",
-    "deepseek-v31": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments",
-    "glm45": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>",
-    "granite": "'<|tool_call|>' followed by a JSON list of tools",
-    "harmony": "<|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{{ arguments }}",
-    "hermes": '<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>',
-    "kimi-k2": "<|tool_calls_section_begin|>{{ '<|tool_call_begin|>' + id }}<|tool_call_argument_begin|>",
-    "lfm2": "<|tool_call_start|>[{{ calls | join(', ') }}]<|tool_call_end|>",
-    "llama3": '{{- \'{"name": function name, "parameters": dictionary of argument name and its value}\' }}',
-    "llama4": "<|python_start|>{{ content }}<|python_end|>",
-    "minimax-m2": "{%- set toolcall_begin_token = '<minimax:tool_call>' -%}<invoke name=\"tool-name-1\">",
-    "mistral-args": "'[TOOL_CALLS]' + name + '[ARGS]' + arguments",
-    "mistral-list": '{{- "[TOOL_CALLS][" }}{{ tool_call|tojson }}]',
-    "nemotron-v2": "'<TOOLCALL>[' + calls + ']</TOOLCALL>'",
-    "olmo3": "<function_calls>{{ message['function_calls'] }}</function_calls>",
-    "phi4-mini": "'<|' + role + '|>' + content + '<|tool|>' + tools + '<|/tool|>'",
-    "qwen3-coder": "<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\n",
-    "seed-oss": "{%- set toolcall_begin_token = '<seed:tool_call>' %}<function=example_function_name>",
-}
+TEMPLATES = TABLES["templates"]
 
 
 @pytest.mark.parametrize("name", CALL_FORMATS)

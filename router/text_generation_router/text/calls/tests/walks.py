@@ -20,23 +20,8 @@ from text_generation_router.text.tokens.pieces import CallArguments, CallStart, 
 Schema = dict[str, Any]
 END = "</s>"
 TEXTS = (
-    "",
-    "Rome",
-    "a\nb\n",
-    '"',
-    "it's",
-    "{",
-    "[1]",
-    " null",
-    "None",
-    "7",
-    "-1.5",
-    "true",
-    "<",
-    "</param",
-    "é 🌊",
-    "\\n",
-)
+    "", "Rome", "a\nb\n", '"', "it's", "{", "[1]", " null", "None", "7", "-1.5", "true", "<", "</param", "é 🌊", "\\n",
+)  # fmt: skip
 
 
 def tokenizer_of(special: Sequence[str]) -> Tokenizer:

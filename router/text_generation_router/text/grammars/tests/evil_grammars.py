@@ -1,7 +1,6 @@
 """Grammars that are meant to cost much: long repetitions, many states, references that double. As a program, checks all
 of them and writes a line of JSON for each: its kind, seconds of work, and MiB by which the process has grown since the
-start.
-"""
+start."""
 
 import json
 import resource

@@ -1,7 +1,6 @@
 """Writes schemas.jsonl: 300 JSON schemas of the kinds that programs send, one in each line.
 
-python -m text_generation_router.text.grammars.tests.make_schemas schemas.jsonl
-"""
+python -m text_generation_router.text.grammars.tests.make_schemas schemas.jsonl"""
 
 import json
 import sys

@@ -1,6 +1,5 @@
 """Draws grammars, schemas and tools at random, most of them odd: numbers at the edges of machine types, depth, breadth,
-chains, text that is not Unicode, values of wrong types for every keyword.
-"""
+chains, text that is not Unicode, values of wrong types for every keyword."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,46 +16,13 @@ from text_generation_router.text.grammars.tests.evil_grammars import rule_chain
 Schema = dict[str, Any]
 EDGES = [sign * (2**bits + more) for bits in (31, 53, 63, 64) for more in (-1, 0, 1) for sign in (1, -1)]
 NUMBERS = [
-    *EDGES,
-    *map(float, EDGES),
-    1e308,
-    -1e308,
-    1e19,
-    -1e19,
-    10**30,
-    0,
-    1,
-    -1,
-    -0.0,
-    0.1,
-    1e-9,
-    5e-324,
-    0.5,
-    3,
-    12,
-]
+    *EDGES, *map(float, EDGES), 1e308, -1e308, 1e19, -1e19, 10**30, 0, 1, -1, -0.0, 0.1, 1e-9, 5e-324, 0.5, 3, 12,
+]  # fmt: skip
 NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
 STRINGS = ("", "a", "red", "green", '"', "\\", "é🌊", "\n", "\0", "\ud800", "x" * 300, "</s>", "<|x|>", "/", "#", "%")
 WRONG = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1.5,
-    "",
-    "x",
-    [],
-    [1],
-    {},
-    {"a": 1},
-    [[]],
-    [{}],
-    [None],
-    "\ud800",
-    {"": []},
-    ["a", "a"],
-)
+    None, True, False, 0, -1, 1.5, "", "x", [], [1], {}, {"a": 1}, [[]], [{}], [None], "\ud800", {"": []}, ["a", "a"],
+)  # fmt: skip
 NAMES = ("a", "b", "c", "name", "", "a b", '"', "é", "$ref", "type", "properties")
 ATOMS = (
     "a", "[a-z]", "[^a]", ".", r"\d", r"\w", r"\s", r"\p{L}", "é", "(ab|c)", "(?i:x)", r"\b", "^", "$", "(?=a)", "\\",
@@ -228,21 +194,9 @@ def _chain(rng: Random) -> str:
 
 def _part(rng: Random, depth: int) -> str:
     parts = [
-        '"a"',
-        '"é"i',
-        "/[a-z]+/",
-        "b",
-        "c",
-        "D",
-        "E",
-        '""',
-        '"\\n"',
-        "<|x|>",
-        "<[5]>",
-        "<[99999999]>",
-        '"a".."z"',
+        '"a"', '"é"i', "/[a-z]+/", "b", "c", "D", "E", '""', '"\\n"', "<|x|>", "<[5]>", "<[99999999]>", '"a".."z"',
         "@x",
-    ]
+    ]  # fmt: skip
     if depth > 0:
         inner = " ".join(_part(rng, depth - 1) for _ in range(rng.randint(1, 3)))
         count = rng.choice(COUNTS)

@@ -1,8 +1,7 @@
 """Holds grammars to the JSON-Schema-Test-Suite: what the standard calls valid can be written, what it calls invalid
 cannot. Writes every difference into a file, or compares with it. The suite is in the source package of `jsonschema`.
 
-python -m text_generation_router.text.grammars.tests.standard_suite SUITE standard_suite.tsv [--write]
-"""
+python -m text_generation_router.text.grammars.tests.standard_suite SUITE standard_suite.tsv [--write]"""
 
 import json
 import sys

@@ -78,47 +78,38 @@ async def refusal(grammar: Callable[..., Awaitable[str]], **changed: Any) -> str
     return refused.value.text.removeprefix("Input validation error: ")
 
 
-def test_equal_grammars_are_checked_once_also_at_the_same_time():
-    async def run() -> None:
-        fakes = Fakes()
-        grammar = checking_with(fakes)
-        first = await asyncio.gather(*(grammar() for n in range(9)))
-        assert {*first, await grammar("other", field="guided_regex")} == {"checked a+"}
-        assert fakes.begun == ["a+"]
-
-    asyncio.run(run())
+async def test_equal_grammars_are_checked_once_also_at_the_same_time():
+    fakes = Fakes()
+    grammar = checking_with(fakes)
+    first = await asyncio.gather(*(grammar() for n in range(9)))
+    assert {*first, await grammar("other", field="guided_regex")} == {"checked a+"}
+    assert fakes.begun == ["a+"]
 
 
-def test_a_tenant_does_not_wait_behind_anothers_for_the_same_grammar_and_is_charged_for_its_own():
-    async def run() -> None:
-        fakes = Fakes(waits=True)
-        grammar = checking_with(fakes)
-        crowd = [asyncio.ensure_future(grammar("crowd", text=f"crowd {n}")) for n in range(4)]
-        await turns()
-        other = asyncio.ensure_future(grammar("other", text="crowd 3"))
-        await turns()
-        assert fakes.begun == ["crowd 0", "crowd 3"]
-        fakes.may_end.set()
-        assert await other == "checked crowd 3"
-        await asyncio.gather(*crowd)
-        assert sorted(fakes.begun) == [f"crowd {n}" for n in range(4)]  # what is known then is not checked again
-
-    asyncio.run(run())
+async def test_a_tenant_does_not_wait_behind_anothers_for_the_same_grammar_and_is_charged_for_its_own():
+    fakes = Fakes(waits=True)
+    grammar = checking_with(fakes)
+    crowd = [asyncio.ensure_future(grammar("crowd", text=f"crowd {n}")) for n in range(4)]
+    await turns()
+    other = asyncio.ensure_future(grammar("other", text="crowd 3"))
+    await turns()
+    assert fakes.begun == ["crowd 0", "crowd 3"]
+    fakes.may_end.set()
+    assert await other == "checked crowd 3"
+    await asyncio.gather(*crowd)
+    assert sorted(fakes.begun) == [f"crowd {n}" for n in range(4)]  # what is known then is not checked again
 
 
-def test_a_refusal_names_the_field_of_each_request():
-    async def run() -> None:
-        fakes = Fakes()
-        grammar = checking_with(fakes)
-        fields = ("regex", "structured_outputs.regex", "grammar")
-        assert [await refusal(grammar, field=field, text="bad") for field in fields] == [
-            "`regex`: bad",
-            "`structured_outputs.regex`: bad",
-            "grammar is not valid: bad",
-        ]
-        assert fakes.begun == ["bad"]
-
-    asyncio.run(run())
+async def test_a_refusal_names_the_field_of_each_request():
+    fakes = Fakes()
+    grammar = checking_with(fakes)
+    fields = ("regex", "structured_outputs.regex", "grammar")
+    assert [await refusal(grammar, field=field, text="bad") for field in fields] == [
+        "`regex`: bad",
+        "`structured_outputs.regex`: bad",
+        "grammar is not valid: bad",
+    ]
+    assert fakes.begun == ["bad"]
 
 
 def test_what_differs_is_checked_apart():
@@ -176,85 +167,67 @@ def test_a_caller_that_leaves_does_not_end_the_check_of_another():
     assert asyncio.run(run()) == "checked a+"
 
 
-def test_an_owner_has_one_child_and_a_tenant_few_places():
-    async def run() -> None:
-        fakes = Fakes(waits=True)
-        grammar = checking_with(fakes)
-        busy = [asyncio.ensure_future(grammar("crowd", text=f"crowd {n}")) for n in range(4)]
-        await turns()
-        with pytest.raises(OverloadedError):
-            await grammar("crowd", text="one too many")
-        other = asyncio.ensure_future(grammar("other", text="other"))
-        await turns()
-        assert fakes.begun == ["crowd 0", "other"]
-        fakes.may_end.set()
-        await asyncio.gather(*busy, other)
-
-    asyncio.run(run())
+async def test_an_owner_has_one_child_and_a_tenant_few_places():
+    fakes = Fakes(waits=True)
+    grammar = checking_with(fakes)
+    busy = [asyncio.ensure_future(grammar("crowd", text=f"crowd {n}")) for n in range(4)]
+    await turns()
+    with pytest.raises(OverloadedError):
+        await grammar("crowd", text="one too many")
+    other = asyncio.ensure_future(grammar("other", text="other"))
+    await turns()
+    assert fakes.begun == ["crowd 0", "other"]
+    fakes.may_end.set()
+    await asyncio.gather(*busy, other)
 
 
-def test_an_owner_whose_text_killed_a_child_has_no_other_one_before_there_is_a_new_one():
-    async def run() -> None:
-        fakes = Fakes(CRASHED)
-        fakes.are_ready.clear()
-        grammar = checking_with(fakes)
-        deadly, next_one = (asyncio.ensure_future(grammar("a", text=text)) for text in ("deadly", "next"))
-        await turns()
-        assert await grammar("b", text="other") == "checked other"
-        assert fakes.begun == ["deadly", "other"]
-        fakes.are_ready.set()
-        with pytest.raises(GrammarError):
-            await deadly
-        assert await next_one == "checked next"
-
-    asyncio.run(run())
+async def test_an_owner_whose_text_killed_a_child_has_no_other_one_before_there_is_a_new_one():
+    fakes = Fakes(CRASHED)
+    fakes.are_ready.clear()
+    grammar = checking_with(fakes)
+    deadly, next_one = (asyncio.ensure_future(grammar("a", text=text)) for text in ("deadly", "next"))
+    await turns()
+    assert await grammar("b", text="other") == "checked other"
+    assert fakes.begun == ["deadly", "other"]
+    fakes.are_ready.set()
+    with pytest.raises(GrammarError):
+        await deadly
+    assert await next_one == "checked next"
 
 
 @pytest.mark.parametrize(
     ("failure", "words"),
-    [
-        (CRASHED, "the process that compiles it fails"),
-        (SPENT, "it takes more than 1 s: send a smaller one"),
-    ],
+    [(CRASHED, "the process that compiles it fails"), (SPENT, "it takes more than 1 s: send a smaller one")],
     ids=["crashed", "spent"],
 )
-def test_a_text_at_which_two_children_died_is_refused_at_once(failure, words):
-    async def run() -> None:
-        fakes = Fakes(failure, failure)
-        grammar = checking_with(fakes)
-        for _ in range(2):
-            assert await refusal(grammar) == CANNOT + words
-        refused = CANNOT + "it has ended two processes that compiled it"
-        assert await refusal(grammar) == refused
-        assert fakes.begun == ["a+"] * 2
-        assert await grammar(text="b") == "checked b"
-
-    asyncio.run(run())
+async def test_a_text_at_which_two_children_died_is_refused_at_once(failure, words):
+    fakes = Fakes(failure, failure)
+    grammar = checking_with(fakes)
+    for _ in range(2):
+        assert await refusal(grammar) == CANNOT + words
+    refused = CANNOT + "it has ended two processes that compiled it"
+    assert await refusal(grammar) == refused
+    assert fakes.begun == ["a+"] * 2
+    assert await grammar(text="b") == "checked b"
 
 
-def test_a_child_that_was_killed_is_not_the_texts_fault_but_the_text_is_tried_once_more_only():
-    async def run() -> None:
-        fakes = Fakes(KILLED, KILLED, KILLED, KILLED, KILLED)
-        grammar = checking_with(fakes)
-        for _ in range(2):
-            assert await refusal(grammar) == CANNOT + "the process that compiles it fails"
-        assert await grammar() == "checked a+"
-        assert fakes.begun == ["a+"] * 6
-
-    asyncio.run(run())
-
-
-def test_other_failures_have_their_own_words_and_are_tried_anew():
-    async def run() -> None:
-        fakes = Fakes(JobFailedError("MemoryError"), JobFailedError("TypeError"), JobTimeoutError())
-        grammar = checking_with(fakes)
-        assert await refusal(grammar) == CANNOT + "it takes more than 128 MiB: send a smaller one"
+async def test_a_child_that_was_killed_is_not_the_texts_fault_but_the_text_is_tried_once_more_only():
+    fakes = Fakes(KILLED, KILLED, KILLED, KILLED, KILLED)
+    grammar = checking_with(fakes)
+    for _ in range(2):
         assert await refusal(grammar) == CANNOT + "the process that compiles it fails"
-        with pytest.raises(OverloadedError):
-            await grammar()
-        assert await grammar() == "checked a+"
+    assert await grammar() == "checked a+"
+    assert fakes.begun == ["a+"] * 6
 
-    asyncio.run(run())
+
+async def test_other_failures_have_their_own_words_and_are_tried_anew():
+    fakes = Fakes(JobFailedError("MemoryError"), JobFailedError("TypeError"), JobTimeoutError())
+    grammar = checking_with(fakes)
+    assert await refusal(grammar) == CANNOT + "it takes more than 128 MiB: send a smaller one"
+    assert await refusal(grammar) == CANNOT + "the process that compiles it fails"
+    with pytest.raises(OverloadedError):
+        await grammar()
+    assert await grammar() == "checked a+"
 
 
 def test_deaths_are_forgotten_after_a_while_and_bounded_in_number(monkeypatch):

@@ -9,13 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from text_generation_router.text.grammars.asked import GrammarKind, RefusedGrammarError
-from text_generation_router.text.grammars.combined import (
-    CallForm,
-    Marker,
-    Schema,
-    after_reasoning,
-    tool_calls_grammar,
-)
+from text_generation_router.text.grammars.combined import CallForm, Marker, Schema, after_reasoning, tool_calls_grammar
 from text_generation_router.text.grammars.forms import special_id
 from text_generation_router.text.grammars.tests.matching import grammar_of
 from text_generation_router.text.grammars.verification import LIMITS

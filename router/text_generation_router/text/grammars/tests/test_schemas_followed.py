@@ -1,7 +1,6 @@
 """300 schemas, followed by a model that knows nothing: among the tokens that a grammar allows, each is as likely.
 
-Every text that comes to its end parses, and is valid. `make test-grammars` runs all schemas; `make test` a tenth.
-"""
+Every text that comes to its end parses, and is valid. `make test-grammars` runs all schemas; `make test` a tenth."""
 
 import json
 import os

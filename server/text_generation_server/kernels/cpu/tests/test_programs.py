@@ -1,6 +1,5 @@
 """A recorded decode program repeats the step that it was recorded from, but with the numbers that are at the recorded
-addresses when it is replayed.
-"""
+addresses when it is replayed."""
 
 import subprocess
 import sys
@@ -57,8 +56,7 @@ def run(
 
 def forward_of(kernels: CpuKernels, ids_T: Tensor, layers: int) -> Callable[[Signal], Tensor]:
     """A forward pass of layers whose tensors are needed for different times: x is made anew, the residual is
-    overwritten in place.
-    """
+    overwritten in place."""
 
     def forward(on_layer: Signal) -> Tensor:
         residual = kernels.embed(ids_T, WEIGHT)
