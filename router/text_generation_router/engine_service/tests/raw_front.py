@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -165,19 +165,25 @@ async def served(world: EngineWorld, **more: Any) -> Any:
                 await world.engine.close()
 
 
-def serve(use: Callable[[EngineWorld], Awaitable[None]], *groups: Callable[[], FakeShards], **limits: int) -> None:
-    """Runs `use` with an engine that serves. If the engine still serves at the end, all slots must be free again."""
+@asynccontextmanager
+async def serving(*groups: Callable[[], FakeShards], **limits: int) -> AsyncIterator[EngineWorld]:
+    """An engine that serves. If it still serves at the end, all slots must be free again."""
+    world = EngineWorld(*groups, **limits)
+    async with served(world):
+        async with asyncio.timeout(60):
+            yield world
+        if world.engine._ended:
+            return
+        await asyncio.wait_for(world.until_idle(), timeout=2)
+        await asyncio.sleep(0.02)
+        scheduler = world.engine._scheduler
+        assert scheduler.memory.num_held == 0 and scheduler.books() is None, "all slots come back"
 
+
+def serve(use: Callable[[EngineWorld], Awaitable[None]], *groups: Callable[[], FakeShards], **limits: int) -> None:
     async def run() -> None:
-        world = EngineWorld(*groups, **limits)
-        async with served(world):
-            await asyncio.wait_for(use(world), timeout=60)
-            if world.engine._ended:
-                return
-            await asyncio.wait_for(world.until_idle(), timeout=2)
-            await asyncio.sleep(0.02)
-            scheduler = world.engine._scheduler
-            assert scheduler.memory.num_held == 0 and scheduler.books() is None, "all slots come back"
+        async with serving(*groups, **limits) as world:
+            await use(world)
 
     asyncio.run(run())
 

@@ -165,20 +165,17 @@ async def news_calls(world: EngineWorld) -> None:
 @pytest.mark.parametrize(
     "flood", [cancelled_submits, credits, unknown_cancels, large_submits, streams, news_calls], ids=lambda f: f.__name__
 )
-def test_a_flood_of_one_front_changes_no_text_of_another(flood: Flood) -> None:
-    async def use(world: EngineWorld) -> None:
-        async with grpc.aio.insecure_channel(world.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            good = RawFront(pb_grpc.EngineServiceStub(channel))
-            await good.connect("good")
-            flooding = asyncio.create_task(flood(world))
-            await asyncio.sleep(0.1)
-            for index in range(1, 4):
-                await good.send(submit([index], prompt(index), 60))
-                await good.until_ended(index)
-                assert good.ids[index] == expected_tokens(prompt(index), 60)
-            await cancelled(flooding)
-
-    serve(use)
+async def test_a_flood_of_one_front_changes_no_text_of_another(world: EngineWorld, flood: Flood) -> None:
+    async with grpc.aio.insecure_channel(world.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        good = RawFront(pb_grpc.EngineServiceStub(channel))
+        await good.connect("good")
+        flooding = asyncio.create_task(flood(world))
+        await asyncio.sleep(0.1)
+        for index in range(1, 4):
+            await good.send(submit([index], prompt(index), 60))
+            await good.until_ended(index)
+            assert good.ids[index] == expected_tokens(prompt(index), 60)
+        await cancelled(flooding)
 
 
 def test_messages_that_come_too_fast_wait() -> None:

@@ -74,17 +74,14 @@ def test_loads_tell_how_busy_the_engine_is_and_share_out_the_permits() -> None:
     serve(use, lambda: FakeShards(capacity=5000), max_batch_size=2)
 
 
-def test_that_the_engine_drains_is_told_at_once() -> None:
-    async def use(world: EngineWorld) -> None:
-        await world.front()
-        async with reading(world) as reader:
-            await reader.read()
-            news_s = asyncio.get_running_loop().time()
-            world.server.drain()
-            await reader.until(lambda: reader.load.is_draining)
-            assert asyncio.get_running_loop().time() - news_s < news.EVERY_S / 2
-
-    serve(use)
+async def test_that_the_engine_drains_is_told_at_once(world: EngineWorld) -> None:
+    await world.front()
+    async with reading(world) as reader:
+        await reader.read()
+        news_s = asyncio.get_running_loop().time()
+        world.server.drain()
+        await reader.until(lambda: reader.load.is_draining)
+        assert asyncio.get_running_loop().time() - news_s < news.EVERY_S / 2
 
 
 def test_lost_shards_are_told() -> None:
@@ -208,25 +205,19 @@ def test_the_cache_is_observed_only_while_a_front_wants_to_know(monkeypatch: pyt
     serve_with_cache(use)
 
 
-def test_news_are_for_fronts_with_a_stream_and_each_front_has_one_call() -> None:
-    async def use(world: EngineWorld) -> None:
-        async with reading(world, "stranger") as stranger:
-            assert await stranger.call.code() is grpc.StatusCode.FAILED_PRECONDITION
-        await world.front("a")
-        async with reading(world, "a") as older:
-            await older.read()
-            async with reading(world, "a") as newer:
-                await newer.until(lambda: newer.load.is_ready)
-                assert await older.call.code() is grpc.StatusCode.OK
-
-    serve(use)
+async def test_news_are_for_fronts_with_a_stream_and_each_front_has_one_call(world: EngineWorld) -> None:
+    async with reading(world, "stranger") as stranger:
+        assert await stranger.call.code() is grpc.StatusCode.FAILED_PRECONDITION
+    await world.front("a")
+    async with reading(world, "a") as older:
+        await older.read()
+        async with reading(world, "a") as newer:
+            await newer.until(lambda: newer.load.is_ready)
+            assert await older.call.code() is grpc.StatusCode.OK
 
 
-def test_health_and_metrics_are_the_engines_own() -> None:
-    async def use(world: EngineWorld) -> None:
-        assert (await world.stub.Health(pb.HealthRequest())).is_healthy
-        await world.front()
-        text = (await world.stub.Metrics(pb.MetricsRequest())).text.decode()
-        assert "tgi_engine_fronts 1" in text and "tgi_batch_current_size" in text
-
-    serve(use)
+async def test_health_and_metrics_are_the_engines_own(world: EngineWorld) -> None:
+    assert (await world.stub.Health(pb.HealthRequest())).is_healthy
+    await world.front()
+    text = (await world.stub.Metrics(pb.MetricsRequest())).text.decode()
+    assert "tgi_engine_fronts 1" in text and "tgi_batch_current_size" in text

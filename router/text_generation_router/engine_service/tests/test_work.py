@@ -43,42 +43,35 @@ from text_generation_router.wire.version import VERSION, WITH_BEGUN
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_front_is_welcomed_with_the_facts() -> None:
-    async def use(world: EngineWorld) -> None:
-        welcome = await RawFront(world.stub).connect()
-        assert (welcome.version, welcome.engine_id, welcome.term, welcome.digest) == (VERSION, "engine-1", 3, b"digest")
-        facts = welcome.facts
-        assert (facts.epoch, facts.vocab_size, facts.max_batch_total_tokens) == (1, INFO.vocab_size, 500)
-        assert Path(world.address.removeprefix("unix://")).stat().st_mode & 0o777 == 0o600
-
-    serve(use)
+async def test_a_front_is_welcomed_with_the_facts(world: EngineWorld) -> None:
+    welcome = await RawFront(world.stub).connect()
+    assert (welcome.version, welcome.engine_id, welcome.term, welcome.digest) == (VERSION, "engine-1", 3, b"digest")
+    facts = welcome.facts
+    assert (facts.epoch, facts.vocab_size, facts.max_batch_total_tokens) == (1, INFO.vocab_size, 500)
+    assert Path(world.address.removeprefix("unix://")).stat().st_mode & 0o777 == 0o600
 
 
-def test_sequences_of_a_prompt_are_accepted_and_get_their_tokens_in_one_message_for_each_step() -> None:
-    async def use(world: EngineWorld) -> None:
-        front = await world.front()
-        await front.send(submit([0, 5, 9], prompt(2), 7), submit([10], prompt(3), 4))
-        ends = await front.until_ended(0, 5, 9, 10)
-        assert [ended.reason for ended in ends] == [pb.LENGTH] * 4 and front.accepted == [0, 5, 9, 10]
-        assert front.ids == {i: expected_tokens(prompt(2), 7) for i in (0, 5, 9)} | {10: expected_tokens(prompt(3), 4)}
-        steps = [message.tokens for message in front.messages if message.HasField("tokens")]
-        assert len(steps) <= len(world.forward_steps)
-        firsts = [first for step in steps for first in step.firsts]
-        assert sorted(first.index for first in firsts) == [0, 5, 9, 10]
-        assert all(ended.HasField("queue_s") for ended in ends)
+async def test_sequences_of_a_prompt_are_accepted_and_get_their_tokens_in_one_message_for_each_step(
+    world: EngineWorld,
+) -> None:
+    front = await world.front()
+    await front.send(submit([0, 5, 9], prompt(2), 7), submit([10], prompt(3), 4))
+    ends = await front.until_ended(0, 5, 9, 10)
+    assert [ended.reason for ended in ends] == [pb.LENGTH] * 4 and front.accepted == [0, 5, 9, 10]
+    assert front.ids == {i: expected_tokens(prompt(2), 7) for i in (0, 5, 9)} | {10: expected_tokens(prompt(3), 4)}
+    steps = [message.tokens for message in front.messages if message.HasField("tokens")]
+    assert len(steps) <= len(world.forward_steps)
+    firsts = [first for step in steps for first in step.firsts]
+    assert sorted(first.index for first in firsts) == [0, 5, 9, 10]
+    assert all(ended.HasField("queue_s") for ended in ends)
 
-    serve(use)
 
-
-def test_a_request_that_brings_tokens_goes_on_at_the_next_position() -> None:
-    async def use(world: EngineWorld) -> None:
-        whole = expected_tokens(prompt(1), 8)
-        front = await world.front()
-        await front.send(submit([1], prompt(1), 8, Past(tuple(whole[:3]), age_s=5, has_run=True)))
-        await front.until_ended(1)
-        assert front.ids[1] == whole[3:] and front.first_positions[1] == 3
-
-    serve(use)
+async def test_a_request_that_brings_tokens_goes_on_at_the_next_position(world: EngineWorld) -> None:
+    whole = expected_tokens(prompt(1), 8)
+    front = await world.front()
+    await front.send(submit([1], prompt(1), 8, Past(tuple(whole[:3]), age_s=5, has_run=True)))
+    await front.until_ended(1)
+    assert front.ids[1] == whole[3:] and front.first_positions[1] == 3
 
 
 def test_what_a_front_says_of_its_requests_is_done() -> None:
@@ -103,30 +96,24 @@ def test_what_a_front_says_of_its_requests_is_done() -> None:
     serve(use, max_batch_size=2)
 
 
-def test_a_request_without_credits_waits_for_more() -> None:
-    async def use(world: EngineWorld) -> None:
-        front = await world.front()
-        await front.send(submit([1], prompt(1), 12, credits=3), submit([2], prompt(2), 60))
-        await front.until_ended(2)
-        assert 3 <= len(front.ids[1]) <= 5
-        await front.send(pb.FrontMessage(credit=pb.Credit(index=1, tokens=100)))
-        await front.until_ended(1)
-        assert front.ids[1] == expected_tokens(prompt(1), 12)
-
-    serve(use)
+async def test_a_request_without_credits_waits_for_more(world: EngineWorld) -> None:
+    front = await world.front()
+    await front.send(submit([1], prompt(1), 12, credits=3), submit([2], prompt(2), 60))
+    await front.until_ended(2)
+    assert 3 <= len(front.ids[1]) <= 5
+    await front.send(pb.FrontMessage(credit=pb.Credit(index=1, tokens=100)))
+    await front.until_ended(1)
+    assert front.ids[1] == expected_tokens(prompt(1), 12)
 
 
-def test_messages_about_unknown_requests_are_dropped_and_counted() -> None:
-    async def use(world: EngineWorld) -> None:
-        front = await world.front()
-        await front.send(submit([4], prompt(0), 3))
-        await front.until_ended(4)
-        await front.send(*(pb.FrontMessage(cancel=pb.Cancel(index=index)) for index in (4, 99)))
-        await front.send(submit([5], prompt(0), 3))
-        await front.until_ended(5)
-        assert world.metric("tgi_engine_dropped_messages_total") == 2
-
-    serve(use)
+async def test_messages_about_unknown_requests_are_dropped_and_counted(world: EngineWorld) -> None:
+    front = await world.front()
+    await front.send(submit([4], prompt(0), 3))
+    await front.until_ended(4)
+    await front.send(*(pb.FrontMessage(cancel=pb.Cancel(index=index)) for index in (4, 99)))
+    await front.send(submit([5], prompt(0), 3))
+    await front.until_ended(5)
+    assert world.metric("tgi_engine_dropped_messages_total") == 2
 
 
 def test_requests_are_refused_together_with_a_reason() -> None:
@@ -164,17 +151,14 @@ def test_a_front_is_told_which_requests_have_begun_before_their_first_tokens() -
     serve(use, max_batch_size=1)
 
 
-def test_a_running_request_is_given_back_if_its_front_says_so() -> None:
-    async def use(world: EngineWorld) -> None:
-        front = await world.front()
-        await front.send(submit([1], prompt(1), 400))
-        await front.until(lambda: front.ids)
-        await front.send(pb.FrontMessage(withdraw=pb.Withdraw(index=1)))
-        await front.send(pb.FrontMessage(withdraw=pb.Withdraw(index=1, even_begun=True)))
-        [end] = await front.until_ended(1)
-        assert end.reason == pb.WITHDRAWN and front.ids[1] == expected_tokens(prompt(1), len(front.ids[1]))
-
-    serve(use)
+async def test_a_running_request_is_given_back_if_its_front_says_so(world: EngineWorld) -> None:
+    front = await world.front()
+    await front.send(submit([1], prompt(1), 400))
+    await front.until(lambda: front.ids)
+    await front.send(pb.FrontMessage(withdraw=pb.Withdraw(index=1)))
+    await front.send(pb.FrontMessage(withdraw=pb.Withdraw(index=1, even_begun=True)))
+    [end] = await front.until_ended(1)
+    assert end.reason == pb.WITHDRAWN and front.ids[1] == expected_tokens(prompt(1), len(front.ids[1]))
 
 
 class HeldShards(FakeShards):
@@ -212,29 +196,23 @@ def test_suspects_of_one_group_are_taken_at_a_time_from_all_fronts() -> None:
     serve(use, HeldShards)
 
 
-def test_more_requests_than_a_front_may_have_are_refused() -> None:
-    async def use(world: EngineWorld) -> None:
-        front = await world.front()
-        most = servicer.MAX_OPEN * PERMITS
-        await front.send(submit(range(most), [1], 50), submit([most], [1], 5))
-        await front.until(lambda: front.refused)
-        assert len(front.accepted) == most and front.refused[0].reason == pb.OVERLOADED
-
-    serve(use)
+async def test_more_requests_than_a_front_may_have_are_refused(world: EngineWorld) -> None:
+    front = await world.front()
+    most = servicer.MAX_OPEN * PERMITS
+    await front.send(submit(range(most), [1], 50), submit([most], [1], 5))
+    await front.until(lambda: front.refused)
+    assert len(front.accepted) == most and front.refused[0].reason == pb.OVERLOADED
 
 
-def test_log_probabilities_of_the_prompt_come_before_the_first_tokens() -> None:
-    async def use(world: EngineWorld) -> None:
-        front = await world.front()
-        await front.send(submit([1], prompt(4), 3, prompt_logprobs=2))
-        await front.until_ended(1)
-        kinds = [message.WhichOneof("message") for message in front.messages]
-        assert kinds[:4] == ["accepted", "begun", "prompt", "tokens"]
-        piece = front.messages[2].prompt
-        assert (piece.index, piece.start, piece.num_top) == (1, 1, 2)
-        assert floats(piece.logprobs) == expected_logprobs(prompt(4))
-
-    serve(use)
+async def test_log_probabilities_of_the_prompt_come_before_the_first_tokens(world: EngineWorld) -> None:
+    front = await world.front()
+    await front.send(submit([1], prompt(4), 3, prompt_logprobs=2))
+    await front.until_ended(1)
+    kinds = [message.WhichOneof("message") for message in front.messages]
+    assert kinds[:4] == ["accepted", "begun", "prompt", "tokens"]
+    piece = front.messages[2].prompt
+    assert (piece.index, piece.start, piece.num_top) == (1, 1, 2)
+    assert floats(piece.logprobs) == expected_logprobs(prompt(4))
 
 
 def test_a_front_is_told_of_lost_shards_with_its_requests_aboard_and_of_the_next() -> None:
@@ -283,24 +261,21 @@ def test_an_engine_that_fails_ends_its_streams_and_no_request() -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "half-closed", "connected again"])
-def test_a_stream_that_ends_ends_its_requests(how: str) -> None:
-    async def use(world: EngineWorld) -> None:
-        front = await world.front()
-        await front.send(submit([1, 2], prompt(0), 400))
-        await front.until(lambda: front.ids.get(1))
-        if how == "cancelled":
-            front.call.cancel()
-        elif how == "half-closed":
-            await front.call.done_writing()
-        else:
-            again = await world.front()
-            assert await front.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            await again.send(submit([1], prompt(1), 3))
-            await again.until_ended(1)
-        async with asyncio.timeout(1):
-            await world.until_idle()
-
-    serve(use)
+async def test_a_stream_that_ends_ends_its_requests(world: EngineWorld, how: str) -> None:
+    front = await world.front()
+    await front.send(submit([1, 2], prompt(0), 400))
+    await front.until(lambda: front.ids.get(1))
+    if how == "cancelled":
+        front.call.cancel()
+    elif how == "half-closed":
+        await front.call.done_writing()
+    else:
+        again = await world.front()
+        assert await front.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await again.send(submit([1], prompt(1), 3))
+        await again.until_ended(1)
+    async with asyncio.timeout(1):
+        await world.until_idle()
 
 
 def _misshapen() -> pb.FrontMessage:
@@ -357,17 +332,14 @@ def test_a_front_that_breaks_the_protocol_is_disconnected_and_costs_the_others_n
     serve(use)
 
 
-def test_bytes_that_are_not_a_message_end_the_stream() -> None:
-    async def use(world: EngineWorld) -> None:
-        async with grpc.aio.insecure_channel(world.address) as channel:
-            call = channel.stream_stream("/engine.v1.EngineService/Work")()
-            await call.write(hello("bad").SerializeToString())
-            await call.read()
-            await call.write(b"\xff\xff\xff")
-            assert await call.code() is INVALID
-        await world.front()
-
-    serve(use)
+async def test_bytes_that_are_not_a_message_end_the_stream(world: EngineWorld) -> None:
+    async with grpc.aio.insecure_channel(world.address) as channel:
+        call = channel.stream_stream("/engine.v1.EngineService/Work")()
+        await call.write(hello("bad").SerializeToString())
+        await call.read()
+        await call.write(b"\xff\xff\xff")
+        assert await call.code() is INVALID
+    await world.front()
 
 
 def test_a_front_that_does_not_read_is_lost_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,17 +361,14 @@ def test_a_front_that_does_not_read_is_lost_and_holds_up_no_other(monkeypatch: p
     serve(use)
 
 
-def test_two_engines_do_not_share_a_port() -> None:
-    async def use(world: EngineWorld) -> None:
-        server = EngineServer(world.engine, IDENTITY, Metrics(), PERMITS, insecure())
-        port = await server.listen(TcpEndpoint("127.0.0.1", 0))
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            front = RawFront(pb_grpc.EngineServiceStub(channel))
-            assert (await front.connect()).engine_id == "engine-1"
-            front.call.cancel()
-        other = EngineServer(world.engine, IDENTITY, Metrics(), PERMITS, insecure())
-        with pytest.raises(AddressInUse):
-            await other.listen(TcpEndpoint("127.0.0.1", port))
-        await server.close()
-
-    serve(use)
+async def test_two_engines_do_not_share_a_port(world: EngineWorld) -> None:
+    server = EngineServer(world.engine, IDENTITY, Metrics(), PERMITS, insecure())
+    port = await server.listen(TcpEndpoint("127.0.0.1", 0))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        front = RawFront(pb_grpc.EngineServiceStub(channel))
+        assert (await front.connect()).engine_id == "engine-1"
+        front.call.cancel()
+    other = EngineServer(world.engine, IDENTITY, Metrics(), PERMITS, insecure())
+    with pytest.raises(AddressInUse):
+        await other.listen(TcpEndpoint("127.0.0.1", port))
+    await server.close()
