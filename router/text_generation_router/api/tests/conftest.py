@@ -488,7 +488,7 @@ class Server:
             "extensions": {EXTENSION: OpenResponse(take)} if self.writes_directly else {},
         }  # fmt: skip
         try:
-            await asyncio.wait_for(self.app(scope, receive, send), 20)
+            await asyncio.wait_for(self.app(scope, receive, send), 60)
         finally:
             leaving.cancel()
         return answer
