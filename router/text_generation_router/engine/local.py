@@ -19,11 +19,9 @@ from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.errors import Refusal, RefusedError, ShardsError
 from text_generation_router.metrics.metrics import Metrics
-from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.memory.observer import CacheObserver
-from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Past
+from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Limits, Past, Share
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.tenant import Tenant
 
 logger = logging.getLogger("text_generation_router")

@@ -14,7 +14,7 @@ from text_generation_router.engine_service.fronts import ConnectedFronts
 from text_generation_router.engine_service.outbox import STALL_S
 from text_generation_router.errors import FrontLostError
 from text_generation_router.fleet.cache_news import MAX_HASHES, CacheLog, CacheNews
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.wire.version import UINT64, packed
 
 # Seconds between two Loads, and the shortest time between them, so that fronts that come and go cost little.

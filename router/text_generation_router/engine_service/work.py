@@ -20,7 +20,7 @@ from text_generation_router.engine_service.arrivals import (
 from text_generation_router.engine_service.outbox import Outbox
 from text_generation_router.engine_service.sinks import RequestSink, StepSender, Trial
 from text_generation_router.errors import FrontLostError, Refusal, RefusedError
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.wire.endings import ended_to_pb, refused_to_pb
 from text_generation_router.wire.facts import facts_of
 from text_generation_router.wire.submits import Submitted, submitted

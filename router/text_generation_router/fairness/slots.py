@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from text_generation_router.errors import OverloadedError
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 
 T = TypeVar("T")
 

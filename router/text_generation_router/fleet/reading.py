@@ -20,7 +20,7 @@ from text_generation_router.fleet.values import (
     Order,
     Withdraw,
 )
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.wire.endings import ended_of, refused_of
 from text_generation_router.wire.facts import snapshot_of
 from text_generation_router.wire.prompts import logprobs_of

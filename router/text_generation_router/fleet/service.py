@@ -9,7 +9,7 @@ front has sent it (`Tenant.elsewhere`).
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 
 IDLE_S = 60.0  # seconds after which a tenant without new service is forgotten
 MAX_LIVES = 8  # lives of one engine that are remembered one by one; older ones only as their sum

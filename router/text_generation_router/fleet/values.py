@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from text_generation_router.engine.protocol import Snapshot
 from text_generation_router.fleet.choice import EngineLoad
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.wire.submits import Submitted
 from text_generation_router.wire.version import VERSION
 

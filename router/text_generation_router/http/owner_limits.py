@@ -6,7 +6,7 @@ import sys
 from contextlib import AbstractAsyncContextManager
 
 from text_generation_router.fairness.slots import FairSlots
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 
 
 class OwnerLimits:

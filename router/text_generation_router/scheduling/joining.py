@@ -11,18 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from text_generation_router.scheduling.active import ActiveRequests
 from text_generation_router.scheduling.admission import AdmissionControl, Forecast
-from text_generation_router.scheduling.chunk_budget import ChunkBudget
-from text_generation_router.scheduling.chunks import guaranteed_share
+from text_generation_router.scheduling.chunks import OwnerParts, guaranteed_share
+from text_generation_router.scheduling.costs import ChunkBudget
 from text_generation_router.scheduling.join_times import JoinTimes
-from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.lines import WINDOW
 from text_generation_router.scheduling.memory.memory import Memory
 from text_generation_router.scheduling.owed_places import OwedPlaces
-from text_generation_router.scheduling.owner_parts import OwnerParts
 from text_generation_router.scheduling.queue import Queue
-from text_generation_router.scheduling.running import Running
+from text_generation_router.scheduling.request import Limits
+from text_generation_router.scheduling.running import ActiveRequests, Running
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from text_generation_router.fairness.loop_turns import LoopTurns
 from text_generation_router.http.caller import Caller
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.tracing import Tracer
-from text_generation_router.scheduling.request import GenerationRequest
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import GenerationRequest, Share
 from text_generation_router.text.tokens.detokenization import Vocabulary
 from text_generation_router.text.validation import Prompt, Validator, copies_of
 

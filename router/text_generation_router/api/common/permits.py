@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from text_generation_router.errors import InferenceError, OverloadedError
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 
 # Limit on permits given out, in multiples of the number of rows. At this limit a tenant below its share is refused too.
 MAX_OUT = 2

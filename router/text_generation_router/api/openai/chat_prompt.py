@@ -12,7 +12,7 @@ from text_generation_router.api.openai import request as v1_request
 from text_generation_router.api.openai.schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.errors import GrammarError, TemplateError, ToolError, ValidationError
 from text_generation_router.http.caller import Caller
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.forms import CallsForm, ChatForm, ReasoningForm
 from text_generation_router.text.grammars.tool_grammar import (

@@ -21,7 +21,7 @@ from text_generation_router.engine_service.tests.raw_front import (
 )
 from text_generation_router.fleet.block_hashes import BlockHasher, HistoryHashes
 from text_generation_router.fleet.cache_news import CacheLog
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.wire.version import VERSION
 
 

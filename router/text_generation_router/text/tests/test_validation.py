@@ -11,7 +11,7 @@ from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NAMES, Sampling
 from text_generation_router.errors import GrammarError, TooLongError, ValidationError
 from text_generation_router.offload.tests.in_process import InProcess
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.grammars import verification
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.checking import GrammarChecker

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from text_generation_common.sampling import Sampling
 from text_generation_router.errors import ValidationError
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.tokens.tokenization import TextTokenizer
 
 Check = tuple[bool, str, str]  # (whether the check fails, the field that is wrong, what is wrong with it)

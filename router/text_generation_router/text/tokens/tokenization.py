@@ -16,7 +16,7 @@ from text_generation_common.weights.tokenizer_probe import identity_of, probe_to
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.fairness.slots import FairThreads
 from text_generation_router.offload.malloc import give_back_memory
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.tokens.certain_cuts import Joints, TextPart, cut_into_parts
 from text_generation_router.text.tokens.length_bound import max_chars_per_token
 

@@ -15,7 +15,7 @@ import pytest
 from text_generation_common.grammars import COMPILER_STACK_BYTES
 from text_generation_router.errors import GrammarError, OverloadedError
 from text_generation_router.offload.errors import JobFailedError, JobLostError, JobTimeoutError
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.grammars import checking, checking_child, verification
 from text_generation_router.text.grammars import checking as deaths
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind, MadeGrammar
