@@ -1,5 +1,5 @@
-"""The state of one request (its tokens, the steps that were sent for it, the slots that it holds), and all requests that
-hold slots: *running*, with a row in the shards, and *leaving*, while a step in flight carries them.
+"""One request with slots: its tokens, the steps that were sent for it, the slots that it holds. And all such requests:
+*running*, with a row in the shards, or *leaving*, while a step in flight carries them.
 """
 
 import sys

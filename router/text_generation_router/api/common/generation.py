@@ -14,9 +14,8 @@ from text_generation_router.http.request_log import RequestEnd, request_end
 from text_generation_router.metrics.key_usage import KeyUsage, key_usage
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.tracing import GenerationSummary, GenerationTrace
-from text_generation_router.text.tokens.events import Finish, Token, TokenEvent
+from text_generation_router.text.tokens.events import Finish, PromptRows, Token, TokenEvent
 from text_generation_router.text.tokens.pieces import Piece, PieceReader, Reasoning, Text, merged, read
-from text_generation_router.text.tokens.prompt_rows import PromptRows
 
 logger = logging.getLogger(__name__)
 

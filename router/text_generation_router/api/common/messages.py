@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, PlainValidator, ValidationInfo
 from text_generation_router.api.common.fields import Body
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.json_depth import TOO_DEEP, TooDeepError, read_json
-from text_generation_router.text.templates.messages import Message
+from text_generation_router.text.templates.chat_template import Message
 
 
 def flattened(content: Any) -> Any:

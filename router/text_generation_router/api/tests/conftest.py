@@ -51,7 +51,7 @@ from text_generation_router.scheduling.request import EndReason, GenerationReque
 from text_generation_router.serve import request_limits
 from text_generation_router.text.grammars import checking_child
 from text_generation_router.text.grammars.checking import GrammarChecker
-from text_generation_router.text.grammars.verification import byte_tokenizer
+from text_generation_router.text.grammars.checking_child import byte_tokenizer
 from text_generation_router.text.templates import rendering_child
 from text_generation_router.text.templates.chat_template import ChatTemplate
 from text_generation_router.text.templates.rendering import Renderer

@@ -10,7 +10,7 @@ from text_generation_router.api.tests.conftest import Script
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.openapi.chat_answers import ChatChunkJson, ChatJson
 from text_generation_router.scheduling.request import EndReason
-from text_generation_router.text.grammars.verification import byte_tokenizer
+from text_generation_router.text.grammars.checking_child import byte_tokenizer
 
 # A template that shows tools, and its model's ways of calling and reasoning.
 HERMES = (

@@ -27,8 +27,7 @@ from text_generation_router.http.dialects import NATIVE
 from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import rows_json, text_json, to_event, to_json
-from text_generation_router.text.tokens.events import Finish, Token, TokenEvent
-from text_generation_router.text.tokens.prompt_rows import PromptRow, PromptRows
+from text_generation_router.text.tokens.events import Finish, PromptRow, PromptRows, Token, TokenEvent
 from text_generation_router.text.validation import Prompt
 
 # Requests counted for one body, as in TGI: one, whatever `best_of` is.

@@ -11,8 +11,7 @@ from text_generation_router.text.calls.named_body import NamedBody
 from text_generation_router.text.calls.pythonic_body import PythonicBody
 from text_generation_router.text.calls.reader import AnswerReader, CallBody, Marks
 from text_generation_router.text.calls.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_of
-from text_generation_router.text.calls.special_tokens import SpecialTokens
-from text_generation_router.text.calls.stepped_reader import SteppedReader
+from text_generation_router.text.calls.stepped_reader import SpecialTokens, SteppedReader
 from text_generation_router.text.calls.xml_body import XmlBody
 
 # The readers of bodies.

@@ -8,9 +8,8 @@ from typing import Any
 import orjson
 
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind, RefusedGrammarError
-from text_generation_router.text.grammars.keywords import OF_TYPE
+from text_generation_router.text.grammars.keywords import OF_TYPE, unsupported
 from text_generation_router.text.grammars.schemas import Schema, all_parts, has_large_multiples, parts_of
-from text_generation_router.text.grammars.unsupported import unsupported
 from text_generation_router.text.schema_references import target
 
 # Schemas whose values, written as JSON by llguidance, never contain a text such as the tag that ends a value.

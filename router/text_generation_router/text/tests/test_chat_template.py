@@ -2,8 +2,8 @@ import pytest
 
 from text_generation_router.errors import TemplateError
 from text_generation_router.text.templates.chat_template import ChatTemplate, Conversation, Message
-from text_generation_router.text.templates.environment import TemplateEnvironment
 from text_generation_router.text.templates.facts import facts_of
+from text_generation_router.text.templates.jinja_template import TemplateEnvironment
 
 HI = (Message("user", "Hi"),)
 USER = Conversation(HI)
