@@ -11,7 +11,7 @@ from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import Load, Snapshot
 from text_generation_router.engine_service.fronts import ConnectedFronts
-from text_generation_router.engine_service.outbox import STALL_S
+from text_generation_router.engine_service.sinks import STALL_S
 from text_generation_router.errors import FrontLostError
 from text_generation_router.fleet.cache_news import MAX_HASHES, CacheLog, CacheNews
 from text_generation_router.scheduling.request import Share

@@ -18,15 +18,13 @@ from text_generation_router.engine_service.arrivals import Arrivals, ArrivingFro
 from text_generation_router.engine_service.fronts import ConnectedFronts
 from text_generation_router.engine_service.identity import EngineIdentity
 from text_generation_router.engine_service.news import NewsPublisher
-from text_generation_router.engine_service.outbox import Outbox
-from text_generation_router.engine_service.sinks import Trial
+from text_generation_router.engine_service.sinks import Outbox, Trial
 from text_generation_router.engine_service.work import FrontCounts, FrontWork
 from text_generation_router.errors import FrontLostError
 from text_generation_router.fleet.cache_news import CacheLog
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.page import OwnFamilies, render_in_turns
-from text_generation_router.wire.facts import facts_of
-from text_generation_router.wire.version import WireError, check_version
+from text_generation_router.wire.version import WireError, check_version, facts_of
 
 logger = logging.getLogger("text_generation_router")
 

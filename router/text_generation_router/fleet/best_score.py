@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, BlockHasher, HistoryHashes
 from text_generation_router.fleet.cache_index import CacheIndex
-from text_generation_router.fleet.cache_news import CacheNews
-from text_generation_router.fleet.choice import EngineChoice
+from text_generation_router.fleet.cache_news import BLOCK_TOKENS, BlockHasher, CacheNews, HistoryHashes
+from text_generation_router.fleet.choice import MAX_ENGINES, EngineChoice, PlacementPolicy
 from text_generation_router.fleet.placement import (
     LeastLoad,
     LeastRequests,
     Placement,
     RoundRobin,
 )
-from text_generation_router.fleet.policies import MAX_ENGINES, PlacementPolicy
 from text_generation_router.fleet.requests import RemoteGroup
 from text_generation_router.fleet.values import LoadReport
 

@@ -22,8 +22,7 @@ from text_generation_router.fleet import reading
 from text_generation_router.fleet.attempts import Attempts
 from text_generation_router.fleet.books import FrontBooks
 from text_generation_router.fleet.engines import EngineView, Fleet
-from text_generation_router.fleet.news_limits import EVERY_MS, NewsBudget, next_pace_ms
-from text_generation_router.fleet.values import EngineLoss, RemoteCounts
+from text_generation_router.fleet.values import EVERY_MS, EngineLoss, NewsBudget, RemoteCounts, next_pace_ms
 from text_generation_router.wire.version import VERSION, WireError
 
 logger = logging.getLogger("text_generation_router")

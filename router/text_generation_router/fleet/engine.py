@@ -16,10 +16,10 @@ from text_generation_router.engine.deadlines import Deadlines
 from text_generation_router.engine.protocol import Load, Sink, Snapshot, Submission
 from text_generation_router.errors import Refusal, RefusedError, ShardsError
 from text_generation_router.fleet.books import FrontBooks
+from text_generation_router.fleet.choice import MAX_ENGINES
 from text_generation_router.fleet.connection import EngineConnection
 from text_generation_router.fleet.engines import Fleet
 from text_generation_router.fleet.placement import LeastLoad, Placement
-from text_generation_router.fleet.policies import MAX_ENGINES
 from text_generation_router.fleet.values import RemoteCounts
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 

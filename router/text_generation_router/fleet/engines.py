@@ -7,10 +7,9 @@ from math import ceil, inf, isfinite
 from text_generation_router.engine.protocol import Load, Snapshot, TokenLimits
 from text_generation_router.fleet.attempts import Attempts
 from text_generation_router.fleet.cache_news import CacheNews
-from text_generation_router.fleet.choice import QueuedRequest, plan_leaves, plan_moves, takes_leavers
+from text_generation_router.fleet.choice import QueuedRequest, ServiceBook, plan_leaves, plan_moves, takes_leavers
 from text_generation_router.fleet.placement import Placement
 from text_generation_router.fleet.requests import RemoteGroup
-from text_generation_router.fleet.service import ServiceBook
 from text_generation_router.fleet.suspects import LostRequests, Suspects, meeting_engine
 from text_generation_router.fleet.values import EngineFacts, EngineLoss, LoadReport
 from text_generation_router.wire.version import WITH_BEGUN

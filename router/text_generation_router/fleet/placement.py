@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from text_generation_router.fleet.cache_news import CacheNews
-from text_generation_router.fleet.choice import EngineChoice
-from text_generation_router.fleet.policies import MAX_ENGINES
+from text_generation_router.fleet.choice import MAX_ENGINES, EngineChoice
 from text_generation_router.fleet.requests import RemoteGroup
 from text_generation_router.fleet.values import LoadReport
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from text_generation_router.api.common.fields import kind_of
-from text_generation_router.openapi.chat_answers import ChatTokenJson
 from text_generation_router.openapi.native_answers import AnswerJson, Count
+from text_generation_router.openapi.v1_answers import ChatTokenJson
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

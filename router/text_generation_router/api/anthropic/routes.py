@@ -25,9 +25,9 @@ from text_generation_router.api.openai.chat_prompt import chat_prompt, rendered
 from text_generation_router.errors import InferenceError
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.dialects import ANTHROPIC
-from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import json_response
+from text_generation_router.http.sse import DirectWriter
 from text_generation_router.text.tokens.events import Finish, FinishReason, TokenEvent
 from text_generation_router.text.tokens.pieces import NewestCall
 from text_generation_router.text.validation import Prompt, renaming

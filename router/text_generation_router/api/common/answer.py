@@ -17,10 +17,9 @@ from text_generation_router.api.common.fields import AnsweredRequest
 from text_generation_router.api.common.generation import Generation, close_all
 from text_generation_router.api.common.services import Services
 from text_generation_router.http.caller import Caller
-from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import end_at_half_close, unless_disconnected
 from text_generation_router.http.encoding import json_response
-from text_generation_router.http.sse import EventStream
+from text_generation_router.http.sse import DirectWriter, EventStream
 from text_generation_router.text.validation import Prompt
 
 # The headers that successful answers carry.

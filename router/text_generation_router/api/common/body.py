@@ -19,7 +19,7 @@ from text_generation_router.errors import (
 )
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.disconnect import unless_disconnected
-from text_generation_router.http.owner_limits import OwnerLimits
+from text_generation_router.http.room import OwnerLimits
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
 
 B = TypeVar("B", bound=Body)

@@ -9,8 +9,8 @@ from typing import Self
 
 from text_generation_router.api.common.generation_stream import Encode, GenerationStream
 from text_generation_router.api.common.permits import Permit
-from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.request_log import RequestEnd, request_end
+from text_generation_router.http.sse import DirectWriter
 from text_generation_router.metrics.key_usage import KeyUsage, key_usage
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.tracing import GenerationSummary, GenerationTrace

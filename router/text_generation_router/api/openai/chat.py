@@ -28,7 +28,7 @@ from text_generation_router.api.openai.fields import CHAT_BODY
 from text_generation_router.api.openai.prompt_answers import prompt_logprobs_json
 from text_generation_router.api.openai.schemas import ChatOptions
 from text_generation_router.http.caller import Caller
-from text_generation_router.http.direct import DirectWriter
+from text_generation_router.http.sse import DirectWriter
 from text_generation_router.text.tokens.events import TokenEvent
 from text_generation_router.text.tokens.pieces import CallStart, NewestCall, Text
 from text_generation_router.text.validation import Prompt

@@ -34,7 +34,7 @@ from text_generation_router.api.openai.prompt_answers import (
 from text_generation_router.api.openai.schemas import CompletionRequest
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.caller import Caller
-from text_generation_router.http.direct import DirectWriter
+from text_generation_router.http.sse import DirectWriter
 from text_generation_router.text.tokens.events import PromptRows, TokenEvent
 from text_generation_router.text.validation import Prompt
 

@@ -22,7 +22,7 @@ from text_generation_router.api.responses.writer import ResponseStream, output_o
 from text_generation_router.errors import InferenceError
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.dialects import CODES, OPENAI
-from text_generation_router.http.direct import DirectWriter
+from text_generation_router.http.sse import DirectWriter
 from text_generation_router.text.tokens.events import FinishReason, TokenEvent
 from text_generation_router.text.tokens.pieces import Piece, Text
 from text_generation_router.text.validation import Prompt, renaming

@@ -39,9 +39,9 @@ from text_generation_router.engine.protocol import (
 from text_generation_router.errors import RefusedError
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.dialects import ErrorDialects
-from text_generation_router.http.direct import EXTENSION
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import LimitHits
+from text_generation_router.http.sse import EXTENSION
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.tracing import Tracer
 from text_generation_router.offload.tests.in_process import InProcess

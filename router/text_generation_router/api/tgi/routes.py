@@ -24,9 +24,9 @@ from text_generation_router.errors import (
     ValidationError,
 )
 from text_generation_router.http.dialects import NATIVE
-from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import rows_json, text_json, to_event, to_json
+from text_generation_router.http.sse import DirectWriter
 from text_generation_router.text.tokens.events import Finish, PromptRow, PromptRows, Token, TokenEvent
 from text_generation_router.text.validation import Prompt
 

@@ -19,8 +19,7 @@ from text_generation_router.engine_service.tests.raw_front import (
     served,
     submit,
 )
-from text_generation_router.fleet.block_hashes import BlockHasher, HistoryHashes
-from text_generation_router.fleet.cache_news import CacheLog
+from text_generation_router.fleet.cache_news import BlockHasher, CacheLog, HistoryHashes
 from text_generation_router.scheduling.request import Share
 from text_generation_router.wire.version import VERSION
 

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.fleet.service import IDLE_S, MAX_LIVES, ServiceBook
+from text_generation_router.fleet.choice import IDLE_S, MAX_LIVES, ServiceBook
 from text_generation_router.scheduling.request import Share
 
 ANN, BOB = Share("ann"), Share("bob", "team")
