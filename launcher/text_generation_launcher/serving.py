@@ -18,8 +18,7 @@ from text_generation_launcher.config import ReplicaSite, slices
 from text_generation_launcher.errors import ScaleRefused
 from text_generation_launcher.fronts import Fronts
 from text_generation_launcher.kept_process import KeptProcess
-from text_generation_launcher.local_replica import LocalReplica
-from text_generation_launcher.owned_shards import OwnedShards
+from text_generation_launcher.local_replica import LocalReplica, OwnedShards
 from text_generation_launcher.ray.client import RayClient
 from text_generation_launcher.ray.replica import GIVE_UP_S, RayReplica, engine_order, front_order
 from text_generation_launcher.replica_set import ReplicaSet

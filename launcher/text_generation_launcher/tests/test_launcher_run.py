@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_common.weights.tokenizer_probe import identity_of
+from text_generation_common.weights.tokenizer_files import identity_of
 
 
 def port_of(site) -> str:

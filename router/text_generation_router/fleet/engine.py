@@ -12,7 +12,7 @@ from text_generation_common.autoscaling import Demand
 from text_generation_common.cluster.endpoints import Endpoint
 from text_generation_common.cluster.security import Security
 from text_generation_common.tasks import cancelled
-from text_generation_router.engine.deadlines import Deadlines
+from text_generation_router.engine.open_request import Deadlines
 from text_generation_router.engine.protocol import Load, Sink, Snapshot, Submission
 from text_generation_router.errors import Refusal, RefusedError, ShardsError
 from text_generation_router.fleet.books import FrontBooks

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from text_generation_router.fairness.slots import FairSlots
+from text_generation_router.fairness import FairSlots
 from text_generation_router.scheduling.request import Share
 
 # Maximum number of connections beyond the limit whose first requests are read: /live is answered, others are refused.

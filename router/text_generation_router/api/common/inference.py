@@ -12,7 +12,7 @@ from text_generation_router.api.common.generation_stream import GenerationStream
 from text_generation_router.api.common.permits import Permit, Permits
 from text_generation_router.engine.protocol import Engine
 from text_generation_router.errors import BodyError, DeadlineError, InferenceError
-from text_generation_router.fairness.loop_turns import LoopTurns
+from text_generation_router.fairness import LoopTurns
 from text_generation_router.http.caller import Caller
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.tracing import Tracer

@@ -17,6 +17,7 @@ from text_generation_router.api.openai.answers import (
     Made,
     chunk_json,
     merged,
+    prompt_logprobs_json,
     row_of,
     rows_of,
     until_done,
@@ -25,7 +26,6 @@ from text_generation_router.api.openai.answers import (
 from text_generation_router.api.openai.chat_pieces import NewId, delta_json, ending_of, message_json, new_id_for
 from text_generation_router.api.openai.chat_prompt import chat_prompt
 from text_generation_router.api.openai.fields import CHAT_BODY
-from text_generation_router.api.openai.prompt_answers import prompt_logprobs_json
 from text_generation_router.api.openai.schemas import ChatOptions
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.sse import DirectWriter

@@ -19,18 +19,16 @@ from text_generation_router.api.openai.answers import (
     chunk_json,
     completion_logprobs,
     merged,
+    offsets_in,
+    prompt_logprobs_json,
     row_of,
     rows_of,
+    rows_of_prompt,
+    text_of_prompt,
     until_done,
     usage_json,
 )
 from text_generation_router.api.openai.fields import COMPLETION_BODY
-from text_generation_router.api.openai.prompt_answers import (
-    offsets_in,
-    prompt_logprobs_json,
-    rows_of_prompt,
-    text_of_prompt,
-)
 from text_generation_router.api.openai.schemas import CompletionRequest
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.caller import Caller
