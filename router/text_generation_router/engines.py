@@ -24,10 +24,10 @@ from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import EngineRun
 from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
 from text_generation_router.errors import ScalingError, StartError
-from text_generation_router.fleet.best_score import placement_of
 from text_generation_router.fleet.choice import MAX_ENGINES
 from text_generation_router.fleet.engine import RemoteEngine
 from text_generation_router.fleet.engine_file import FollowedFile, FollowedName
+from text_generation_router.fleet.placement import placement_of
 from text_generation_router.metrics.metrics import Metrics
 
 # Sockets that a router inherits from its launcher.

@@ -13,7 +13,7 @@ engines are back that it may have ended; so do requests that had not begun. An e
 suspects. A request that meets engines that fall silent again and again is a suspect too (`silences.py`).
 
 A request goes to the engine with the best score of cached prompt and load: by what engines report, and by what the
-front has sent since (`best_score.py`). A queued request leaves, by Withdraw, an engine that drains or whose queue is
+front has sent since (`placement.py`). A queued request leaves, by Withdraw, an engine that drains or whose queue is
 much longer than another's. Running requests leave an engine that drains, a few at a time.
 
 What is decided without input, output or a clock is listed as pure in `pyproject.toml`. Imports `wire/`, protocol, open

@@ -16,7 +16,7 @@ from text_generation_router.api.common.fields import (
     stop_limit,
 )
 from text_generation_router.api.common.form_fields import LIMITED, Object
-from text_generation_router.api.common.tools import FunctionName
+from text_generation_router.api.common.messages import FunctionName
 from text_generation_router.api.openai.schemas import Rendered
 from text_generation_router.api.tgi.schemas import CacheSalt, Priority, SamplingFields, Timeout
 from text_generation_router.errors import ValidationError

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import orjson
 
+from text_generation_router.api.common.messages import Calling
 from text_generation_router.api.common.services import Services
-from text_generation_router.api.common.tools import Calling
 from text_generation_router.api.openai import request as v1_request
 from text_generation_router.api.openai.schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.errors import GrammarError, TemplateError, ToolError, ValidationError

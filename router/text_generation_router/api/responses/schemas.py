@@ -7,8 +7,7 @@ from pydantic import BeforeValidator, Field
 from text_generation_router.api.common.fields import I32, U32, AnsweredRequest, Body, item_limit, kind_of
 from text_generation_router.api.common.form_fields import LIMITED, Object
 from text_generation_router.api.common.known_fields import NOT_STORED
-from text_generation_router.api.common.messages import flattened
-from text_generation_router.api.common.tools import Choice
+from text_generation_router.api.common.messages import Choice, flattened
 from text_generation_router.api.openai.schemas import Rendered, StreamOptions
 from text_generation_router.api.responses.tools import KINDS, Tool, chat_name, known_tools
 from text_generation_router.api.tgi.schemas import CacheSalt, Priority, SamplingFields, Timeout

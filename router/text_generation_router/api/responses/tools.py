@@ -8,7 +8,7 @@ import orjson
 from pydantic import BeforeValidator, Field, model_validator
 
 from text_generation_router.api.common.fields import Body, kind_of
-from text_generation_router.api.common.tools import MAX_NAME, FunctionName
+from text_generation_router.api.common.messages import MAX_NAME, FunctionName
 
 # The one argument of the function that a custom tool is in chats.
 INPUT = "input"

@@ -18,12 +18,11 @@ from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.tests.fakes import Listener, expected_tokens
 from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.fleet import connection, values
-from text_generation_router.fleet.best_score import BestScore
 from text_generation_router.fleet.cache_news import MAX_HASHES
 from text_generation_router.fleet.choice import EngineLoad
 from text_generation_router.fleet.connection import WRITE_FAILED
 from text_generation_router.fleet.engine import RemoteEngine
-from text_generation_router.fleet.placement import Placement
+from text_generation_router.fleet.placement import BestScore, Placement
 from text_generation_router.fleet.tests.engines import SNAPSHOT
 from text_generation_router.fleet.tests.fake_service import FakeService
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs

@@ -21,8 +21,8 @@ from text_generation_router.text.grammars.literals import (
     listed_values,
     of_type,
     sequence,
+    string_body,
 )
-from text_generation_router.text.grammars.raw_strings import string_body
 from text_generation_router.text.grammars.rules import ANY, MarkedTexts, Rules, literal, without
 from text_generation_router.text.grammars.schemas import prepare
 from text_generation_router.text.schema_references import resolved

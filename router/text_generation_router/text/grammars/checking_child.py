@@ -24,7 +24,7 @@ from text_generation_router.text.grammars.asked import AskedGrammar, MadeGrammar
 from text_generation_router.text.grammars.chat_forms import ChatGrammar
 from text_generation_router.text.grammars.conversion import converted, one_line
 from text_generation_router.text.grammars.forms import WantedGrammar
-from text_generation_router.text.grammars.loosening import loosened
+from text_generation_router.text.grammars.schemas import loosened
 
 # Asks llguidance whether it can follow a grammar: over the model's tokens, or over a vocabulary of single bytes.
 

@@ -3,9 +3,8 @@
 import pytest
 
 from text_generation_common.flags.kinds import ReasoningStyle, ToolCallFormat
-from text_generation_router.text.calls.formats import CALL_FORMATS, BodyKind, format_of
+from text_generation_router.text.calls.formats import CALL_FORMATS, REASONING_FORMATS, BodyKind, format_of, reasoning_of
 from text_generation_router.text.calls.reading import Reading, reading_of
-from text_generation_router.text.calls.reasoning import REASONING_FORMATS, reasoning_of
 from text_generation_router.text.tests.fetch_templates import FOLDER
 
 # Real templates, which `make fetch-templates` fetches: their formats of calls and of reasoning.
