@@ -187,7 +187,7 @@ class KeptProcess:
         self._ready = message if message.event is LinkEvent.READY else None
         self.send(message)
 
-    def tell_engines(self, deployment: ReplicaReport) -> None:
+    def report_engines(self, deployment: ReplicaReport) -> None:
         """Sends the replicas to the process, a front, and to later ones."""
         self._engines = LinkMessage(LinkEvent.ENGINES, deployment=deployment)
         self.send(self._engines)

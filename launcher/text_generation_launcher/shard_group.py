@@ -183,7 +183,7 @@ class ShardGroup:
             return ""
         return next(filter(None, (child.error for child in (self.children[loss.rank], *self.children))), "")
 
-    async def await_told(self) -> None:
+    async def await_reported(self) -> None:
         """Waits for the end of ranks that have printed their error, for their exit statuses."""
         ending = [child.exited for child in self.children if child.error and not child.exited.done()]
         if ending:

@@ -127,10 +127,10 @@ class RayReplicas:
             handle = self._handles[name] = actor.remote()
             return self._opened(name, handle.start.remote(as_json(order)))
 
-    def tell(self, name: str, engines: Sequence[str], restart: str) -> None:
+    def report_engines(self, name: str, engines: Sequence[str], restart: str) -> None:
         handle = self._handle(name)
         if handle is not None:
-            handle.tell.remote(",".join(engines), restart)
+            handle.report_engines.remote(",".join(engines), restart)
 
     def answers(self, calls: Sequence[ActorCall], seconds: float) -> dict[ActorCall, Answer]:
         found: dict[ActorCall, Answer] = {

@@ -64,11 +64,11 @@ class FollowedName:
             self._has_failed = True
             return
         self._has_failed = False
-        told = {replace(self._name, host=host, name=self._name.host) for host in found}
-        wanted = told | {endpoint for endpoint in self._known - told if self._is_connected(endpoint)}
+        listed = {replace(self._name, host=host, name=self._name.host) for host in found}
+        wanted = listed | {endpoint for endpoint in self._known - listed if self._is_connected(endpoint)}
         if wanted == self._known:
             return
-        names = ", ".join(sorted(endpoint.target for endpoint in told))
+        names = ", ".join(sorted(endpoint.target for endpoint in listed))
         logger.info("Engines of %s: %s", self._name.host, names)
         self._known = wanted
         await self._connect(sorted(wanted, key=lambda endpoint: endpoint.target))

@@ -55,8 +55,8 @@ def no_token(chosen: Sampling) -> ValidationError:
         "min_new_tokens": chosen.min_new_tokens and chosen.end_token_ids,
     }
     names = [name for name, value in given.items() if value]
-    told = [*(["the grammar"] if chosen.grammar else []), *(f"`{name}`" for name in names)]
-    return ValidationError(f"no token that could come next is left by {' and '.join(told)}", next(iter(names), None))
+    causes = [*(["the grammar"] if chosen.grammar else []), *(f"`{name}`" for name in names)]
+    return ValidationError(f"no token that could come next is left by {' and '.join(causes)}", next(iter(names), None))
 
 
 async def ids_of_bad_words(
