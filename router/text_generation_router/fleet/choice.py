@@ -241,12 +241,17 @@ class ServiceBook:
 
     def __init__(self) -> None:
         self._tenants: dict[Share, ServiceOfTenant] = {}
+        self._forgot_s = 0.0  # when idle tenants were last forgotten
 
     def __len__(self) -> int:
         return len(self._tenants)
 
     def take_report(self, engine: int, life: int, served: Mapping[Share, float], now_s: float) -> None:
-        """Notes the tokens that an engine has served to each tenant in this life."""
+        """Notes the tokens that an engine has served to each tenant in this life. Once in IDLE_S seconds also forgets
+        the tenants whose service has not grown for as long."""
+        if now_s - self._forgot_s >= IDLE_S:
+            self._forgot_s = now_s
+            self._tenants = {share: each for share, each in self._tenants.items() if now_s - each.grew_s < IDLE_S}
         for share, tokens in served.items():
             tenant = self._tenants.get(share)
             if tenant is None:
@@ -266,7 +271,3 @@ class ServiceBook:
         """Tokens served to the tenant by all engines and lives but this one."""
         tenant = self._tenants.get(share)
         return 0.0 if tenant is None else tenant.total - tenant.served.get(engine, {}).get(life, 0.0)
-
-    def forget_idle(self, now_s: float) -> None:
-        """Forgets the tenants whose service has not grown for IDLE_S seconds."""
-        self._tenants = {share: each for share, each in self._tenants.items() if now_s - each.grew_s < IDLE_S}

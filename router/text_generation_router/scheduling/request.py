@@ -1,4 +1,4 @@
-"""Requests to the engine in token ids, to whom they are charged, the limits on them, and the reasons why they end."""
+"""Requests to the engine in token ids: the owner and tenant that are charged, the limits, and the reasons of an end."""
 
 # ruff: noqa: RUF009  (a frozen dataclass is a constant)
 
