@@ -62,8 +62,8 @@ def _texts(module: ModuleType | None) -> Mapping[str, Mapping[str, str]]:
 def _below(body: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for field, text in zip(body.body, body.body[1:], strict=False):
         match field, text:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(text))):
-                yield name, inspect.cleandoc(text)
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(words))):
+                yield name, inspect.cleandoc(words)
 
 
 REF = "#/components/schemas/{model}"
