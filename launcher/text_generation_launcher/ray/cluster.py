@@ -1,8 +1,7 @@
 """The driver's calls of Ray. Beside `hosts.py`, the actors, the only file that imports Ray.
 
 Each replica has a placement group of one bundle, which is what Ray's autoscaler scales on, and in it a detached actor:
-both outlive the driver, and are found again by their names.
-"""
+group and actor outlive the driver, and the next driver finds them by their names."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         cluster = RayReplicas(address, namespace, node)
-        # Instead of Ray's own handler, which writes a stack trace: the next driver finds all again.
+        # Replaces Ray's own handler, which would write a stack trace. The next driver finds all actors again.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         threading.Thread(target=end_with_node, args=(cluster.has_node, _end_without_node), daemon=True).start()
         driver = Driver(cluster, lambda report: line.sendall(as_json(report) + b"\n"))

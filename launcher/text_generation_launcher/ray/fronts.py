@@ -36,8 +36,7 @@ class FrontCluster(Protocol):
 
 
 class _OneMachine:
-    """The fronts of one machine, in the place of a replica that has room on this machine only. Implements
-    ReplicaCluster."""
+    """The fronts of one machine, for a ReplicaKeeper: a ReplicaCluster with room on this machine only."""
 
     def __init__(self, cluster: FrontCluster, node: str) -> None:
         self.node = node

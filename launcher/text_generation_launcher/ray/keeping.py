@@ -69,7 +69,7 @@ class ReplicaCluster(Protocol):
         """Names of the replicas that have an actor."""
 
     def answers(self, calls: Sequence[ActorCall], seconds: float) -> dict[ActorCall, Answer]:
-        """The answers to `calls` that are there. Waits at most `seconds` for the first answer."""
+        """The answers to `calls` that have come. Waits at most `seconds` for the first answer."""
 
 
 class ReplicaKeeper:

@@ -14,7 +14,7 @@ from text_generation_router.http.encoding import json_response
 from text_generation_router.http.errors import error_response
 from text_generation_router.metrics.page import CONTENT_TYPE, render_in_turns
 
-# A page that is expensive to make, made once for all requests that wait for it.
+# A page that is expensive to make, and that is made once for all requests that wait at the time.
 
 # Shortest time between two pages, in seconds: a page of metrics takes up to 10 ms of a processor.
 GAP_S = 0.05

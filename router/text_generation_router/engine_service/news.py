@@ -41,7 +41,8 @@ class NewsReader:
         self._snapshot: deque[CacheNews] = deque(snapshot or ())
         self._changes: dict[int, bool] = {}  # for each hash: whether it was added, or removed
         self._load: pb.Load | None = None
-        # Loads are made every EVERY_S. A Load goes out if it would be late by more than half of that with the next one.
+        # Loads are made every EVERY_S. A call whose Load is due gets it now if waiting for the next Load would make it
+        # late by more than half of EVERY_S.
         self._every_s = min(every_s, MAX_EVERY_S) - EVERY_S / 2
         # `is_ready` and `is_draining` of the last Load: a change of these goes out at once.
         self._reported: tuple[bool, bool] | None = None

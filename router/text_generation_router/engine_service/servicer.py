@@ -165,7 +165,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
             logger.error("a front's stream failed", exc_info=error)
         else:
             logger.warning("a front is disconnected: %s", error)
-        with suppress(TimeoutError):  # a front that does not read may not read this either
+        with suppress(TimeoutError):  # a front that reads nothing may not read this message either
             async with asyncio.timeout(LAST_S):
                 await context.abort(code, str(error))
 
@@ -231,7 +231,8 @@ async def _first(context: StreamContext) -> pb.FrontMessage:
 
 
 async def _hello(context: StreamContext) -> tuple[ArrivingFront, int]:
-    """A front's first message: which front, and the version of the protocol that both sides speak. Raises WireError."""
+    """Reads a front's Hello: the front's id, and the version of the protocol that both sides speak. Raises
+    WireError."""
     message = await _first(context)
     if message.WhichOneof("message") != "hello":
         raise WireError("the first message of a front is not Hello")

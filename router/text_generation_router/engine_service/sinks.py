@@ -66,7 +66,7 @@ class Outbox:
 
 
 class Trial:
-    """The suspects that an engine has from all its fronts: of one group at a time (`fleet/suspects.py`)."""
+    """The suspects that all fronts have sent to an engine. They belong to one group at a time (`fleet/suspects.py`)."""
 
     def __init__(self) -> None:
         self._group = ""
@@ -77,7 +77,7 @@ class Trial:
         return not group or not self._count or group == self._group
 
     def enter(self, group: str, count: int) -> None:
-        """Takes `count` suspects of a group that `takes` has let in."""
+        """Counts `count` more suspects of `group`. `takes` must have returned True for the group."""
         assert self.takes(group)
         self._group = group
         self._count += count
@@ -148,8 +148,8 @@ class RequestSink:
         trial: Trial | None = None,
     ) -> None:
         """`wire_index`: the front's index of the request. `position`: number of output tokens that came with it. `end`
-        is called at its end, with an Ended that is still to be sent. `trial`: that of a suspect, which it leaves with
-        its first tokens or its end."""
+        is called at its end, with an Ended that is still to be sent. `trial`: the engine's trial if the request is a
+        suspect; the request leaves the trial with its first tokens or its end."""
         self.index = 0  # the engine's index of the request
         self._wire_index = wire_index
         self._position = position

@@ -38,7 +38,7 @@ class Allowance:
         self._counted_s = now_s
 
     def take(self, now_s: float) -> bool:
-        """Counts one message. False: there were too many."""
+        """Counts a message. False: the front has sent too many."""
         self._left = min(AT_ONCE, self._left + (now_s - self._counted_s) * PER_SECOND) - 1
         self._counted_s = now_s
         return self._left >= 0

@@ -198,7 +198,7 @@ MAX_HASHES = 8000
 
 @dataclass(frozen=True, slots=True)
 class CacheNews:
-    """Changes of the cache, or a part of all that is cached: a Cache message (proto/engine.proto). Its sender numbers
+    """A Cache message (proto/engine.proto): changes of the cache, or a part of its whole content. The sender numbers
     the messages of a call from 1 on."""
 
     added: list[int]

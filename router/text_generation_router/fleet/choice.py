@@ -30,8 +30,9 @@ class PlacementPolicy(StrEnum):
 
 
 LOAD_WEIGHT = 0.5
-# A request counts as this many tokens beside those of its prompt, for the output that it still has to make. With much
-# less, a single prompt that is being computed outweighs all else: fronts then scatter their chats (docs/replicas.md).
+# A request counts as this many tokens beside those of its prompt, for the output that it still has to make. If a
+# request counted as much less, a single prompt that is being computed would outweigh all cached blocks: fronts would
+# then scatter their chats (docs/replicas.md).
 ROW_TOKENS = 1000
 
 Numbers = npt.NDArray[np.intp]
@@ -146,9 +147,11 @@ class EngineChoice:
 
 # Which queued requests move to another engine, by Withdraw. Each moves at most once, and off an engine that drains.
 # Running requests leave such an engine too, a few at a time. The wait that an engine reports is the wait of a request
-# behind all others. So a front looks at its newest queued requests first: for these, it is about right.
+# behind all others. So a front looks at its newest queued requests first: for these requests the reported wait is about
+# right.
 
-# A request moves only if its wait falls to at most this part of what it is, and by at least GAIN_S seconds.
+# A request moves only if the other engine's wait is at most this part of the present wait, and at least GAIN_S seconds
+# shorter.
 PART, GAIN_S = 0.5, 2.0
 # Running requests leave an engine that drains for engines that expect a wait of at most LEAVE_WAIT_S seconds and have
 # at most LEAVE_TOKENS tokens to compute: LEAVE_AT_ONCE of them at most, or as many as have LEAVE_TOKENS together.

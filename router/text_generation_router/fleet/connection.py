@@ -40,7 +40,7 @@ QUIET_S = 1.0
 CUT_OFF = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
 # gRPC's text, with the code INTERNAL, for a write after the end of a call whose true code it has not read yet.
 WRITE_FAILED = "Internal error from Core"
-# Seconds between two looks at the time, and a delay of them after which this process itself was stopped.
+# Seconds between two looks at the clock. If a look is STOPPED_S late, this process itself was stopped.
 WATCH_S, STOPPED_S = 0.25, 1.0
 # Seconds between two Loads that are read: an engine that sends more of them waits.
 LEAST_LOAD_GAP_S = 0.01

@@ -47,7 +47,7 @@ class Placement(ABC):
 
     @abstractmethod
     def choose(self, group: RemoteGroup, engines: Sequence[int]) -> int:
-        """One of `engines`, which are two or more."""
+        """Chooses one of `engines`, of which there are at least two."""
         ...
 
 
@@ -77,7 +77,7 @@ class LeastLoad(Placement):
 
 
 class LeastRequests(Placement):
-    """The engine with the fewest unfinished requests of this front; of equal ones the next in turn. For comparison:
+    """The engine with the fewest unfinished requests of this front; of equal engines the next in turn. For comparison:
     load balancers do this."""
 
     def __init__(self, turn: int = 0) -> None:

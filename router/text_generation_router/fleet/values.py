@@ -40,7 +40,7 @@ class Credit:
 class EngineLoss(Enum):
     """What ended a connection to an engine."""
 
-    OUTSIDE = "outside"  # a cut link, a stopped process, or this front: no request is the cause
+    OUTSIDE = "outside"  # the link was cut, the process was stopped, or the front ended it: no request is the cause
     # The engine fell silent while another engine sent messages: a request that meets several such losses may be the
     # cause.
     SILENT = "silent"
@@ -103,7 +103,8 @@ class RemoteCounts:
 # Bytes that may come at once: the whole cache of an engine with 8 million blocks. Then bytes per second: many times the
 # news of an engine that computes 100,000 tokens per second.
 BURST_BYTES, BYTES_PER_S = 64 * 2**20, 2 * 2**20
-# Bytes that a message counts beside its own: about as many as take as long to read.
+# Bytes that each message counts in addition to its size: reading this number of bytes takes as long as reading an empty
+# message.
 MESSAGE_BYTES = 1024
 
 

@@ -34,7 +34,7 @@ class Generation:
     prompt_tokens: int
     prompt_characters: int
     started_s: float  # time.perf_counter when the HTTP request was received
-    is_answer: bool = True  # False: the text only helps to make the answer's prompt, and is not counted or logged
+    is_answer: bool = True  # False: the text only helps to make the answer's prompt; it is neither counted nor logged
     input_ids: tuple[int, ...] = ()  # the prompt's, if the answer repeats them
     reader: PieceReader | None = None  # None: the text is not divided into pieces
     reasoning_tokens: int = 0  # tokens of the reasoning until now

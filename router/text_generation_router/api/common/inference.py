@@ -174,7 +174,7 @@ class Inference:
             close_all(generations)
 
 
-# The streams of one prompt, and what the engine's answer to them will be.
+# The streams of one prompt, and the future of the engine's answer to their submission.
 Unanswered = tuple[Sequence[GenerationStream], asyncio.Future[None]]
 
 

@@ -19,7 +19,7 @@ from text_generation_router.text.templates.chat_template import Message
 
 
 def flattened(content: Any) -> Any:
-    """One string of the list of text chunks of an item of `input`. Any other value is left to the type check."""
+    """Joins the text chunks of an item of `input` to one string. Any other value is left to the type check."""
     return "".join(_chunk_text(chunk, "input") for chunk in content) if isinstance(content, list) else content
 
 

@@ -139,7 +139,7 @@ async def all_completion_logprobs(rows: Sequence[Row], offsets: Sequence[int]) -
 
 @dataclass(frozen=True, slots=True)
 class TextSizes:
-    """How many characters tokens take in a text, which has the texts of special tokens or has not."""
+    """Number of characters that tokens take in a text. `has_special`: the text has the texts of special tokens."""
 
     vocabulary: Vocabulary
     has_special: bool
@@ -227,7 +227,7 @@ def wanted_logprobs(asked: OpenAIRequest, echoed: int | None = None) -> int | No
 
 
 async def text_of_prompt(given: str | tuple[int, ...], tokenizer: Tokenizer, skip_special_tokens: bool) -> str:
-    """The prompt as it is repeated: the text that was sent, or the text of the tokens that were sent."""
+    """The prompt as `echo` repeats it: the text that was sent, or the text of the tokens that were sent."""
     if isinstance(given, str):
         return given
     return await asyncio.to_thread(tokenizer.decode, list(given), skip_special_tokens=skip_special_tokens)

@@ -27,7 +27,7 @@ from text_generation_router.text.tokens.events import FinishReason, TokenEvent
 from text_generation_router.text.tokens.pieces import Piece, Text
 from text_generation_router.text.validation import Prompt, renaming
 
-# Finds the tokens that the text of an answer is made of, among those of reasoning, calls and markers.
+# Finds the tokens whose texts make the text of an answer; the other tokens make reasoning, calls and markers.
 
 
 class TextRows:
@@ -47,7 +47,8 @@ class TextRows:
         return waiting[self._first(waiting, pieces) :] if self._is_divided else waiting
 
     def _first(self, waiting: Sequence[Row], pieces: Sequence[Piece]) -> int:
-        """The first of the tokens that have made the text; those before it have made other pieces, or markers."""
+        """Index of the first waiting token that has made the text; tokens before it have made other pieces, or
+        markers."""
         missing = sum(len(piece.text) for piece in pieces if isinstance(piece, Text))
         first = len(waiting)
         while first and missing > 0:

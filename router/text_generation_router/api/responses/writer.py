@@ -80,7 +80,7 @@ class OutputItems:
 
 
 class ItemPart:
-    """The one part of a message, or of reasoning: its text, and the text's events."""
+    """The only part of a message or of reasoning: its text, and the events of the text."""
 
     def __init__(self, item: dict[str, Any], part: dict[str, Any], event: str) -> None:
         """`event`: beginning of the types of the text's events."""
