@@ -18,7 +18,6 @@ from text_generation_router.api.anthropic.writer import (
     message_json,
     usage_json,
 )
-from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.openai.chat_prompt import chat_prompt, rendered
@@ -41,11 +40,6 @@ class MessagesRoutes:
 
     def __init__(self, services: Services) -> None:
         self._services = services = services.without_tgi_dialect()
-        self._answers = Answers(services)
-
-    async def messages(self, request: Request) -> Response:
-        """Answer a conversation, at once or as a stream."""
-        return await self._answers.answer(request, self)
 
     async def count_tokens(self, request: Request) -> Response:
         """The number of tokens of the prompt that the chat template makes of a conversation."""

@@ -3,10 +3,6 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation, close_all
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.openai import request as v1_request
@@ -47,12 +43,7 @@ class ChatRoutes:
         self._services = services
         self._style = services.style
         self._logprobs = ChatLogprobs(services.inference.vocabulary, has_bytes=not services.style.is_tgis)
-        self._answers = Answers(services)
         self._new_id = new_id_for(services.chat_formats.reading.calls)
-
-    async def chat_completions(self, request: Request) -> Response:
-        """Answer a conversation through the model's chat template, at once or as a stream."""
-        return await self._answers.answer(request, self)
 
     def num_requests(self, asked: ChatOptions) -> int:
         return 1 + asked.choices

@@ -4,10 +4,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation, Row, close_all
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.openai import request as v1_request
@@ -49,11 +45,6 @@ class CompletionRoutes:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._style = services.style
-        self._answers = Answers(services)
-
-    async def completions(self, request: Request) -> Response:
-        """Continue one or several prompts, at once or as a stream."""
-        return await self._answers.answer(request, self)
 
     def num_requests(self, asked: CompletionRequest) -> int:
         return 1 + len(asked.prompt) * asked.choices

@@ -4,11 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from text_generation_common.logs import request_id
-from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation, Row
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.common.styles import OPENAI_STYLE
@@ -94,12 +90,7 @@ class ResponsesRoutes:
 
     def __init__(self, services: Services) -> None:
         self._services = services = services.without_tgi_dialect()
-        self._answers = Answers(services)
         self._logprobs = ChatLogprobs(services.inference.vocabulary, has_bytes=True)
-
-    async def responses(self, request: Request) -> Response:
-        """Answer a conversation, at once or as a stream."""
-        return await self._answers.answer(request, self)
 
     def num_requests(self, asked: ResponsesOptions) -> int:
         return 1
