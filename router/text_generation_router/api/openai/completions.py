@@ -1,7 +1,7 @@
 """POST /v1/completions."""
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from text_generation_router.api.common.generation import Generation, Row, close_all
@@ -153,37 +153,37 @@ def _prompt(given: str | tuple[int, ...], prompt: Prompt) -> Prompt:
     return replace(prompt, inputs=given) if isinstance(given, str) else replace(prompt, ids=given)
 
 
+@dataclass(eq=False)
 class CompletionEncoder:
     """Encodes the events of one text of a stream."""
 
-    def __init__(
-        self, index: int, generation: Generation, asked: CompletionRequest, write: ChunkWriter, sizes: TextSizes
-    ) -> None:
-        self._sizes = sizes
-        self._index = index
-        self._generation = generation
-        self._asked = asked
-        self._write = write
-        self._offset = 0  # where the next token begins in the text
-        self._made = Made(generation)
-        self.has_begun = False
+    index: int
+    generation: Generation
+    asked: CompletionRequest
+    write: ChunkWriter
+    sizes: TextSizes
+    has_begun: bool = False
+    _offset: int = 0  # where the next token begins in the text
+
+    def __post_init__(self) -> None:
+        self._made = Made(self.generation)
 
     def echo(self, prompt: str, logprobs: dict[str, Any] | None) -> bytes:
         """The first event of a stream with `echo`: the prompt, and the log-probabilities of its tokens."""
         self.has_begun = True
         self._offset = len(prompt)
-        choice = {"index": self._index, "text": prompt, "logprobs": logprobs, "finish_reason": None}
-        return self._write.chunk(choice, self._made)
+        choice = {"index": self.index, "text": prompt, "logprobs": logprobs, "finish_reason": None}
+        return self.write.chunk(choice, self._made)
 
     def __call__(self, event: TokenEvent) -> bytes:
-        asked, token, style = self._asked, event.token, self._write.style
+        asked, token, style = self.asked, event.token, self.write.style
         # TGI's text has the texts of special tokens.
         text = token.text if style.is_tgis and token is not None else event.text
         row = None
         if asked.logprobs is not None and token is not None:
             row = row_of(token, event.top_tokens, asked.logprobs, style)
         choice: dict[str, Any] = {
-            "index": self._index,
+            "index": self.index,
             "text": text,
             "logprobs": None if row is None else completion_logprobs(row, self._offset),
             "finish_reason": self._reason(event),
@@ -191,15 +191,15 @@ class CompletionEncoder:
         if asked.return_token_ids:
             choice["token_ids"] = [] if token is None else [token.id]
             if not self._made.tokens:
-                choice["prompt_token_ids"] = self._generation.input_ids
-        self._offset += 0 if token is None else self._sizes.of(token)
+                choice["prompt_token_ids"] = self.generation.input_ids
+        self._offset += 0 if token is None else self.sizes.of(token)
         self._made.add(event)
         if style.is_tgis:
-            return self._write.tgi_completion(choice, self._generation if event.finish is not None else None)
-        return self._write.chunk(choice, self._made)
+            return self.write.tgi_completion(choice, self.generation if event.finish is not None else None)
+        return self.write.chunk(choice, self._made)
 
     def _reason(self, event: TokenEvent) -> str | None:
         """In streams of completions TGI names the end of the text as its own routes do."""
-        if self._write.style.is_tgis:
+        if self.write.style.is_tgis:
             return "" if event.finish is None else event.finish.reason.value
-        return None if event.finish is None else self._write.style.reasons[event.finish.reason]
+        return None if event.finish is None else self.write.style.reasons[event.finish.reason]
