@@ -17,8 +17,6 @@ from text_generation_launcher.process import Child
 from text_generation_launcher.restarts import MAX_DEATHS, Restarts
 from text_generation_launcher.spawner import Spawner
 
-# Shards and the process that owns their queue and token slots, a router or an engine: kept alive side by side.
-
 logger = logging.getLogger("text_generation_launcher")
 
 
