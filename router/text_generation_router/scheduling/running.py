@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from text_generation_router.scheduling.blame import Blame
-from text_generation_router.scheduling.memory.holding import Holding
-from text_generation_router.scheduling.memory.memory import Memory
+from text_generation_router.scheduling.memory.memory import Holding, Memory
 from text_generation_router.scheduling.memory.radix_tree import NOTHING
 from text_generation_router.scheduling.memory.slots import Slots
 from text_generation_router.scheduling.memory.trails import Ids
