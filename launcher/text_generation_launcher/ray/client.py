@@ -46,8 +46,8 @@ RAY_HINT = (
 
 @dataclass(slots=True)
 class KnownReplica:
-    """What the launcher knows of a replica. `on_status` is called at each change; `status` is None before the first
-    report."""
+    """A replica on Ray as the launcher knows it. `on_status` is called at each change; `status` is None before the
+    first report."""
 
     on_status: Callable[[RayStatus | None], None]
     is_wanted: bool = True

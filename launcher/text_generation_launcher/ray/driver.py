@@ -27,11 +27,11 @@ NO_CLUSTER = 3  # exit status: Ray cannot be reached
 
 
 class DriverCluster(ReplicaCluster, FrontCluster, Protocol):
-    """All that the driver asks of Ray."""
+    """All calls of Ray that the driver makes."""
 
 
 class Driver:
-    """Does what is wanted, one turn after another. `report` sends a report."""
+    """Starts and ends actors as the newest `Wanted` message says, one turn after another. `report` sends a report."""
 
     def __init__(
         self, cluster: DriverCluster, report: Callable[[RayReport], None], clock: Callable[[], float] = time.monotonic

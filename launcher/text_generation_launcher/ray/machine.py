@@ -24,9 +24,9 @@ LOG_KEPT_S = 2 * TOUCH_S
 
 
 class HostedLauncher:
-    """One launcher, from its start. It writes into `folder`, which is private: `log`, and `address` once its
-    engine serves. To be made on a thread that lives as long as the actor: the kernel sends `last_signal` to the
-    launcher when that thread ends."""
+    """One launcher, which its construction starts. The launcher writes two files into the private `folder`: `log`, and
+    `address` once its engine serves. To be made on a thread that lives as long as the actor: the kernel sends
+    `last_signal` to the launcher when that thread ends."""
 
     def __init__(
         self,

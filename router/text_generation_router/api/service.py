@@ -47,7 +47,7 @@ class SharedPage:
 
 # Token spans encoded in one piece. Other threads can take the interpreter lock between two pieces.
 SPANS_PER_PIECE = 2048
-NO_DATE = "1970-01-01T00:00:00Z"  # Anthropic's API has this date where that of a model's release is not known
+NO_DATE = "1970-01-01T00:00:00Z"  # the date of a model whose release is not known, as in Anthropic's API
 
 
 def is_from_anthropics_client(request: Request) -> bool:

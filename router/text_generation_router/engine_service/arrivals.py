@@ -31,7 +31,7 @@ class Pace:
         return min(self._at_once, self._left + (now_s - self._counted_s) * self._per_second)
 
     def take(self, units: float, now_s: float) -> float:
-        """Takes `units`, perhaps more than are left. Returns the seconds to wait before the next units are taken."""
+        """Takes `units`, even if fewer are left. Returns the seconds to wait before the next units may be taken."""
         self._left = self.left(now_s) - units
         self._counted_s = now_s
         return max(0.0, -self._left / self._per_second)

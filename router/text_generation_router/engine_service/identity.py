@@ -1,4 +1,4 @@
-"""The names by which fronts know an engine, and the digest of what decides its tokens."""
+"""The names by which fronts know an engine, and the digest of everything that decides its tokens."""
 
 import importlib.metadata
 from dataclasses import dataclass, fields

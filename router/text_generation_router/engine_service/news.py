@@ -210,7 +210,7 @@ class NewsPublisher:
 
 
 def load_to_pb(load: Load) -> pb.Load:
-    """`load` as a message, without the fields that differ from front to front."""
+    """Converts `load` to a message, without the fields that are different for each front."""
     return pb.Load(
         is_ready=load.is_ready,
         is_draining=load.is_draining,

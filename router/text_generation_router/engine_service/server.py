@@ -1,4 +1,4 @@
-"""The engine's gRPC server: its ports, and its end."""
+"""The engine's gRPC server: opens its ports, drains and closes."""
 
 import asyncio
 import os

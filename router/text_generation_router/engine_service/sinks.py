@@ -19,9 +19,8 @@ MAX_BYTES = 64 * 2**20
 
 
 class Outbox:
-    """Messages in their order. `put` never waits and never fails: if the front does not read, `run` raises
-    FrontLostError.
-    """
+    """A queue of messages. `put` never waits and never fails; if the front does not read, `run` raises FrontLostError
+    instead."""
 
     def __init__(self, stall_s: float | None = None, max_bytes: int = MAX_BYTES) -> None:
         self._stall_s = STALL_S if stall_s is None else stall_s

@@ -65,7 +65,7 @@ class FrontCounts:
             self._ends.labels(why=reason)
 
     def ended(self, error: BaseException | None) -> None:
-        """Notes that a front's stream ended. None: the front closed it, or its connection broke."""
+        """Counts the end of a front's stream. None: the front closed the stream, or its connection broke."""
         self._ends.labels(why=CLOSED if error is None else REASONS.get(type(error), FAILED)).inc()
 
 

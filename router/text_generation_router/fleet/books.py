@@ -28,7 +28,7 @@ ELSEWHERE = frozenset({EndReason.WITHDRAWN, EndReason.CLOSED})
 FRONTS_OWN = frozenset({EndReason.STOPPED, EndReason.CANCELLED})
 # Seconds that a request waits for an engine of the build that made its tokens, while engines of other builds are there.
 STRANDED_S = 30.0
-# Error texts for clients whose request failed.
+# Texts of the errors that clients of failed requests get.
 DEADLY = "Server error: engines died again and again while they worked on this request and on nothing else"
 HUNG = "Server error: engines fell silent again and again while they worked on this request and on nothing else"
 STRANDED = "Server error: no engine of the build that began this text is left"
@@ -53,7 +53,7 @@ class FrontBooks:
     def now(self) -> float:
         return self._clock()
 
-    # Calls of the front.
+    # Methods that the front calls.
 
     @property
     def num_requests(self) -> int:
@@ -314,7 +314,7 @@ class FrontBooks:
             elif now - group.stranded_s >= STRANDED_S:
                 self._fail(group, STRANDED)
 
-    # Calls of sinks.
+    # Methods that call sinks.
 
     def _fail(self, group: RemoteGroup, cause: str) -> None:
         for index in list(group.members):

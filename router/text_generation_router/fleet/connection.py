@@ -202,7 +202,7 @@ class EngineConnection:
                 reading.take(message, engine, books)
             except WireError:
                 raise
-            except Exception as error:  # a fault of ours: the other engines' requests go on
+            except Exception as error:  # a bug of this front: requests on other engines go on
                 logger.exception("a message of engine %s could not be taken", self._endpoint.target)
                 raise WireError(f"a message led to {type(error).__name__}") from error
             if message.HasField("epoch"):
@@ -238,7 +238,7 @@ class EngineConnection:
         return wants_cache == self._fleet.wants_cache and pace_ms == self._pace_ms
 
     def _take_news(self, message: pb.NewsMessage, engine: EngineView) -> bool:
-        """Handles a message. False: earlier news of the cache are missing."""
+        """Gives a message of the News call to the books. False: earlier news of the cache are missing."""
         engine.heard_s = asyncio.get_running_loop().time()
         self._backoff.reset()
         size = message.ByteSize()

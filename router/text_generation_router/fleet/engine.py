@@ -151,7 +151,7 @@ class RemoteEngine:
         return self._books.has_begun(index)
 
     def snapshot(self) -> Snapshot:
-        """To be called after `start`. Without any engine: what was known last."""
+        """To be called after `start`. Without any engine it returns the last known facts."""
         assert self._snapshot is not None
         return self._snapshot
 
@@ -166,7 +166,8 @@ class RemoteEngine:
 
     @property
     def permits(self) -> int:
-        """Number of requests that the engines allow this front. Without any engine: what they allowed last."""
+        """Number of requests that the engines allow this front; without any engine, the number that they allowed
+        last."""
         return self._fleet.permits
 
     @property

@@ -62,7 +62,7 @@ class MessagesRoutes:
     async def prompts(self, asked: MessagesOptions, caller: Caller) -> Sequence[Prompt]:
         with renaming(NAMES):
             chat = chat_of(asked)
-            if self._services.chat_formats.reading.reasoning is None:  # without thinking, any budget is kept
+            if self._services.chat_formats.reading.reasoning is None:  # without thinking, no budget is exceeded
                 chat = chat.model_copy(update={"max_thinking_tokens": None})
             return [await chat_prompt(self._services, chat, caller, NAMES)]
 

@@ -22,7 +22,8 @@ from text_generation_router.api.tgi.schemas import CacheSalt, Priority, Sampling
 from text_generation_router.errors import ValidationError
 
 
-# What Anthropic's routes say of tools, thinking and the form of the answer, and the same in the fields of chats.
+# The fields of Anthropic's routes about tools, thinking and the form of the answer, and their conversion to fields of
+# chats.
 class CustomTool(Body):
     """A tool that the client runs."""
 
@@ -296,4 +297,4 @@ class CountTokensRequest(TurnsBody, CountOptions):
 
 
 class RenderedCount(CountOptions, Rendered):
-    """The same, as a prompt."""
+    """A CountTokensRequest whose conversation the template has already turned into a prompt."""

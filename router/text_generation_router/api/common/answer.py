@@ -93,7 +93,7 @@ class Answers:
         return await self.answer_read(request, dialect, asked, started_s)
 
     async def answer_read(self, request: Request, dialect: AnswerDialect[A], asked: A, started_s: float) -> Response:
-        """The same for a body that has been read."""
+        """As `answer`, for a body that has already been read."""
         services = self._services
         with self._inference.counted_refusals(dialect.refused_requests):
             services.ignored.note_model(request, asked.model, (services.served_name, services.config.tokenizer_name))

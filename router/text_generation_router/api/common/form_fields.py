@@ -1,4 +1,4 @@
-"""The fields that set the form of the text, of TGI, OpenAI, vLLM, SGLang and llama.cpp: what each asks for.
+"""The fields of TGI, OpenAI, vLLM, SGLang and llama.cpp that set the form of the text, and which grammar each asks for.
 
 A field's value stays as the client has sent it, so that a child process can hand it on; `asked_grammar` reads it.
 """

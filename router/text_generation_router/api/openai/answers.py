@@ -37,7 +37,7 @@ def _usage(prompt: int, made: int) -> dict[str, Any]:
 
 
 def chunk_json(kind: str, identity: str, model: str, fingerprint: str) -> dict[str, Any]:
-    """The first fields of every answer."""
+    """The fields with which every answer and every chunk begins."""
     return {
         "object": kind,
         "id": identity,

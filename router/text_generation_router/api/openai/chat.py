@@ -145,7 +145,7 @@ class ChatEncoder:
         return first + text if reason is None else first + text + self._chunk({}, None, reason)
 
     def _first(self, content: str | None = "") -> bytes:
-        """The chunk before all others."""
+        """The first chunk of the stream, which has the role; "" if it was made before."""
         has_begun, self._has_begun = self._has_begun, True
         return b"" if has_begun else self._chunk({"role": "assistant", "content": content}, None, None)
 

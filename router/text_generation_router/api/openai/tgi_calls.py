@@ -11,7 +11,7 @@ from text_generation_router.errors import ToolError
 from text_generation_router.text.json_depth import read_json
 from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Piece
 
-NUMBER = re.compile("[0-9]{1,18}")  # this server gives no id of more digits
+NUMBER = re.compile("[0-9]{1,18}")  # ids of this server have no more digits
 
 
 def message_json(pieces: Sequence[Piece], text: str) -> dict[str, Any]:

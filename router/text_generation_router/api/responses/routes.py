@@ -55,7 +55,7 @@ class TextRows:
         return first
 
     def rest(self) -> list[Row]:
-        """The tokens that have added no piece, such as the token that ended the text."""
+        """The waiting tokens, which have added no piece to the answer, such as the token that ended the text."""
         return self._waiting
 
 

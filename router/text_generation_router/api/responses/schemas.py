@@ -13,7 +13,7 @@ from text_generation_router.api.responses.tools import KINDS, Tool, chat_name, k
 from text_generation_router.api.tgi.schemas import CacheSalt, Priority, SamplingFields, Timeout
 from text_generation_router.errors import ValidationError
 
-# What /v1/responses says of tools, reasoning and the form of the text, and the same in the fields of chats.
+# The fields of /v1/responses about tools, reasoning and the form of the text, and their conversion to fields of chats.
 
 FORMATS = ("text", "json_object", "json_schema")
 

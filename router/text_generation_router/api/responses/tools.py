@@ -25,7 +25,7 @@ class CallName:
 
 
 def chat_name(name: str, namespace: str | None) -> str:
-    """The name in chats of a function that may be one of a namespace."""
+    """The name that a function has in chats; `namespace` is put before it."""
     return name if namespace is None else f"{namespace}__{name}"
 
 

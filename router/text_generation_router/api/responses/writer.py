@@ -22,7 +22,7 @@ def new_call_id() -> str:
 
 
 class OutputItems:
-    """Puts the items of one answer together. Additions become events, which have no numbers yet."""
+    """Builds the items of one answer. Adding a piece yields its events, which have no sequence numbers yet."""
 
     def __init__(self, identity: str, names: Mapping[str, CallName]) -> None:
         """`identity`: the end of all items' ids. `names`: see `call_names`."""

@@ -162,7 +162,8 @@ class EventEncoder:
         return PLAIN_EVENT % (self._index, token.id, text_json(token.text), logprob, special)
 
 
-# `event_json` of a token without anything else, as bytes: made for nearly every token, in a third of the time.
+# Writes the same bytes as `event_json` for a token without top tokens or an end, as nearly all tokens are, in a third
+# of the time.
 PLAIN_EVENT = (
     b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
 )
