@@ -24,15 +24,8 @@ from text_generation_router.errors import (
     SmallChunksError,
     TooManyConnectionsError,
 )
-from text_generation_router.http.closing import (
-    CLOSE,
-    LINGER,
-    LINGER_BYTES,
-    LINGER_S,
-    closing,
-    until_closed,
-    until_half_closed,
-)
+from text_generation_router.http.closing import CLOSE, LINGER, LINGER_BYTES, LINGER_S, closing
+from text_generation_router.http.cycles import until_closed, until_half_closed
 from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.errors import error_bytes, error_response
 from text_generation_router.http.limits import ConnectionLimits, Deadline, LimitHits, WriteDeadline

@@ -1,4 +1,4 @@
-"""The parts of uvicorn that are not its public interface, and that `Connection`, `Server` and `closing.py` build on."""
+"""The parts of uvicorn that are not its public interface, and that `Connection`, `Server` and `cycles.py` build on."""
 
 from collections.abc import Iterable
 from types import FunctionType
