@@ -21,6 +21,8 @@ from text_generation_launcher.errors import WebserverCannotStart, WebserverFaile
 from text_generation_launcher.process import SEE_LOG, Child, log_last_lines
 from text_generation_launcher.restarts import Restarts
 
+logger = logging.getLogger("text_generation_launcher")
+
 # Decides whether the router's event loop works or hangs, from its answers to pings and from the kernel's counts.
 #
 # A router that is stopped or stuck does not answer, and a router that waits for a processor does not answer either. The
@@ -125,8 +127,6 @@ def read_vitals(pid: int, proc: Path = Path("/proc")) -> Vitals | None:
         return Vitals(fields[0], (int(fields[11]) + int(fields[12])) * TICK_S, 0.0)
     return Vitals(fields[0], ran_ns / 1e9, waited_ns / 1e9)
 
-
-logger = logging.getLogger("text_generation_launcher")
 
 # Seconds to read the last messages of a dead process: a process that it has started may hold the line open.
 LAST_MESSAGES_S = 1.0

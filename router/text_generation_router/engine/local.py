@@ -25,11 +25,15 @@ from text_generation_router.scheduling.request import NEW, EndReason, Generation
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.tenant import Tenant
 
+logger = logging.getLogger("text_generation_router")
 
-# Has the shards compile the grammars of requests before these are queued, so that no step waits for a compiler.
-#
-# One grammar is compiled at a time, and owners take turns.
+
 class Compiling:
+    """Has the shards compile the grammars of requests before these are queued, so that no step waits for a compiler.
+
+    One grammar is compiled at a time, and owners take turns.
+    """
+
     def __init__(self, requests: Requests, shards: Callable[[], ShardedClient | None], max_waiting: int) -> None:
         """`shards`: returns the shards that work now, or None. `max_waiting`: most grammars of one tenant that may
         wait."""
@@ -69,9 +73,6 @@ class Compiling:
 
     async def close(self) -> None:
         await cancelled(*self._tasks)
-
-
-logger = logging.getLogger("text_generation_router")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,15 @@ from text_generation_common.logs import request_id
 from text_generation_router.engine.protocol import Ended, Sink, Tokens
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 
-# Ends requests whose time has run out.
+logger = logging.getLogger("text_generation_router")
 
 # Longest deadline of a request, in seconds from its arrival; event loop timers accept no longer delay.
 LATEST_DEADLINE_S = 10.0**8
 
 
 class Deadlines:
+    """Ends requests whose time has run out."""
+
     def __init__(self, expire: Callable[[int], None]) -> None:
         """`expire` is called with the index of a request at its deadline."""
         self._expire = expire
@@ -32,9 +34,6 @@ class Deadlines:
         """Stops the timer of a request that has ended."""
         if (timer := self._timers.pop(index, None)) is not None:
             timer.cancel()
-
-
-logger = logging.getLogger("text_generation_router")
 
 
 @dataclass(slots=True, eq=False)

@@ -19,8 +19,6 @@ def give_back_memory() -> None:
             trim(0)
 
 
-# Gives memory back to the system some time after large work has ended.
-
 # Seconds after the last large piece of work at which memory is trimmed. The second time is for texts that were still in
 # use at the first.
 DELAYS_S = (2.0, 30.0)

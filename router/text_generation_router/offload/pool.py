@@ -16,10 +16,13 @@ from text_generation_common.tasks import cancelled
 from text_generation_router.offload.errors import BusyError, JobError, JobLostError, JobTimeoutError
 from text_generation_router.offload.process import ChildProcess
 
+logger = logging.getLogger(__name__)
 
-# A bounded queue of jobs that wait for a child; tenants take turns. Uses no processes and no event loop.
+
 @dataclass(slots=True, eq=False)
 class Job:
+    """A job for a child."""
+
     name: str
     content: bytes
     tenant: str
@@ -30,7 +33,7 @@ class Job:
 
 
 class Waiting:
-    """The queue. Tenants take turns; the jobs of one tenant keep their order."""
+    """A bounded queue of jobs that wait for a child. Tenants take turns; the jobs of one tenant keep their order."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -75,8 +78,6 @@ class Waiting:
             del self._tenants[job.tenant]
         return True
 
-
-logger = logging.getLogger(__name__)
 
 # Seconds between two attempts to start a child.
 START_AGAIN_S = 1.0

@@ -11,8 +11,9 @@ from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.tenant import Account, Owner, Tenant
 
 
-# Members (owners or tenants) take turns: the next turn goes to the member that was served the fewest tokens.
 class Member(Protocol):
+    """An owner or tenant that takes turns: the next turn goes to the member that was served the fewest tokens."""
+
     @property
     def account(self) -> Account: ...
 

@@ -31,15 +31,12 @@ def unpacked(name: str, data: bytes, dtype: np.dtype[Any], count: int | None = N
     return np.frombuffer(data, dtype)
 
 
-# The error of a peer that does not keep to proto/engine.proto.
-
-
 class WireError(Exception):
     """A message breaks a rule of the protocol. Its sender is to be disconnected with this text."""
 
 
 VERSION = 2
-# Since this version an engine tells which requests have begun, takes suspects of one loss only, and gives running
+# Since this version an engine reports which requests have begun, takes suspects of one loss only, and gives running
 # requests back.
 WITH_BEGUN = 2
 
@@ -53,7 +50,7 @@ def check_version(peer: int) -> int:
     return min(peer, VERSION)
 
 
-# What an engine tells of its model and limits, as the router's `Snapshot`.
+# An engine's report of its model and limits, as the router's `Snapshot`.
 def facts_of(snapshot: Snapshot) -> pb.Facts:
     model, limits, joining = snapshot.model, snapshot.limits, snapshot.joining
     return pb.Facts(

@@ -300,9 +300,10 @@ def _shows(template: str, marks: tuple[str, ...]) -> bool:
     return all(mark in template for mark in marks)
 
 
-# How families of models mark what they write for themselves before the answer.
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
+    """How a family of models marks what it writes for itself before the answer."""
+
     name: str
     begins: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
