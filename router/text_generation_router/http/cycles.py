@@ -37,7 +37,8 @@ def until_half_closed(app: ASGIApp, cycle: RequestResponseCycle, is_half_closed:
 
         async def receive_or_leave() -> Message:
             nonlocal is_read
-            while not (is_read and is_half_closed() and HALF_CLOSE in scope):
+            # A client that has left before its body is read costs no more: the body is neither read nor answered.
+            while not (is_half_closed() and HALF_CLOSE in scope):
                 message = await receive()
                 if not is_read or message["type"] == "http.disconnect":
                     is_read = not message.get("more_body", False)
