@@ -23,10 +23,9 @@ from tokenizers import Tokenizer
 
 from text_generation_common.weights.child import limit_reader, main_of
 from text_generation_router.errors import TemplateError
-from text_generation_router.text.templates.chat_template import Conversation
+from text_generation_router.text.templates.chat_template import Conversation, Message
 from text_generation_router.text.templates.file_check import check
 from text_generation_router.text.templates.files import load_chat_template
-from text_generation_router.text.templates.messages import Message
 
 TEMPLATES = sorted((DEMO_MODEL.parents[2] / "router/text_generation_router/text/tests/templates").glob("*.jinja"))
 TAKEN, REFUSED = 0, 1

@@ -20,7 +20,7 @@ from calls import DEMO_MODEL
 from server_process import ServerProcess
 
 from text_generation_router.errors import GrammarError, OverloadedError
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.grammars.asked import GrammarKind
 from text_generation_router.text.grammars.checking import CHILDREN, GrammarChecker, children_of
 from text_generation_router.text.grammars.tests.random_grammars import Drawn, draw

@@ -15,8 +15,7 @@ from calls import events_of
 from server_process import LAUNCHER, ServerProcess
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from text_generation_router.text.calls.formats import CALL_FORMATS
-from text_generation_router.text.calls.reasoning import REASONING_FORMATS
+from text_generation_router.text.calls.formats import CALL_FORMATS, REASONING_FORMATS
 
 END = "</s>"
 # Shows the tools, and ends with the last message, which so can open the reasoning.

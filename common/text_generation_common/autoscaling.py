@@ -23,13 +23,13 @@ class Demand:
     __pydantic_config__: ClassVar[Mapping[str, str]] = {"ser_json_inf_nan": "constants"}  # `wait_s` as JSON: Infinity
 
 
-def joint_demand(told: Sequence[Demand]) -> Demand | None:
-    """What the clients of all fronts want; None: no front has told anything. A front that reaches no engine does not
+def joint_demand(demands: Sequence[Demand]) -> Demand | None:
+    """What the clients of all fronts want; None: no front has reported any. A front that reaches no engine does not
     know how long others wait: its wait counts only if no front knows better."""
-    if not told:
+    if not demands:
         return None
-    waits = [demand.wait_s for demand in told if isfinite(demand.wait_s)]
-    requests, used = sum(demand.requests for demand in told), sum(demand.used for demand in told)
+    waits = [demand.wait_s for demand in demands if isfinite(demand.wait_s)]
+    requests, used = sum(demand.requests for demand in demands), sum(demand.used for demand in demands)
     return Demand(max(waits, default=inf), requests, used)
 
 

@@ -79,13 +79,13 @@ def is_refused_memory(text: str) -> bool:
 
 def refused_while_loading(error: Exception, weights: int) -> str:
     """What an operator is told when a shard whose weights have this number of bytes was refused memory."""
-    told = f"the system refused memory while {weights >> 20} MiB of weights were loaded ({first_line(error)})"
+    cause = f"the system refused memory while {weights >> 20} MiB of weights were loaded ({first_line(error)})"
     if (limit := address_limit()) is None:
         return (
-            f"{told}, and {free_bytes() >> 20} MiB are free: choose a smaller model, or give it more memory or shards"
+            f"{cause}, and {free_bytes() >> 20} MiB are free: choose a smaller model, or give it more memory or shards"
         )
     least = limit + weights + LOADING_BYTES
-    return f"{told}, and `ulimit -v` allows {limit >> 20} MiB: raise this limit to {least >> 20} MiB at least"
+    return f"{cause}, and `ulimit -v` allows {limit >> 20} MiB: raise this limit to {least >> 20} MiB at least"
 
 
 def address_limit() -> int | None:

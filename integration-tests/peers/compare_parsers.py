@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from text_generation_router.text.calls.formats import CALL_FORMATS
+from text_generation_router.text.calls.formats import CALL_FORMATS, REASONING_FORMATS
 from text_generation_router.text.calls.reading import Reading
-from text_generation_router.text.calls.reasoning import REASONING_FORMATS
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
 from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Reasoning, Text
 

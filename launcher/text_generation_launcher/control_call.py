@@ -69,11 +69,11 @@ class ScaleFlags:
 
 
 def scale(flags: ScaleFlags, echo: Echo) -> None:
-    _tell(flags.control.send({"command": "scale", "replicas": flags.number}), echo)
+    _report(flags.control.send({"command": "scale", "replicas": flags.number}), echo)
 
 
 def replicas(flags: ControlFlags, echo: Echo) -> None:
-    _tell(flags.send({"command": "replicas"}), echo)
+    _report(flags.send({"command": "replicas"}), echo)
 
 
 def restart_fronts(flags: ControlFlags, echo: Echo) -> None:
@@ -81,7 +81,7 @@ def restart_fronts(flags: ControlFlags, echo: Echo) -> None:
     echo("The fronts are replaced one after another; the launcher's log tells how far it is")
 
 
-def _tell(answer: Mapping[str, Any], echo: Echo) -> None:
+def _report(answer: Mapping[str, Any], echo: Echo) -> None:
     report = from_fields(ReplicaReport, answer)
     ready, requests = report.count(ReplicaState.READY), answer["num_requests"]
     echo(f"{report.wanted} wanted, {ready} ready; {requests} requests")

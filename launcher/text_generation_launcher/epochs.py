@@ -60,7 +60,7 @@ class Epochs:
             finally:
                 self._group = None
                 await group.unwatch()
-            await group.await_told()
+            await group.await_reported()
             error = self._final_error(loss, group, wait_s)
             if error is None or not group.error_of(loss):
                 _log_loss(loss, group)
@@ -115,12 +115,12 @@ class Epochs:
     def _final_error(self, loss: Loss, group: ShardGroup, wait_s: float | None) -> CommandError | None:
         """The error that ends the launcher, or None if there should be a next start."""
         kind = ShardFailed if self._has_been_ready else ShardCannotStart
-        told = group.error_of(loss)
+        error = group.error_of(loss)
         if self._number == 1 and not self._has_been_ready and group.is_user_error():
-            return kind(told) if told else kind(loss.reason, SEE_LOG)
+            return kind(error) if error else kind(loss.reason, SEE_LOG)
         if wait_s is not None:
             return None
-        return kind(f"the shards failed too often, at last: {told or loss.reason}", "" if told else SEE_LOG)
+        return kind(f"the shards failed too often, at last: {error or loss.reason}", "" if error else SEE_LOG)
 
 
 async def _is_ready(group: ShardGroup) -> bool:

@@ -79,11 +79,11 @@ class Fronts:
         for front in self._fronts:
             front.process.stop()
 
-    def tell_engines(self, deployment: ReplicaReport) -> None:
+    def report_engines(self, deployment: ReplicaReport) -> None:
         """Tells all fronts, and those that come later, of the replicas."""
         self._deployment = deployment
         for front in self._fronts:
-            front.process.tell_engines(deployment)
+            front.process.report_engines(deployment)
 
     def restart(self) -> None:
         """Replaces all fronts, one after another. A restart that is asked for meanwhile comes afterwards."""
@@ -120,7 +120,7 @@ class Fronts:
         # The first start of a front that takes the place of one that served may fail for once.
         process.has_listened = self.has_listened and state is FrontState.KEPT
         if self._deployment is not None:
-            process.tell_engines(self._deployment)
+            process.report_engines(self._deployment)
         front = Front(number, process, state, asyncio.create_task(process.run(), name=process.title))
         front.run.add_done_callback(lambda _: self._has_ended.set())
         self._fronts.append(front)

@@ -36,9 +36,9 @@ class Relay:
         self._refused = RefusedConnections()
 
     def line(self, line: str) -> None:
-        if (told := self._refused.take(line, time.monotonic())) is not None:
-            if told:
-                logging.getLogger(self._source).warning("%s", told, extra={"fields": dict(self._fields)})
+        if (warning := self._refused.take(line, time.monotonic())) is not None:
+            if warning:
+                logging.getLogger(self._source).warning("%s", warning, extra={"fields": dict(self._fields)})
             return
         record = record_of(line, self._source, self._fields)
         logger = logging.getLogger(record.name)
@@ -88,7 +88,7 @@ class RefusedConnections:
     reason is logged at once, and then at most once in EACH_S, with the number of connections since."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[float, int]] = {}  # reason → time of its last line, refusals since then
+        self._reported: dict[str, tuple[float, int]] = {}  # reason → time of its last line, refusals since then
 
     def take(self, line: str, now_s: float) -> str | None:
         """What to log for a line of the child: None if the line is not about a refused connection, "" for nothing."""
@@ -96,11 +96,11 @@ class RefusedConnections:
         reason = None if native is None else meaning(native[1])
         if reason is None:
             return None
-        last_s, count = self._told.get(reason, (-EACH_S, 0))
+        last_s, count = self._reported.get(reason, (-EACH_S, 0))
         if now_s - last_s < EACH_S:
-            self._told[reason] = last_s, count + 1
+            self._reported[reason] = last_s, count + 1
             return ""
-        if reason in self._told or len(self._told) < MAX_REASONS:
-            self._told[reason] = now_s, 0
+        if reason in self._reported or len(self._reported) < MAX_REASONS:
+            self._reported[reason] = now_s, 0
         since = f" ({count} more since the last line)" if count else ""
         return f"A connection was refused: {reason}{since}"

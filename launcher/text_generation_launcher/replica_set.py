@@ -111,7 +111,7 @@ class ReplicaSet:
         self._members: dict[int, KeptReplica] = {}
         self._changed = asyncio.Event()
         self._is_stopping = False
-        self._told: ReplicaReport | None = None
+        self._reported: ReplicaReport | None = None
         self.has_served = False  # whether any replica was ready
 
     @property
@@ -137,7 +137,7 @@ class ReplicaSet:
             raise ScaleRefused("the server is stopping", "start it again with another --replicas")
         logger.info("Scaling from %d to %d replicas", self._wanted, wanted)
         self._wanted = wanted
-        self._tell()  # before the command that asked is answered
+        self._report_change()  # before the command that asked is answered
         self._note_change()
 
     def stop(self) -> None:
@@ -150,7 +150,7 @@ class ReplicaSet:
         try:
             while not (self._is_stopping and not self._members):
                 self._reconcile()
-                self._tell()
+                self._report_change()
                 self._changed.clear()
                 await self._until_changed()
         finally:
@@ -213,7 +213,7 @@ class ReplicaSet:
         member.failure = error.reason
         name = member.replica.name
         logger.error("%s failed, the others serve: %s; starting it again in %.0fs", name, error.reason, wait_s)
-        self._tell()
+        self._report_change()
         with suppress(TimeoutError):
             await asyncio.wait_for(member.leaving.wait(), wait_s)
 
@@ -224,10 +224,10 @@ class ReplicaSet:
                 member.backoff.came_up(time.monotonic())
         self._changed.set()
 
-    def _tell(self) -> None:
-        """Tells the deployment, if it has changed."""
-        if (found := self.report) != self._told:
-            self._told = found
+    def _report_change(self) -> None:
+        """Reports the deployment to the watchers, if it has changed."""
+        if (found := self.report) != self._reported:
+            self._reported = found
             for watcher in self._watchers:
                 watcher(found)
 

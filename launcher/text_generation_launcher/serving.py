@@ -18,8 +18,7 @@ from text_generation_launcher.config import ReplicaSite, slices
 from text_generation_launcher.errors import ScaleRefused
 from text_generation_launcher.fronts import Fronts
 from text_generation_launcher.kept_process import KeptProcess
-from text_generation_launcher.local_replica import LocalReplica
-from text_generation_launcher.owned_shards import OwnedShards
+from text_generation_launcher.local_replica import LocalReplica, OwnedShards
 from text_generation_launcher.ray.client import RayClient
 from text_generation_launcher.ray.replica import GIVE_UP_S, RayReplica, engine_order, front_order
 from text_generation_launcher.replica_set import ReplicaSet
@@ -181,7 +180,7 @@ class FrontsAndReplicas:
     @property
     def demand(self) -> Demand | None:
         """What clients want now; None: no front has told it yet."""
-        return joint_demand(self._told())
+        return joint_demand(self._latest_demands())
 
     def stop(self) -> None:
         if self._autoscaler is not None:
@@ -222,7 +221,7 @@ class FrontsAndReplicas:
     async def _run_fronts(self) -> None:
         await self._fronts.run()
 
-    def _told(self) -> list[Demand]:
+    def _latest_demands(self) -> list[Demand]:
         """What the clients of each front want."""
         self._demands = {front: demand for front, demand in self._demands.items() if front.listening.is_set()}
         return [*self._demands.values()]
@@ -243,7 +242,7 @@ class FrontsAndReplicas:
 
     def _on_change(self, deployment: ReplicaReport) -> None:
         self._spawner.num_replicas = deployment.wanted
-        self._fronts.tell_engines(deployment)
+        self._fronts.report_engines(deployment)
 
 
 class FrontsAndRay(FrontsAndReplicas):
@@ -287,8 +286,8 @@ class FrontsAndRay(FrontsAndReplicas):
         await super()._run_fronts()
         await self._ray.fronts_gone(GIVE_UP_S)
 
-    def _told(self) -> list[Demand]:
-        return [*super()._told(), *self._ray.demands]
+    def _latest_demands(self) -> list[Demand]:
+        return [*super()._latest_demands(), *self._ray.demands]
 
 
 async def _first_ended(awaited: "asyncio.Task[None]", *others: "asyncio.Task[Any]") -> None:

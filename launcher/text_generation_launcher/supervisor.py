@@ -16,8 +16,7 @@ from text_generation_common.flags.cluster import Way
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
 from text_generation_common.weights.child import why_killed
-from text_generation_common.weights.tokenizer_files import FILE
-from text_generation_common.weights.tokenizer_probe import identity_of
+from text_generation_common.weights.tokenizer_files import FILE, identity_of
 from text_generation_launcher import model
 from text_generation_launcher.commands import Programs
 from text_generation_launcher.config import LaunchPlan

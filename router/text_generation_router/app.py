@@ -1,6 +1,7 @@
 """The web application: routes, documentation, errors, cross-origin headers."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.responses import Response
@@ -10,6 +11,7 @@ from starlette.types import ASGIApp
 from text_generation_router.api.admin import AdminRoutes
 from text_generation_router.api.anthropic.routes import MessagesRoutes
 from text_generation_router.api.clouds import CloudRoutes
+from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.openai.chat import ChatRoutes
 from text_generation_router.api.openai.completions import CompletionRoutes
@@ -43,11 +45,12 @@ def create_app(services: Services) -> Starlette:
     add_post(app, "/chat_tokenize", texts.chat_tokenize)
     add_post(app, "/detokenize", texts.detokenize)
     completions, chats = CompletionRoutes(services), ChatRoutes(services)
-    add_post(app, "/v1/completions", completions.completions)
-    add_post(app, "/v1/chat/completions", chats.chat_completions)
-    add_post(app, "/v1/responses", ResponsesRoutes(services).responses)
+    answer = Answers(services).answer
+    add_post(app, "/v1/completions", partial(answer, dialect=completions))
+    add_post(app, "/v1/chat/completions", partial(answer, dialect=chats))
+    add_post(app, "/v1/responses", partial(answer, dialect=ResponsesRoutes(services)))
     messages = MessagesRoutes(services)
-    add_post(app, "/v1/messages", messages.messages)
+    add_post(app, "/v1/messages", partial(answer, dialect=messages))
     add_post(app, "/v1/messages/count_tokens", messages.count_tokens)
     clouds = CloudRoutes(services, generate, completions, chats)
     add_post(app, "/invocations", clouds.invocations)

@@ -14,7 +14,7 @@ from text_generation_common.flags.kinds import Topic
 from text_generation_common.flags.model import CacheFlags, FileFlags, FormatFlags, NameFlags
 from text_generation_common.flags.process import AbsentFlags, InheritedFlags, ProcessFlags, TracingFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
-from text_generation_router.fleet.policies import PlacementPolicy
+from text_generation_router.fleet.choice import PlacementPolicy
 from text_generation_router.http.peer import Network
 
 IMAGE_BYTES = 1_073_741_824

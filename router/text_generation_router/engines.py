@@ -24,10 +24,10 @@ from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import EngineRun
 from text_generation_router.engine.shard_groups import LaunchedGroups, ShardGroups, StandaloneGroups
 from text_generation_router.errors import ScalingError, StartError
-from text_generation_router.fleet.best_score import placement_of
+from text_generation_router.fleet.choice import MAX_ENGINES
 from text_generation_router.fleet.engine import RemoteEngine
 from text_generation_router.fleet.engine_file import FollowedFile, FollowedName
-from text_generation_router.fleet.policies import MAX_ENGINES
+from text_generation_router.fleet.placement import placement_of
 from text_generation_router.metrics.metrics import Metrics
 
 # Sockets that a router inherits from its launcher.
@@ -166,7 +166,7 @@ class FrontLine:
         self._engine = engine
         self._on_report = on_report
         self.report: ReplicaReport | None = None  # what the launcher told last of its replicas
-        self._told = asyncio.Event()
+        self._reported = asyncio.Event()
         self._scaling = asyncio.Lock()
         self._scaled: asyncio.Future[str] | None = None  # the launcher's answer to `scale`
         self._tasks: list[asyncio.Task[None]] = []
@@ -174,7 +174,7 @@ class FrontLine:
             self._tasks = [
                 asyncio.create_task(self._listen(link), name="launcher"),
                 asyncio.create_task(self._connect(), name="engines of the launcher"),
-                asyncio.create_task(self._tell_demand(link), name="demand"),
+                asyncio.create_task(self._report_demand(link), name="demand"),
             ]
 
     def listening(self) -> None:
@@ -201,7 +201,7 @@ class FrontLine:
             elif message.event is LinkEvent.ENGINES and message.deployment is not None:
                 self.report = message.deployment
                 self._on_report(message.deployment)
-                self._told.set()
+                self._reported.set()
             elif message.event is LinkEvent.SCALED and self._scaled is not None and not self._scaled.done():
                 self._scaled.set_result(message.reason)
         if not self._engine.failed.done():
@@ -210,12 +210,12 @@ class FrontLine:
     async def _connect(self) -> None:
         """Apart from `_listen`, so that pings are answered while connections to engines that left are closed."""
         while True:
-            await self._told.wait()
-            self._told.clear()
+            await self._reported.wait()
+            self._reported.clear()
             if self.report is not None:
                 await self._engine.connect(map(parse_endpoint, self.report.endpoints))
 
-    async def _tell_demand(self, link: Link) -> None:
+    async def _report_demand(self, link: Link) -> None:
         while True:
             await asyncio.sleep(DEMAND_S)
             link.send(LinkMessage(LinkEvent.DEMAND, demand=self._engine.demand))

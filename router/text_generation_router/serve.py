@@ -41,8 +41,7 @@ from text_generation_router.metrics.joint import joined_with_others
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
 from text_generation_router.text.grammars.checking import GrammarChecker, children_of
-from text_generation_router.text.model_files import find_model_files
-from text_generation_router.text.sampling_defaults import read_defaults
+from text_generation_router.text.model_files import find_model_files, read_defaults
 from text_generation_router.text.templates.files import load_chat_template
 from text_generation_router.text.templates.rendering import rendering
 from text_generation_router.text.tokens.detokenization import Vocabulary

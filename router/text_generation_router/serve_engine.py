@@ -28,8 +28,7 @@ from text_generation_router.engine_service.page import EnginePage, serving_page
 from text_generation_router.engine_service.server import EngineServer
 from text_generation_router.engines import line_to_launcher, security_of, shard_groups
 from text_generation_router.errors import ShardsError, StartError
-from text_generation_router.fleet.block_hashes import BlockHasher
-from text_generation_router.fleet.cache_news import CacheLog
+from text_generation_router.fleet.cache_news import BlockHasher, CacheLog
 from text_generation_router.metrics.joint import joined_with_others
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.page import OwnFamilies, render_in_turns

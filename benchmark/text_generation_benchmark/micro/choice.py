@@ -9,12 +9,10 @@ import numpy.typing as npt
 
 from text_generation_router.engine.protocol import Ended, JoiningRules, ModelInfo, Snapshot, TokenLimits, Tokens
 from text_generation_router.fleet.attempts import Attempts
-from text_generation_router.fleet.best_score import BestScore
-from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, BlockHasher, HistoryHashes
-from text_generation_router.fleet.cache_news import CacheNews
-from text_generation_router.fleet.choice import EngineLoad
+from text_generation_router.fleet.cache_news import BLOCK_TOKENS, BlockHasher, CacheNews, HistoryHashes
+from text_generation_router.fleet.choice import MAX_ENGINES, EngineLoad
 from text_generation_router.fleet.engines import EngineView, Fleet
-from text_generation_router.fleet.policies import MAX_ENGINES
+from text_generation_router.fleet.placement import BestScore
 from text_generation_router.fleet.requests import RemoteGroup, RemoteRequest
 from text_generation_router.fleet.values import EngineFacts, LoadReport, RemoteCounts
 from text_generation_router.scheduling.request import GenerationRequest

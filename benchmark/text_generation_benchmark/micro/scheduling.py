@@ -12,10 +12,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from text_generation_common.model_files import demo_directory
-from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
 from text_generation_router.scheduling.memory.slots import TokenSlots
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import GenerationRequest, Limits
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer
 from text_generation_router.text.tokens.detokenization import TextStream, Vocabulary

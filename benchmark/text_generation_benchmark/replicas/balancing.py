@@ -24,7 +24,7 @@ from text_generation_benchmark.replicas.report import run
 from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost
 from text_generation_benchmark.simulation.trace import Floats, LogNormal
 from text_generation_common.model_files import demo_directory
-from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.request import Limits
 
 # The chats of `ChatLoad`, with a quarter of the tokens.
 PART = 4

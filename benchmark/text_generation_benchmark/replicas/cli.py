@@ -16,7 +16,7 @@ from text_generation_benchmark.replicas.front import Policy
 from text_generation_benchmark.replicas.report import costs_as_text, deployment_cells, run, run_scaled
 from text_generation_benchmark.simulation.cost import MODELS
 from text_generation_benchmark.simulation.engine import Targets
-from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.request import Limits
 
 Flag = typer.Option
 Fronts = Annotated[list[int] | None, Flag(min=1, help="Fronts; repeatable. Default: 1 and 2.")]

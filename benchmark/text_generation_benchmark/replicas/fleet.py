@@ -13,7 +13,7 @@ from text_generation_benchmark.simulation.engine import Targets
 from text_generation_benchmark.simulation.trace import LogNormal
 from text_generation_common.autoscaling import Demand, ReplicaPolicy, ScalingPace
 from text_generation_common.flags.requests import SchedulingFlags
-from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.request import Limits
 
 GPUS_PER_REPLICA, RACK = 8, 9  # a rack of 72 GPUs
 MODEL = derive("h200-405b", "Llama 3.1 405B", LLAMA_405B, H200, GPUS_PER_REPLICA)

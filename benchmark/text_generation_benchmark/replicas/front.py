@@ -4,9 +4,8 @@ from enum import StrEnum
 from time import thread_time
 
 from text_generation_benchmark.replicas.chats import Ids
-from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, BlockHasher, HistoryHashes
 from text_generation_router.fleet.cache_index import CacheIndex
-from text_generation_router.fleet.cache_news import CacheNews
+from text_generation_router.fleet.cache_news import BLOCK_TOKENS, BlockHasher, CacheNews, HistoryHashes
 from text_generation_router.fleet.choice import EngineChoice, EngineLoad
 
 HASHER = BlockHasher(bytes(32))

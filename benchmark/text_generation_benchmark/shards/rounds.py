@@ -14,7 +14,7 @@ from text_generation_benchmark.shards.tables import Results, Round
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.errors import ShardsError, StartError, StepFailedError
 from text_generation_router.scheduling.memory.slots import Slots
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.scheduling.step import Chunk, ClearStep, FirstChunk, ForwardStep, Step
 from text_generation_router.text.model_files import find_model_files
 from text_generation_router.text.tokens.tokenization import TextTokenizer

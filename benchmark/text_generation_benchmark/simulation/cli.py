@@ -19,7 +19,7 @@ from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_common.model_files import demo_directory
-from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.request import Limits
 
 BUCKETS = 240  # equal parts of the simulated time; the use of memory is recorded for each
 

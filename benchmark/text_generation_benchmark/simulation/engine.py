@@ -15,7 +15,7 @@ import numpy.typing as npt
 from text_generation_benchmark.simulation.cost import StepCost
 from text_generation_benchmark.simulation.stepped import Arrival, SteppedEngine, StepProgress, play_arrivals
 from text_generation_benchmark.simulation.trace import Floats, RequestMaker, Trace
-from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.request import Limits
 from text_generation_router.scheduling.scheduler import SchedulerCounters
 
 

@@ -19,7 +19,7 @@ from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.simulation.cost import Fit, SimulatedModel, fit, joined, read_log
 from text_generation_benchmark.simulation.engine import SimulatedEngine
 from text_generation_benchmark.simulation.trace import Floats, LogNormal, Trace, TraceWorkload, generate
-from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.request import Limits
 
 # Prompt and output together fit into the demo model's 2,048 positions.
 WORKLOAD = TraceWorkload(LogNormal(120, 0.8, 16, 900), LogNormal(60, 0.7, 2, 400), 400)

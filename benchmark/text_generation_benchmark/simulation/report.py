@@ -11,7 +11,7 @@ from text_generation_benchmark.output import aligned_table, columns
 from text_generation_benchmark.simulation.cost import SimulatedModel
 from text_generation_benchmark.simulation.engine import ClusterSummary, Targets
 from text_generation_benchmark.simulation.trace import Floats
-from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.request import Limits
 
 WIDTH = 48  # characters of the line over time; a terminal of 80 columns shows the whole table
 BAR_WIDTH = 40

@@ -15,9 +15,8 @@ from text_generation_benchmark.simulation.cost import StepCost
 from text_generation_benchmark.simulation.trace import Floats
 from text_generation_router.scheduling.costs import StepWork, keys_of
 from text_generation_router.scheduling.jumps import jump, quiet_steps
-from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.memory.observer import CacheObserver
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import GenerationRequest, Limits
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from text_generation_router.scheduling.request import GenerationRequest
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import GenerationRequest, Share
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

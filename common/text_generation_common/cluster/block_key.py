@@ -1,4 +1,4 @@
-"""The key of the block hashes, which all fronts and engines of a deployment have (router `fleet/block_hashes.py`).
+"""The key of the block hashes, which all fronts and engines of a deployment have (router `fleet/cache_news.py`).
 
 With the key, guesses of what is cached can be tested against the hashes. Fronts and engines with different keys
 serve all requests, but no front finds what an engine has cached.

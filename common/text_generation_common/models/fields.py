@@ -93,16 +93,16 @@ def unknown_fields(fields: Fields, model_type: str, sizes: Sizes) -> tuple[str, 
     UnsupportedOption if transformers reads the field in models of this type."""
     unknown = []
     for prefix, name, value in _unread(fields, sizes):
-        told = prefix + shown_name(name)
+        field = prefix + shown_name(name)
         refusal = (
-            f"{fields.where}: {told} is {described(value)}, which is not supported for {model_type}: if "
+            f"{fields.where}: {field} is {described(value)}, which is not supported for {model_type}: if "
             "the model computes the same without this field, remove it"
         )
         if not prefix and name in family_fields()[model_type]:
             raise UnsupportedOption(refusal, name)
         if prefix or name in transformers_fields() or TELLING_WORD in name.lower():
             raise ModelError(refusal)
-        unknown.append(told)
+        unknown.append(field)
     return tuple(unknown)
 
 

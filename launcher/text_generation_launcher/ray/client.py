@@ -46,8 +46,8 @@ RAY_HINT = (
 
 @dataclass(slots=True)
 class KnownReplica:
-    """What the launcher knows of a replica. `on_status` is called at each change; `status` is None before the first
-    report."""
+    """A replica on Ray as the launcher knows it. `on_status` is called at each change; `status` is None before the
+    first report."""
 
     on_status: Callable[[RayStatus | None], None]
     is_wanted: bool = True
@@ -79,7 +79,7 @@ class RayClient:
 
     @property
     def silent_s(self) -> float:
-        """Age of the last report in seconds: what is known of the replicas is that old."""
+        """Age of the driver's last report in seconds."""
         return time.monotonic() - self._heard_s
 
     def want(self, number: int, on_status: Callable[[RayStatus | None], None]) -> None:
@@ -93,7 +93,7 @@ class RayClient:
         self._send()
 
     def forget(self, number: int) -> None:
-        """Drops the replica, and calls `on_status` no more."""
+        """Drops the replica. `on_status` is not called any more."""
         if self._replicas.pop(self._name(number), None) is not None:
             self._send()
 
@@ -104,7 +104,7 @@ class RayClient:
         self._send()
 
     def drop_fronts(self) -> None:
-        """From now on no fronts are wanted on other machines: those there drain."""
+        """From now on no fronts are wanted on other machines; the fronts that run there drain."""
         if self._front_order is not None:
             self._front_order = None
             self._send()

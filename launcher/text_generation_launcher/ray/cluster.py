@@ -1,8 +1,7 @@
 """The driver's calls of Ray. Beside `hosts.py`, the actors, the only file that imports Ray.
 
 Each replica has a placement group of one bundle, which is what Ray's autoscaler scales on, and in it a detached actor:
-both outlive the driver, and are found again by their names.
-"""
+group and actor outlive the driver, and the next driver finds them by their names."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -127,10 +126,10 @@ class RayReplicas:
             handle = self._handles[name] = actor.remote()
             return self._opened(name, handle.start.remote(as_json(order)))
 
-    def tell(self, name: str, engines: Sequence[str], restart: str) -> None:
+    def report_engines(self, name: str, engines: Sequence[str], restart: str) -> None:
         handle = self._handle(name)
         if handle is not None:
-            handle.tell.remote(",".join(engines), restart)
+            handle.report_engines.remote(",".join(engines), restart)
 
     def answers(self, calls: Sequence[ActorCall], seconds: float) -> dict[ActorCall, Answer]:
         found: dict[ActorCall, Answer] = {

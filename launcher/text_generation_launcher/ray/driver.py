@@ -27,11 +27,11 @@ NO_CLUSTER = 3  # exit status: Ray cannot be reached
 
 
 class DriverCluster(ReplicaCluster, FrontCluster, Protocol):
-    """All that the driver asks of Ray."""
+    """All calls of Ray that the driver makes."""
 
 
 class Driver:
-    """Does what is wanted, one turn after another. `report` sends a report."""
+    """Starts and ends actors as the newest `Wanted` message says, one turn after another. `report` sends a report."""
 
     def __init__(
         self, cluster: DriverCluster, report: Callable[[RayReport], None], clock: Callable[[], float] = time.monotonic
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         cluster = RayReplicas(address, namespace, node)
-        # Instead of Ray's own handler, which writes a stack trace: the next driver finds all again.
+        # Replaces Ray's own handler, which would write a stack trace. The next driver finds all actors again.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         threading.Thread(target=end_with_node, args=(cluster.has_node, _end_without_node), daemon=True).start()
         driver = Driver(cluster, lambda report: line.sendall(as_json(report) + b"\n"))

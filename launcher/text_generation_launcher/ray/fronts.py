@@ -25,8 +25,8 @@ class FrontCluster(Protocol):
 
     def start_fronts(self, name: str, order: FrontOrder, node: str) -> ActorCall: ...
 
-    def tell(self, name: str, engines: Sequence[str], restart: str) -> None:
-        """Sends fronts the addresses of the engines, and the name of the newest restart. See `FrontHost.tell`."""
+    def report_engines(self, name: str, engines: Sequence[str], restart: str) -> None:
+        """Sends fronts the addresses of the engines, and the newest restart's name. See `FrontHost.report_engines`."""
 
     def watch(self, name: str, known: EngineState, seconds: float) -> ActorCall: ...
 
@@ -36,8 +36,7 @@ class FrontCluster(Protocol):
 
 
 class _OneMachine:
-    """The fronts of one machine, in the place of a replica that has room on this machine only. Implements
-    ReplicaCluster."""
+    """The fronts of one machine, for a ReplicaKeeper: a ReplicaCluster with room on this machine only."""
 
     def __init__(self, cluster: FrontCluster, node: str) -> None:
         self.node = node
@@ -98,7 +97,7 @@ class NodeFronts:
         if tuple(engines) != self._sent or now_s - self._reminded_s >= REMIND_S:
             self._sent, self._reminded_s = tuple(engines), now_s
             for name in self.keepers:
-                self._cluster.tell(name, self._sent, self._restart)
+                self._cluster.report_engines(name, self._sent, self._restart)
 
     def drop_those_gone(self) -> None:
         for name in [name for name, keeper in self.keepers.items() if keeper.is_gone]:

@@ -106,7 +106,7 @@ class FrontHost(ReplicaHost):
         self._demand: Demand | None = None
         self._asking = asyncio.create_task(self._ask_again_and_again())
 
-    async def tell(self, engines: str, restart: str) -> None:
+    async def report_engines(self, engines: str, restart: str) -> None:
         """Makes the fronts use the engines at these addresses, which are separated by commas. An empty text changes
         nothing: the driver may know of no engine yet. `restart`: a name; fronts that are older than the restart of
         this name are replaced, one after another."""

@@ -26,15 +26,15 @@ ACTOR_START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ActorLost:
-    """The actor cannot be started, or Ray reports it as dead, and with it its engine. Both may still live on a machine
-    that Ray does not reach."""
+    """The actor cannot be started, or Ray reports it as dead. Actor and engine may still live on a machine that Ray
+    does not reach."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ActorUnsure:
-    """The call was lost. The actor may live."""
+    """The answer to the call was lost. The actor may still live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ReplicaCluster(Protocol):
         """Names of the replicas that have an actor."""
 
     def answers(self, calls: Sequence[ActorCall], seconds: float) -> dict[ActorCall, Answer]:
-        """The answers to `calls` that are there. Waits at most `seconds` for the first answer."""
+        """The answers to `calls` that have come. Waits at most `seconds` for the first answer."""
 
 
 class ReplicaKeeper:

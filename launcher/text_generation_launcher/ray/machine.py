@@ -24,9 +24,9 @@ LOG_KEPT_S = 2 * TOUCH_S
 
 
 class HostedLauncher:
-    """One launcher, from its start. It writes into `folder`, which is private: `log`, and `address` once its
-    engine serves. To be made on a thread that lives as long as the actor: the kernel sends `last_signal` to the
-    launcher when that thread ends."""
+    """One launcher, which its construction starts. The launcher writes two files into the private `folder`: `log`, and
+    `address` once its engine serves. To be made on a thread that lives as long as the actor: the kernel sends
+    `last_signal` to the launcher when that thread ends."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ def new_folder(machine: Path) -> Path:
 def environment(order: Order, devices: Sequence[str]) -> dict[str, str]:
     """The environment of an engine: that of the machine's Ray without Ray's own variables, which hold its token.
 
-    OMP_NUM_THREADS is Ray's as well. On GPUs the engine's launcher knows better; on CPUs the replicas of a machine
-    share its cores, which the launcher of one replica cannot know.
-    """
+    Ray sets OMP_NUM_THREADS too. On GPUs the variable is removed, and the engine's launcher chooses the number of
+    threads. On CPUs the order chooses the number, because replicas share the cores of a machine and the launcher of one
+    replica does not know the others."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     kept.pop("OMP_NUM_THREADS", None)
     return kept if devices or not order.threads else kept | {"OMP_NUM_THREADS": str(order.threads)}

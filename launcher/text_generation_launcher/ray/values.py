@@ -78,7 +78,7 @@ Order = EngineOrder | FrontOrder
 
 
 def digest_of(order: Order) -> str:
-    """A name of the order: equal for equal orders."""
+    """A digest of the order: equal for equal orders."""
     return hashlib.sha256(as_json(order)).hexdigest()[:8]
 
 

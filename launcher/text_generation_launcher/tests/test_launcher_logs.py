@@ -95,4 +95,4 @@ def test_reasons_without_end_take_no_memory_without_end():
     refused = RefusedConnections()
     for number in range(10 * MAX_REASONS):
         assert refused.take(f"E1124 01:43:44.1 1 a.cc:1] No match found for server name: h{number}", 0)
-    assert len(refused._told) == MAX_REASONS
+    assert len(refused._reported) == MAX_REASONS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_common.weights.tokenizer_probe import identity_of
+from text_generation_common.weights.tokenizer_files import identity_of
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_launcher.pulse import CHECK_S, Pulse, Vitals, idle_s, read_vitals, until_it_hangs
+from text_generation_launcher.kept_process import CHECK_S, Pulse, Vitals, idle_s, read_vitals, until_it_hangs
 
 SLEEPS = Vitals("S", 1.0, 0.0)
 

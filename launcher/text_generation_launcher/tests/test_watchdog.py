@@ -8,7 +8,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from text_generation_launcher.health import HealthAnswer, HealthClient, Watchdog
+from text_generation_launcher.shard_group import HealthAnswer, HealthClient, Watchdog
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc
 

@@ -14,7 +14,7 @@ from text_generation_router.http.encoding import json_response
 from text_generation_router.http.errors import error_response
 from text_generation_router.metrics.page import CONTENT_TYPE, render_in_turns
 
-# A page that is expensive to make, made once for all requests that wait for it.
+# A page that is expensive to make, and that is made once for all requests that wait at the time.
 
 # Shortest time between two pages, in seconds: a page of metrics takes up to 10 ms of a processor.
 GAP_S = 0.05
@@ -47,7 +47,7 @@ class SharedPage:
 
 # Token spans encoded in one piece. Other threads can take the interpreter lock between two pieces.
 SPANS_PER_PIECE = 2048
-NO_DATE = "1970-01-01T00:00:00Z"  # Anthropic's API has this date where that of a model's release is not known
+NO_DATE = "1970-01-01T00:00:00Z"  # the date of a model whose release is not known, as in Anthropic's API
 
 
 def is_from_anthropics_client(request: Request) -> bool:

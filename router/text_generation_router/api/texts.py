@@ -15,7 +15,7 @@ from text_generation_router.api.tgi.fields import DETOKENIZE_BODY, TOKENIZE_BODY
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.disconnect import send_unless_disconnected, unless_disconnected
 from text_generation_router.http.encoding import json_response, text_json, to_json
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.tokens.tokenization import PART_CHARS, Span
 
 # JSON that is sent while it is being made, because all of it would take too much memory.

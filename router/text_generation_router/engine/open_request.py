@@ -1,7 +1,9 @@
 """A request from its submission to its end, whether its engine is here or elsewhere: its sink gets its tokens, and then
 exactly one Ended, whose times this request keeps."""
 
+import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from text_generation_common.logs import request_id
@@ -9,6 +11,29 @@ from text_generation_router.engine.protocol import Ended, Sink, Tokens
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 
 logger = logging.getLogger("text_generation_router")
+
+# Longest deadline of a request, in seconds from its arrival; event loop timers accept no longer delay.
+LATEST_DEADLINE_S = 10.0**8
+
+
+class Deadlines:
+    """Ends requests whose time has run out."""
+
+    def __init__(self, expire: Callable[[int], None]) -> None:
+        """`expire` is called with the index of a request at its deadline."""
+        self._expire = expire
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def set(self, index: int, timeout_s: float | None) -> None:
+        """Sets the deadline of a request to `timeout_s` seconds from now; None: no deadline."""
+        if timeout_s is not None:
+            delay_s = min(timeout_s, LATEST_DEADLINE_S)
+            self._timers[index] = asyncio.get_running_loop().call_later(delay_s, self._expire, index)
+
+    def clear(self, index: int) -> None:
+        """Stops the timer of a request that has ended."""
+        if (timer := self._timers.pop(index, None)) is not None:
+            timer.cancel()
 
 
 @dataclass(slots=True, eq=False)

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from text_generation_router.errors import Refusal, RefusedError
+from text_generation_router.scheduling.request import Share
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.share import Share
 
 # The Retry-After of refused requests: a forecast, in seconds, of when a request would have started.
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from text_generation_router.engine.deadlines import Deadlines
-from text_generation_router.engine.open_request import OpenRequest
+from text_generation_router.engine.open_request import Deadlines, OpenRequest
 from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens, TopToken
 from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES

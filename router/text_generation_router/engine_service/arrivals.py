@@ -1,14 +1,14 @@
 """Which new Work streams an engine takes: how many at a time, and how fast. Pure: no input or output, and no clock.
 
 A new stream costs the engine about as much as a few steps of its loop, so one front that connects again and again would
-slow down the streams of all others. A front that is turned away tries again later, as one that cannot reach the engine
-does. After an engine's restart all its fronts come at once, so each limit lets all of them in without a wait.
-"""
+slow down the streams of all others. A front that is refused tries again later, like a front that cannot reach the
+engine. After an engine's restart all its fronts come at once, so each limit lets all of them in without a wait."""
 
 from collections import Counter
 from dataclasses import dataclass
 
-# How fast a front may send messages and call for news. Messages that come faster wait in the front's own connection.
+# Rates at which a front may send messages and call for news. A message beyond the rate waits in the front's own
+# connection.
 
 # Units of a front's messages at once, and each second. A message is one unit, and one more for each PART bytes.
 MESSAGES_AT_ONCE, MESSAGES_PER_SECOND, PART = 16384, 16384, 4096
@@ -31,7 +31,7 @@ class Pace:
         return min(self._at_once, self._left + (now_s - self._counted_s) * self._per_second)
 
     def take(self, units: float, now_s: float) -> float:
-        """Takes `units`, perhaps more than are left. Returns the seconds to wait before the next units are taken."""
+        """Takes `units`, even if fewer are left. Returns the seconds to wait before the next units may be taken."""
         self._left = self.left(now_s) - units
         self._counted_s = now_s
         return max(0.0, -self._left / self._per_second)
@@ -102,7 +102,7 @@ class Arrivals:
         return len(self._of_fronts) + len(self._of_addresses) + len(self._open)
 
     def refusal(self, caller: ArrivingFront, now_s: float) -> str:
-        """Why the stream may not open now; empty: it opens, and `leave` is to be called at its end."""
+        """Why the stream may not open now. Empty: the stream opens, and the caller has to call `leave` at its end."""
         if reason := self._reason(caller, now_s):
             return reason
         self._all.take(1, now_s)

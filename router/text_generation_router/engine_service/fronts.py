@@ -14,10 +14,9 @@ F = TypeVar("F", bound=Hashable)
 
 
 def leases(permits: int, used: Mapping[F, int]) -> dict[F, int]:
-    """The lease of each front: the permits that the others do not use, so that one front may have the whole load.
-    `used`: requests that each front has on the engine. Fronts that take permits at the same time may take more than
-    there are, until the next Load reports the others' use.
-    """
+    """The lease of each front: the permits that the other fronts do not use, so that a single front may have the whole
+    load. `used`: requests that each front has on the engine. Fronts that take permits at the same time may take more
+    than there are, until the next Load reports the others' use."""
     total = sum(used.values())
     return {front: max(0, permits - (total - count)) for front, count in used.items()}
 
@@ -36,8 +35,8 @@ class ConnectedFronts:
         return len(self._fronts)
 
     def add(self, work: FrontWork) -> "asyncio.Future[None]":
-        """The future fails with FrontLostError when the same front opens another stream, which takes the place of this
-        one."""
+        """Returns a future that fails with FrontLostError when the same front opens another stream, which then replaces
+        this stream."""
         if (old := self._fronts.get(work.front_id)) is not None and not old[1].done():
             old[1].set_exception(FrontLostError("the front has opened another stream"))
         ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()

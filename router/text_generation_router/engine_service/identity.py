@@ -1,4 +1,4 @@
-"""The names by which fronts know an engine, and the digest of what decides its tokens."""
+"""The names by which fronts know an engine, and the digest of everything that decides its tokens."""
 
 import importlib.metadata
 from dataclasses import dataclass, fields
@@ -9,7 +9,7 @@ from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_common.weights.digest import model_digest
 from text_generation_router.engine.protocol import ModelInfo
 
-# Flags of shards that change no token, or only through what the shards report about themselves.
+# Flags of shards that are not part of the digest: they change no token, or only through facts that the shards report.
 WITHOUT_EFFECT = ("dtype", "cuda_graphs", "cuda_memory_fraction", "cpu_target")
 
 
@@ -42,7 +42,7 @@ def engine_digest(
         "shards": str(model.world_size),
         "grammars": importlib.metadata.version("llguidance"),
     }
-    if load_format is LoadFormat.dummy:  # random weights: the folder need not have any
+    if load_format is LoadFormat.dummy:  # the weights are random, and the folder may have no files of weights
         return model_digest(folder, flags | facts | {"weights": "dummy"}, has_weights=False)
     return model_digest(folder, flags | facts)
 

@@ -11,10 +11,10 @@ from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.local import LocalEngine
 from text_generation_router.engine.protocol import Load, Snapshot
 from text_generation_router.engine_service.fronts import ConnectedFronts
-from text_generation_router.engine_service.outbox import STALL_S
+from text_generation_router.engine_service.sinks import STALL_S
 from text_generation_router.errors import FrontLostError
 from text_generation_router.fleet.cache_news import MAX_HASHES, CacheLog, CacheNews
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.wire.version import UINT64, packed
 
 # Seconds between two Loads, and the shortest time between them, so that fronts that come and go cost little.
@@ -41,7 +41,8 @@ class NewsReader:
         self._snapshot: deque[CacheNews] = deque(snapshot or ())
         self._changes: dict[int, bool] = {}  # for each hash: whether it was added, or removed
         self._load: pb.Load | None = None
-        # Loads are made every EVERY_S. A Load goes out if it would be late by more than half of that with the next one.
+        # Loads are made every EVERY_S. A call whose Load is due gets it now if waiting for the next Load would make it
+        # late by more than half of EVERY_S.
         self._every_s = min(every_s, MAX_EVERY_S) - EVERY_S / 2
         # `is_ready` and `is_draining` of the last Load: a change of these goes out at once.
         self._reported: tuple[bool, bool] | None = None
@@ -209,7 +210,7 @@ class NewsPublisher:
 
 
 def load_to_pb(load: Load) -> pb.Load:
-    """`load` as a message, without the fields that differ from front to front."""
+    """Converts `load` to a message, without the fields that are different for each front."""
     return pb.Load(
         is_ready=load.is_ready,
         is_draining=load.is_draining,

@@ -1,4 +1,4 @@
-"""The engine's gRPC server: its ports, and its end."""
+"""The engine's gRPC server: opens its ports, drains and closes."""
 
 import asyncio
 import os
@@ -72,7 +72,7 @@ class EngineServer:
         self._servicer.news.hurry()
 
     async def close(self) -> None:
-        """Closes the engine. Its fronts are told by the ends of their requests, which go on with another engine."""
+        """Closes the engine. Every request ends with ENGINE_CLOSED, and its front goes on with it on another engine."""
         await self._servicer.close()
         await self._server.stop(CLOSE_S)
         if self._news is not None:

@@ -18,15 +18,13 @@ from text_generation_router.engine_service.arrivals import Arrivals, ArrivingFro
 from text_generation_router.engine_service.fronts import ConnectedFronts
 from text_generation_router.engine_service.identity import EngineIdentity
 from text_generation_router.engine_service.news import NewsPublisher
-from text_generation_router.engine_service.outbox import Outbox
-from text_generation_router.engine_service.sinks import Trial
+from text_generation_router.engine_service.sinks import Outbox, Trial
 from text_generation_router.engine_service.work import FrontCounts, FrontWork
 from text_generation_router.errors import FrontLostError
 from text_generation_router.fleet.cache_news import CacheLog
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.page import OwnFamilies, render_in_turns
-from text_generation_router.wire.facts import facts_of
-from text_generation_router.wire.version import WireError, check_version
+from text_generation_router.wire.version import WireError, check_version, facts_of
 
 logger = logging.getLogger("text_generation_router")
 
@@ -167,7 +165,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
             logger.error("a front's stream failed", exc_info=error)
         else:
             logger.warning("a front is disconnected: %s", error)
-        with suppress(TimeoutError):  # a front that does not read may not read this either
+        with suppress(TimeoutError):  # a front that reads nothing may not read this message either
             async with asyncio.timeout(LAST_S):
                 await context.abort(code, str(error))
 
@@ -233,7 +231,8 @@ async def _first(context: StreamContext) -> pb.FrontMessage:
 
 
 async def _hello(context: StreamContext) -> tuple[ArrivingFront, int]:
-    """A front's first message: which front, and the version of the protocol that both sides speak. Raises WireError."""
+    """Reads a front's Hello: the front's id, and the version of the protocol that both sides speak. Raises
+    WireError."""
     message = await _first(context)
     if message.WhichOneof("message") != "hello":
         raise WireError("the first message of a front is not Hello")

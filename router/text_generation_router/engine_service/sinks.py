@@ -1,18 +1,71 @@
-"""The sinks of one front's requests: what one step makes for the front becomes one message."""
+"""What goes to one front: the messages that wait to be sent, and the sinks of its requests, which make one message of
+what one step makes for the front.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.protocol import Ended, Tokens
-from text_generation_router.engine_service.outbox import Outbox
-from text_generation_router.wire.endings import ended_to_pb
-from text_generation_router.wire.prompts import pieces_of
-from text_generation_router.wire.steps import FrontTokens
+from text_generation_router.errors import FrontLostError
+from text_generation_router.wire.steps import FrontTokens, ended_to_pb, pieces_of
+
+# The messages that wait to be sent to one front.
+
+# Seconds for which a front may leave a message unread, and bytes that may wait for it.
+STALL_S = 3.0
+MAX_BYTES = 64 * 2**20
+
+
+class Outbox:
+    """A queue of messages. `put` never waits and never fails; if the front does not read, `run` raises FrontLostError
+    instead."""
+
+    def __init__(self, stall_s: float | None = None, max_bytes: int = MAX_BYTES) -> None:
+        self._stall_s = STALL_S if stall_s is None else stall_s
+        self._max_bytes = max_bytes
+        self._messages: deque[tuple[pb.EngineMessage, int]] = deque()  # each with its size
+        self._bytes = 0
+        self._is_full = self._is_closing = False
+        self._changed = asyncio.Event()
+
+    def put(self, message: pb.EngineMessage) -> None:
+        if self._is_full:
+            return
+        size = message.ByteSize()
+        self._bytes += size
+        self._messages.append((message, size))
+        if self._bytes > self._max_bytes:
+            self._is_full = True
+            self._messages.clear()
+        self._changed.set()
+
+    def close(self) -> None:
+        """Lets `run` end once it has sent the waiting messages. `run` must not be cancelled while it writes: gRPC then
+        loses track of what it has sent, and cannot end the call."""
+        self._is_closing = True
+        self._changed.set()
+
+    async def run(self, write: Callable[[pb.EngineMessage], Awaitable[None]]) -> None:
+        """Sends messages until `close` is called. Raises FrontLostError."""
+        while not self._is_closing:
+            await self._changed.wait()
+            while self._messages:
+                message, size = self._messages.popleft()
+                try:
+                    async with asyncio.timeout(self._stall_s):
+                        await write(message)
+                except TimeoutError:
+                    raise FrontLostError(f"nothing was read for {self._stall_s:g} s") from None
+                self._bytes -= size
+            if self._is_full:
+                raise FrontLostError(f"more than {self._max_bytes} bytes wait to be read")
+            self._changed.clear()
 
 
 class Trial:
-    """The suspects that an engine has from all its fronts: of one group at a time (`fleet/suspects.py`)."""
+    """The suspects that all fronts have sent to an engine. They belong to one group at a time (`fleet/suspects.py`)."""
 
     def __init__(self) -> None:
         self._group = ""
@@ -23,7 +76,7 @@ class Trial:
         return not group or not self._count or group == self._group
 
     def enter(self, group: str, count: int) -> None:
-        """Takes `count` suspects of a group that `takes` has let in."""
+        """Counts `count` more suspects of `group`. `takes` must have returned True for the group."""
         assert self.takes(group)
         self._group = group
         self._count += count
@@ -94,8 +147,8 @@ class RequestSink:
         trial: Trial | None = None,
     ) -> None:
         """`wire_index`: the front's index of the request. `position`: number of output tokens that came with it. `end`
-        is called at its end, with an Ended that is still to be sent. `trial`: that of a suspect, which it leaves with
-        its first tokens or its end."""
+        is called at its end, with an Ended that is still to be sent. `trial`: the engine's trial if the request is a
+        suspect; the request leaves the trial with its first tokens or its end."""
         self.index = 0  # the engine's index of the request
         self._wire_index = wire_index
         self._position = position

@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.local import LocalEngine, NewRequest
 from text_generation_router.engine.protocol import Ended, Snapshot
-from text_generation_router.engine_service.allowance import Allowance
 from text_generation_router.engine_service.arrivals import (
     MESSAGES_AT_ONCE,
     MESSAGES_PER_SECOND,
@@ -17,14 +16,33 @@ from text_generation_router.engine_service.arrivals import (
     PART,
     Pace,
 )
-from text_generation_router.engine_service.outbox import Outbox
-from text_generation_router.engine_service.sinks import RequestSink, StepSender, Trial
+from text_generation_router.engine_service.sinks import Outbox, RequestSink, StepSender, Trial
 from text_generation_router.errors import FrontLostError, Refusal, RefusedError
-from text_generation_router.scheduling.share import Share
-from text_generation_router.wire.endings import ended_to_pb, refused_to_pb
-from text_generation_router.wire.facts import facts_of
+from text_generation_router.scheduling.request import Share
+from text_generation_router.wire.steps import ended_to_pb, refused_to_pb
 from text_generation_router.wire.submits import Submitted, submitted
-from text_generation_router.wire.version import VERSION, WITH_BEGUN, WireError
+from text_generation_router.wire.version import VERSION, WITH_BEGUN, WireError, facts_of
+
+# How many messages without effect a front may send.
+
+# Messages without effect that a front may send at once, and each second. Even a correct front sends a few for each
+# request: a message about a request that has just ended has no effect.
+AT_ONCE, PER_SECOND = 4096, 1024
+
+
+class Allowance:
+    """Counts messages without effect, and forgets PER_SECOND of them each second."""
+
+    def __init__(self, now_s: float) -> None:
+        self._left = float(AT_ONCE)
+        self._counted_s = now_s
+
+    def take(self, now_s: float) -> bool:
+        """Counts a message. False: the front has sent too many."""
+        self._left = min(AT_ONCE, self._left + (now_s - self._counted_s) * PER_SECOND) - 1
+        self._counted_s = now_s
+        return self._left >= 0
+
 
 # Metrics of an engine's connections to its fronts.
 
@@ -47,7 +65,7 @@ class FrontCounts:
             self._ends.labels(why=reason)
 
     def ended(self, error: BaseException | None) -> None:
-        """Notes that a front's stream ended. None: the front closed it, or its connection broke."""
+        """Counts the end of a front's stream. None: the front closed the stream, or its connection broke."""
         self._ends.labels(why=CLOSED if error is None else REASONS.get(type(error), FAILED)).inc()
 
 

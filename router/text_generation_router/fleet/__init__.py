@@ -8,12 +8,12 @@ else that no engine may send, is cut off (WireError).
 An engine reports its load every 0.25 to 1 s. It is lost when its Work stream breaks, or when it has sent nothing for
 three seconds. Its requests go to other engines, oldest first and at most 64 Submits unanswered, or wait. Requests that
 had begun there (`Begun`) may have ended it: they are suspects until they make a token (`suspects.py`). A group of
-suspects goes to one engine, which refuses those of other groups (`engine_service/sinks.py`). The group waits until the
-engines are back that it may have ended; so do requests that had not begun. An engine that turns out to live clears its
-suspects. A request that meets engines that fall silent again and again is a suspect too (`silences.py`).
+suspects goes to one engine, which refuses those of other groups (`engine_service/sinks.py`). The group, and requests
+that had not begun, wait until the engines that they may have ended are back. An engine that turns out to live clears
+its suspects. A request that meets engines that fall silent again and again is a suspect too (`silences.py`).
 
 A request goes to the engine with the best score of cached prompt and load: by what engines report, and by what the
-front has sent since (`best_score.py`). A queued request leaves, by Withdraw, an engine that drains or whose queue is
+front has sent since (`placement.py`). A queued request leaves, by Withdraw, an engine that drains or whose queue is
 much longer than another's. Running requests leave an engine that drains, a few at a time.
 
 What is decided without input, output or a clock is listed as pure in `pyproject.toml`. Imports `wire/`, protocol, open

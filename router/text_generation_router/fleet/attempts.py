@@ -2,8 +2,7 @@
 that wait to be sent. Pure: no input or output, and no clock.
 
 A stream knows a request by an index that is never used twice on it, so tokens of an attempt that is over can never be
-taken for those of another one.
-"""
+taken for tokens of another attempt."""
 
 from collections.abc import Callable, Sequence
 
@@ -75,7 +74,7 @@ class Attempts:
         return self._answered(indexes)
 
     def refused(self, indexes: Sequence[int]) -> RemoteGroup | None:
-        """Returns the group, whose members have left the stream. None: all of them had ended before."""
+        """Takes the group's members off the stream and returns the group. None: all its members had ended before."""
         if (group := self._answered(indexes)) is not None:
             for index in indexes:
                 self._live.pop(index, None)

@@ -1,4 +1,4 @@
-"""All requests of one front on engines elsewhere: where each of them is, where it goes next, and what its sink gets.
+"""All requests of one front on engines elsewhere: where each request is, where it goes next, and what its sink gets.
 Pure: no input or output; `clock` gives the time.
 
 A request is on one engine at a time, or waits for one. A message about a request that has left the engine changes
@@ -28,7 +28,7 @@ ELSEWHERE = frozenset({EndReason.WITHDRAWN, EndReason.CLOSED})
 FRONTS_OWN = frozenset({EndReason.STOPPED, EndReason.CANCELLED})
 # Seconds that a request waits for an engine of the build that made its tokens, while engines of other builds are there.
 STRANDED_S = 30.0
-# Error texts for clients whose request failed.
+# Texts of the errors that clients of failed requests get.
 DEADLY = "Server error: engines died again and again while they worked on this request and on nothing else"
 HUNG = "Server error: engines fell silent again and again while they worked on this request and on nothing else"
 STRANDED = "Server error: no engine of the build that began this text is left"
@@ -53,7 +53,7 @@ class FrontBooks:
     def now(self) -> float:
         return self._clock()
 
-    # Calls of the front.
+    # Methods that the front calls.
 
     @property
     def num_requests(self) -> int:
@@ -223,7 +223,7 @@ class FrontBooks:
             self.place()
 
     def computed(self, engine: EngineView, index: int, first: EngineFirst, ended: Ended) -> None:
-        """The end of a request that wants no token."""
+        """Ends a request whose `max_new_tokens` is 0."""
         if (request := engine.attempts.find(index)) is not None:
             if request.request.max_new_tokens:
                 raise WireError("a request ended without a token")
@@ -234,7 +234,7 @@ class FrontBooks:
             request.add_prompt(start, piece)
 
     def ended(self, engine: EngineView, index: int, ended: Ended) -> None:
-        """The end of a request without more tokens."""
+        """Ends a request; the engine sends no more tokens of it."""
         if (request := engine.attempts.find(index)) is not None:
             self._ended(engine, request, ended, None)
 
@@ -261,7 +261,7 @@ class FrontBooks:
             self._close(request, reported)
 
     def _go_elsewhere(self, request: RemoteRequest, reported: Ended) -> None:
-        """Lets a request wait for another engine. The losses that count against it go with it."""
+        """Lets a request wait for another engine. Losses that count against the request still count there."""
         group = request.group
         request.lose(self._clock())
         self._counts.moves += 1
@@ -285,7 +285,7 @@ class FrontBooks:
     def epoch(self, engine: EngineView, snapshot: Snapshot | None, aboard: Iterable[int]) -> None:
         """Notes that the engine's shards are lost, with the requests `aboard`, or that `snapshot` describes new
         shards."""
-        engine.attempts.note_useless()  # an honest engine has few epochs
+        engine.attempts.note_useless()  # an engine that reports one epoch after the other floods the front
         if snapshot is not None:
             engine.facts = replace(engine.facts, snapshot=snapshot)
         for index in aboard:
@@ -314,7 +314,7 @@ class FrontBooks:
             elif now - group.stranded_s >= STRANDED_S:
                 self._fail(group, STRANDED)
 
-    # Calls of sinks.
+    # Methods that call sinks.
 
     def _fail(self, group: RemoteGroup, cause: str) -> None:
         for index in list(group.members):
@@ -340,7 +340,7 @@ def _number(group: RemoteGroup) -> int:
 
 
 def _problem(request: RemoteRequest, reason: EndReason, last: Tokens | None) -> str | None:
-    """Why an engine may not end the request for this reason. None: it may."""
+    """Why an engine may not give this reason for the end of the request. None: the engine may."""
     if reason in FRONTS_OWN:
         return f"a request ended as {reason.value}, which the front did not ask for"
     made, most = len(request.output_ids), request.request.max_new_tokens

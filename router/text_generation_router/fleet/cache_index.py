@@ -1,4 +1,4 @@
-"""A front's knowledge of what is cached where: for each block, the engines that have it.
+"""Which engines have which blocks in their caches, as one front knows from their news.
 
 Engines have small numbers, and a set of engines is an int with a bit for each. An engine never caches a block without
 the blocks before it, so the engines that have the first n blocks are those of the n-th one.
@@ -23,7 +23,7 @@ MAX_LOOKS = 32
 
 @dataclass(slots=True)
 class KnownCache:
-    """What is known of one engine's cache."""
+    """The blocks of one engine's cache that its news have reported."""
 
     bit: int  # the set of this engine alone; one object, which all its blocks share
     max_blocks: int
@@ -31,7 +31,7 @@ class KnownCache:
     num_blocks: int = 0
     # Hashes of all blocks, and perhaps of blocks that were removed since.
     hashes: "array[int]" = field(default_factory=lambda: array("Q"))
-    # Blocks that a request sent there will add, and until when the engine's report of each is awaited.
+    # Blocks that requests sent to the engine will add, and until when the engine's report of each block is awaited.
     expected: dict[int, float] = field(default_factory=dict)
 
 
@@ -65,9 +65,8 @@ class CacheIndex:
         return self._known[engine].num_blocks
 
     def take(self, engine: int, sequence: int, news: CacheNews) -> bool:
-        """Takes message `sequence` of a call; the first one has number 1, and what was known stays until then. False:
-        earlier messages are missing, so the call has to be made again, for the engine to report all that is
-        cached."""
+        """Takes message `sequence` of a News call. Message 1 replaces what was known of the engine. False: earlier
+        messages are missing, so the front has to call again, and the engine then reports its whole cache."""
         known = self._known[engine]
         if sequence == 1 and news.is_snapshot:
             self._clear(known)

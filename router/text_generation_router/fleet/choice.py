@@ -8,16 +8,31 @@ of all engines that may be chosen.
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from text_generation_router.fleet.cache_index import Counts
+from text_generation_router.scheduling.request import Share
+
+# The ways in which a front may choose an engine for a request.
+
+MAX_ENGINES = 1024  # most engines of a deployment
+
+
+class PlacementPolicy(StrEnum):
+    SCORE = "score"  # by what is cached and by the load (`choice.py`)
+    LEAST_LOAD = "least-load"  # by the load alone
+    LEAST_REQUESTS = "least-requests"  # the fewest unfinished requests of this front
+    ROUND_ROBIN = "round-robin"
+
 
 LOAD_WEIGHT = 0.5
-# A request counts as this many tokens beside those of its prompt, for the output that it still has to make. With much
-# less, a single prompt that is being computed outweighs all else: fronts then scatter their chats (docs/replicas.md).
+# A request counts as this many tokens beside those of its prompt, for the output that it still has to make. If a
+# request counted as much less, a single prompt that is being computed would outweigh all cached blocks: fronts would
+# then scatter their chats (docs/replicas.md).
 ROW_TOKENS = 1000
 
 Numbers = npt.NDArray[np.intp]
@@ -132,9 +147,11 @@ class EngineChoice:
 
 # Which queued requests move to another engine, by Withdraw. Each moves at most once, and off an engine that drains.
 # Running requests leave such an engine too, a few at a time. The wait that an engine reports is the wait of a request
-# behind all others. So a front looks at its newest queued requests first: for these, it is about right.
+# behind all others. So a front looks at its newest queued requests first: for these requests the reported wait is about
+# right.
 
-# A request moves only if its wait falls to at most this part of what it is, and by at least GAIN_S seconds.
+# A request moves only if the other engine's wait is at most this part of the present wait, and at least GAIN_S seconds
+# shorter.
 PART, GAIN_S = 0.5, 2.0
 # Running requests leave an engine that drains for engines that expect a wait of at most LEAVE_WAIT_S seconds and have
 # at most LEAVE_TOKENS tokens to compute: LEAVE_AT_ONCE of them at most, or as many as have LEAVE_TOKENS together.
@@ -202,3 +219,58 @@ def plan_moves(queued: Iterable[QueuedRequest], loads: Mapping[int, EngineLoad])
 
 def _seconds_per_token(load: EngineLoad) -> float:
     return load.wait_s / load.uncomputed if load.uncomputed else 0.0
+
+
+# What other engines have served to a tenant: a front sends it to an engine with each request.
+#
+# An engine reports what it has served since its process started, which only grows. A *life* is one run of that process,
+# known by its incarnation number. A front keeps the greatest number for each engine, life and tenant, so a message that
+# comes twice, late or never changes nothing once a later one is there. The engine in turn keeps the greatest sum that
+# any front has sent it (`Tenant.elsewhere`).
+
+IDLE_S = 60.0  # seconds after which a tenant without new service is forgotten
+MAX_LIVES = 8  # lives of one engine that are remembered one by one; older ones only as their sum
+
+
+@dataclass(slots=True)
+class ServiceOfTenant:
+    served: dict[int, dict[int, float]] = field(default_factory=dict)  # by engine and life
+    total: float = 0.0  # the sum of `served`, and of lives that are not remembered one by one
+    grew_s: float = 0.0  # when `total` last grew
+
+
+class ServiceBook:
+    """The service of all engines, as one front knows it. Lives of an engine have rising numbers."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[Share, ServiceOfTenant] = {}
+        self._forgot_s = 0.0  # when idle tenants were last forgotten
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def take_report(self, engine: int, life: int, served: Mapping[Share, float], now_s: float) -> None:
+        """Notes the tokens that an engine has served to each tenant in this life. Once in IDLE_S seconds also forgets
+        the tenants whose service has not grown for as long."""
+        if now_s - self._forgot_s >= IDLE_S:
+            self._forgot_s = now_s
+            self._tenants = {share: each for share, each in self._tenants.items() if now_s - each.grew_s < IDLE_S}
+        for share, tokens in served.items():
+            tenant = self._tenants.get(share)
+            if tenant is None:
+                tenant = self._tenants[share] = ServiceOfTenant(grew_s=now_s)
+            lives = tenant.served.setdefault(engine, {})
+            if len(lives) == MAX_LIVES and life not in lives:
+                if life < min(lives):
+                    continue
+                del lives[min(lives)]
+            more = tokens - lives.get(life, 0.0)
+            if more > 0:
+                lives[life] = tokens
+                tenant.total += more
+                tenant.grew_s = now_s
+
+    def elsewhere(self, engine: int, life: int, share: Share) -> float:
+        """Tokens served to the tenant by all engines and lives but this one."""
+        tenant = self._tenants.get(share)
+        return 0.0 if tenant is None else tenant.total - tenant.served.get(engine, {}).get(life, 0.0)

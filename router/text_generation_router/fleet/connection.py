@@ -22,8 +22,7 @@ from text_generation_router.fleet import reading
 from text_generation_router.fleet.attempts import Attempts
 from text_generation_router.fleet.books import FrontBooks
 from text_generation_router.fleet.engines import EngineView, Fleet
-from text_generation_router.fleet.news_limits import EVERY_MS, NewsBudget, next_pace_ms
-from text_generation_router.fleet.values import EngineLoss, RemoteCounts
+from text_generation_router.fleet.values import EVERY_MS, EngineLoss, NewsBudget, RemoteCounts, next_pace_ms
 from text_generation_router.wire.version import VERSION, WireError
 
 logger = logging.getLogger("text_generation_router")
@@ -41,7 +40,7 @@ QUIET_S = 1.0
 CUT_OFF = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
 # gRPC's text, with the code INTERNAL, for a write after the end of a call whose true code it has not read yet.
 WRITE_FAILED = "Internal error from Core"
-# Seconds between two looks at the time, and a delay of them after which this process itself was stopped.
+# Seconds between two looks at the clock. If a look is STOPPED_S late, this process itself was stopped.
 WATCH_S, STOPPED_S = 0.25, 1.0
 # Seconds between two Loads that are read: an engine that sends more of them waits.
 LEAST_LOAD_GAP_S = 0.01
@@ -203,7 +202,7 @@ class EngineConnection:
                 reading.take(message, engine, books)
             except WireError:
                 raise
-            except Exception as error:  # a fault of ours: the other engines' requests go on
+            except Exception as error:  # a bug of this front: requests on other engines go on
                 logger.exception("a message of engine %s could not be taken", self._endpoint.target)
                 raise WireError(f"a message led to {type(error).__name__}") from error
             if message.HasField("epoch"):
@@ -239,7 +238,7 @@ class EngineConnection:
         return wants_cache == self._fleet.wants_cache and pace_ms == self._pace_ms
 
     def _take_news(self, message: pb.NewsMessage, engine: EngineView) -> bool:
-        """Handles a message. False: earlier news of the cache are missing."""
+        """Gives a message of the News call to the books. False: earlier news of the cache are missing."""
         engine.heard_s = asyncio.get_running_loop().time()
         self._backoff.reset()
         size = message.ByteSize()

@@ -12,14 +12,14 @@ from text_generation_common.autoscaling import Demand
 from text_generation_common.cluster.endpoints import Endpoint
 from text_generation_common.cluster.security import Security
 from text_generation_common.tasks import cancelled
-from text_generation_router.engine.deadlines import Deadlines
+from text_generation_router.engine.open_request import Deadlines
 from text_generation_router.engine.protocol import Load, Sink, Snapshot, Submission
 from text_generation_router.errors import Refusal, RefusedError, ShardsError
 from text_generation_router.fleet.books import FrontBooks
+from text_generation_router.fleet.choice import MAX_ENGINES
 from text_generation_router.fleet.connection import EngineConnection
 from text_generation_router.fleet.engines import Fleet
 from text_generation_router.fleet.placement import LeastLoad, Placement
-from text_generation_router.fleet.policies import MAX_ENGINES
 from text_generation_router.fleet.values import RemoteCounts
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 
@@ -151,7 +151,7 @@ class RemoteEngine:
         return self._books.has_begun(index)
 
     def snapshot(self) -> Snapshot:
-        """To be called after `start`. Without any engine: what was known last."""
+        """To be called after `start`. Without any engine it returns the last known facts."""
         assert self._snapshot is not None
         return self._snapshot
 
@@ -166,7 +166,8 @@ class RemoteEngine:
 
     @property
     def permits(self) -> int:
-        """Number of requests that the engines allow this front. Without any engine: what they allowed last."""
+        """Number of requests that the engines allow this front; without any engine, the number that they allowed
+        last."""
         return self._fleet.permits
 
     @property

@@ -10,7 +10,7 @@ from pathlib import Path
 from text_generation_common.cluster.endpoints import Endpoint, TcpEndpoint, parse_endpoint
 from text_generation_common.errors import ArgumentValidation
 
-# Follows the addresses of a DNS name, at which there are engines.
+# Follows the IP addresses of a DNS name that stands for engines.
 
 # Seconds between two DNS lookups, and until a lookup counts as unanswered.
 ASK_S, ANSWER_S = 5.0, 4.0
@@ -64,11 +64,11 @@ class FollowedName:
             self._has_failed = True
             return
         self._has_failed = False
-        told = {replace(self._name, host=host, name=self._name.host) for host in found}
-        wanted = told | {endpoint for endpoint in self._known - told if self._is_connected(endpoint)}
+        listed = {replace(self._name, host=host, name=self._name.host) for host in found}
+        wanted = listed | {endpoint for endpoint in self._known - listed if self._is_connected(endpoint)}
         if wanted == self._known:
             return
-        names = ", ".join(sorted(endpoint.target for endpoint in told))
+        names = ", ".join(sorted(endpoint.target for endpoint in listed))
         logger.info("Engines of %s: %s", self._name.host, names)
         self._known = wanted
         await self._connect(sorted(wanted, key=lambda endpoint: endpoint.target))
@@ -84,7 +84,7 @@ UNFINISHED = (".partial", ".tmp", "~")
 
 def endpoints_in(text: str) -> tuple[Endpoint, ...]:
     """The addresses in a file, one in each line or with commas between. ArgumentValidation for any other text, and for
-    none: an empty file is one that is being written."""
+    an empty file, which is still being written."""
     words = tuple(word.strip() for word in text.replace("\n", ",").split(","))
     found = tuple(parse_endpoint(word) for word in dict.fromkeys(filter(None, words)))
     if not found:

@@ -7,10 +7,9 @@ from math import ceil, inf, isfinite
 from text_generation_router.engine.protocol import Load, Snapshot, TokenLimits
 from text_generation_router.fleet.attempts import Attempts
 from text_generation_router.fleet.cache_news import CacheNews
-from text_generation_router.fleet.choice import QueuedRequest, plan_leaves, plan_moves, takes_leavers
+from text_generation_router.fleet.choice import QueuedRequest, ServiceBook, plan_leaves, plan_moves, takes_leavers
 from text_generation_router.fleet.placement import Placement
 from text_generation_router.fleet.requests import RemoteGroup
-from text_generation_router.fleet.service import ServiceBook
 from text_generation_router.fleet.suspects import LostRequests, Suspects, meeting_engine
 from text_generation_router.fleet.values import EngineFacts, EngineLoss, LoadReport
 from text_generation_router.wire.version import WITH_BEGUN
@@ -78,8 +77,8 @@ class Fleet:
         self._service = ServiceBook()
 
     def join(self, engine: int, view: EngineView, now: float) -> list[int]:
-        """Notes that an engine is connected. Returns the numbers of the groups that have to fail, because they hung the
-        process that was this engine before."""
+        """Notes that an engine is connected. Returns the numbers of the groups that have to fail, because they hung
+        this engine's earlier process."""
         self.permits = view.report.permits + (self.permits if self.engines else 0)
         self.engines[engine] = view
         given_up = self.suspects.returned(engine, view.facts.engine_id, now)
@@ -130,7 +129,7 @@ class Fleet:
         self.suspects.returned(engine)
 
     def submit(self, group: RemoteGroup, now: float) -> bool:
-        """Submits the group to an engine. False: no engine may get it now."""
+        """Submits the group to an engine. False: no engine may get the group now."""
         engine = self.engine_for(group, now)
         if engine is None:
             return False
@@ -142,7 +141,7 @@ class Fleet:
         return True
 
     def engine_for(self, group: RemoteGroup, now: float) -> int | None:
-        """The engine that the group goes to. None: no engine may get it now."""
+        """The engine that gets the group. None: no engine may get the group now."""
         engines = self._engines_for(group, now)
         if len(engines) > 1:
             return self._choose(group, engines)

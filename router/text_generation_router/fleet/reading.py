@@ -20,13 +20,10 @@ from text_generation_router.fleet.values import (
     Order,
     Withdraw,
 )
-from text_generation_router.scheduling.share import Share
-from text_generation_router.wire.endings import ended_of, refused_of
-from text_generation_router.wire.facts import snapshot_of
-from text_generation_router.wire.prompts import logprobs_of
-from text_generation_router.wire.steps import TokenRun, runs_of
+from text_generation_router.scheduling.request import Share
+from text_generation_router.wire.steps import TokenRun, ended_of, logprobs_of, refused_of, runs_of
 from text_generation_router.wire.submits import check_ids, submit_of
-from text_generation_router.wire.version import INT32, UINT64, VERSION, WireError, check_version, unpacked
+from text_generation_router.wire.version import INT32, UINT64, VERSION, WireError, check_version, snapshot_of, unpacked
 
 # Maximum number of characters of an engine's id, and of bytes of a digest.
 MAX_ID_CHARS, MAX_DIGEST_BYTES = 128, 128

@@ -1,4 +1,4 @@
-"""One front's requests to engines in other processes: all that is needed to go on with a request on another engine."""
+"""One front's requests to engines in other processes, with all that another engine needs to go on with a request."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ BEYOND_CREDITS = 512
 class RemoteGroup:
     """Requests of one prompt, which are on one engine together. Times are those of the front's clock."""
 
-    number: int  # gives the order of arrival
+    number: int  # rises with each arrival
     request: GenerationRequest  # the first member's
     arrived_s: float
     on_answer: Callable[[RefusedError | None], None]
@@ -138,7 +138,7 @@ class RemoteRequest(OpenRequest):
         return Tokens(ids, new.logprobs, tops, now - self.begun_s, first_step)
 
     def computed(self, first: EngineFirst, now: float) -> Tokens:
-        """The answer to a request that wants no token."""
+        """The one answer, without a token, to a request whose `max_new_tokens` is 0."""
         self.begin(now - first.inference_s, first)
         return Tokens((), (), (), now - self.begun_s, self._first_step())
 
@@ -190,7 +190,7 @@ class RemoteRequest(OpenRequest):
         return tokens - paid
 
     def ended(self, reported: Ended, now: float) -> Ended:
-        """The end that an engine reported, with the times of all engines by the front's clock."""
+        """Converts an engine's report of the end to the front's clock, and adds the times on earlier engines."""
         if reported.queue_s is not None and not self.attempt_begun_s:
             self.begin(now - reported.inference_s)
         if self.begun_s:

@@ -1,8 +1,8 @@
 """Counts the engines that fell silent with a request that made no token there, so that a request that hangs engines is
 found.
 
-Silence is a cut link or a stopped process far more often, so one silence makes no suspects. A request that meets
-MAX_SILENCES in a row without a token between is a suspect.
+The usual cause of a silence is a cut link or a stopped process, so a first silence makes no suspects. A request that
+meets MAX_SILENCES in a row without a token between is a suspect.
 
 A silence is sure if another engine sent messages meanwhile. Otherwise the front's own link may have been cut: the
 silence is unsure, and counts until the engine comes back as the same process. `life`: the `engine_id` of a process.
@@ -55,8 +55,7 @@ class Silences:
         return self._met[request].engines if request in self._met else set()
 
     def note_unsure(self, engine: int, life: str, suspects: Collection[int]) -> None:
-        """Lets the silence count against `suspects` if they wait until the engine is back, and it is another
-        process."""
+        """Lets the silence count against `suspects` if the engine that they wait for comes back as another process."""
         self._unsure[engine] = UnsureSilence(life, set(suspects))
 
     def returned(self, engine: int, life: str) -> UnsureSilence | None:

@@ -1,4 +1,4 @@
-"""Keeps requests apart that may have ended an engine, until they make a token, so that a bad one is found.
+"""Keeps requests that may have ended an engine apart until they make a token, so that a bad request is found.
 
 A loss is the death of an engine. All requests that a front had begun there are *suspects*, unless the cause came from
 outside: a cut link, a stopped process. The suspects of one loss are a *group*; those that had made no token there, and
@@ -11,13 +11,15 @@ A group waits until every engine that it may have ended is back, so that a bad r
 for at most FIRST_WAIT_S, and WAIT_S from its second loss on. Requests that had made tokens on the engine of their first
 loss do not wait: their streams go on at once, because they are hardly ever the cause.
 
-So each bad request ends at most 3 + MAX_ALONE engines, one after the other, and one more if it ends some of them before
-they have told of its begin. A good one fails only if, each time that it is tried alone, another cause ends the engine.
+So each bad request ends at most 3 + MAX_ALONE engines, one after the other, and one engine more if it ends some of them
+before they have reported its begin. A good request fails only if another cause ends the engine each time that the
+request is tried alone.
 
-A request that had not begun may still be the cause: it may end its engine before the engine has told of its begin. So
-it waits too, at most FIRST_WAIT_S, until the engine is back, and is free then. It is a suspect from its second loss
-without progress on; losses of engines that tried a suspect alone do not count. A suspect that had not begun on a lost
-engine is counted as aboard from the second such loss on: at the first another request is the likelier cause.
+A request that had not begun may still be the cause: it may end its engine before the engine has reported its begin. So
+this request too waits until the engine is back, at most FIRST_WAIT_S, and is free then. From its second loss without
+progress on, the request is a suspect; losses of engines that tried a suspect alone do not count. A suspect that had not
+begun on a lost engine is counted as aboard from the second such loss on: at the first another request is the likelier
+cause.
 
 A request may also hang its engine, which falls silent then. Silence has most often another cause, so only a request
 that meets several silences in a row without a token is a suspect (`silences.py`). Then silences count for its group as
@@ -35,7 +37,7 @@ MAX_ALONE = 3  # losses met alone that end a request
 # Seconds for which suspects wait at most until the engines that they may have ended are back: after their first loss,
 # when a lost machine is as likely, and later.
 FIRST_WAIT_S, WAIT_S = 10.0, 120.0
-# The same, in seconds, for suspects that may have hung engines: a launcher kills an engine after 8 s of silence.
+# Maximum wait in seconds of suspects that may have hung engines: a launcher kills an engine after 8 s of silence.
 SILENT_WAIT_S = 30.0
 
 
@@ -62,7 +64,7 @@ class SuspectTrial(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HeldRequest:
-    """A request that is not a suspect, and waits until the engines are back that it may have ended."""
+    """A request that is not a suspect, and waits until the engines that it may have ended are back."""
 
     down: set[int]
     waits_until: float
@@ -87,8 +89,8 @@ class SuspectGroup:
 
 
 class Suspects:
-    """The suspects of one front. Requests and engines have numbers; those of lost engines may be used again. `now`:
-    seconds of a clock that never goes back."""
+    """The suspects of one front. Requests and engines are known by numbers; the number of a lost engine may be used
+    again. `now`: seconds of a clock that never goes back."""
 
     def __init__(self, front: str = "") -> None:
         """`front`: a name that no other front has."""
@@ -151,7 +153,7 @@ class Suspects:
             self._trials[engine] = group
 
     def take_back(self, request: int) -> None:
-        """Notes that the engine does not have the request any more, which has made no progress there."""
+        """Notes that the request has left the engine without progress."""
         if (group := self._groups.get(request)) is not None:
             self._unsend(group, request)
 
@@ -255,7 +257,7 @@ class Suspects:
             if (group := self._groups.get(request)) is None:
                 fresh.append(request)
             else:
-                group.has_hung = True  # what counts against its requests goes on to count
+                group.has_hung = True  # earlier losses of its requests still count
                 self._wait_for(group, self._silences.down(request), now)
         suspects = SuspectGroup(f"{loss.name}/silent", 2, loss.name, counts_queued=True, has_hung=True)
         self._wait_for(suspects, set(), now)
@@ -275,7 +277,7 @@ class Suspects:
         return [end for group, requests in aboard.items() for end in self._part(group, requests, engine, loss, now)]
 
     def _part(self, group: SuspectGroup, aboard: list[int], engine: int, loss: str, now: float) -> list[int]:
-        """The group has met another loss, with these of its requests aboard."""
+        """Notes another loss of the group. `aboard`: its requests that were on the lost engine."""
         if group.is_alone:
             group.alone_losses += 1
             group.loss, group.waits_until = loss, now + WAIT_S
@@ -316,7 +318,8 @@ class Suspects:
         self._enter(group, found)
 
     def _meet_queued(self, request: int) -> bool:
-        """Counts a loss that the request met before it had begun. Returns whether such losses count against it."""
+        """Counts a loss that the request met before it had begun. Returns whether the loss makes the request a
+        suspect."""
         self._met[request] = self._met.get(request, 0) + 1
         return self._met[request] > 1
 

@@ -1,4 +1,6 @@
-"""The values that a front and an engine send each other: orders of the front, and reports of the engine."""
+"""The values that a front and an engine send each other: orders of the front, reports of the engine, and how much news
+an engine may send.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,9 +9,9 @@ from typing import NamedTuple
 
 from text_generation_router.engine.protocol import Snapshot
 from text_generation_router.fleet.choice import EngineLoad
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.wire.submits import Submitted
-from text_generation_router.wire.version import VERSION
+from text_generation_router.wire.version import VERSION, WireError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Credit:
 class EngineLoss(Enum):
     """What ended a connection to an engine."""
 
-    OUTSIDE = "outside"  # a cut link, a stopped process, or this front: no request is the cause
+    OUTSIDE = "outside"  # the link was cut, the process was stopped, or the front ended it: no request is the cause
     # The engine fell silent while another engine sent messages: a request that meets several such losses may be the
     # cause.
     SILENT = "silent"
@@ -94,3 +96,45 @@ class RemoteCounts:
     news_bytes: int = 0  # bytes of messages about loads and caches
     news_gaps: int = 0  # times that an engine had to report its whole cache again, because news were missing
     broken_rules: int = field(default=0)  # times that an engine was cut off because it broke a rule of the protocol
+
+
+# How often a front wants news of its engines, and how much news an engine may send.
+
+# Bytes that may come at once: the whole cache of an engine with 8 million blocks. Then bytes per second: many times the
+# news of an engine that computes 100,000 tokens per second.
+BURST_BYTES, BYTES_PER_S = 64 * 2**20, 2 * 2**20
+# Bytes that each message counts in addition to its size: reading this number of bytes takes as long as reading an empty
+# message.
+MESSAGE_BYTES = 1024
+
+
+# Milliseconds between two news of an engine: the fewest and the most, and how many more for each engine of the front.
+# A message costs a front about 0.1 ms, so reading takes about 1 % of a core, or 0.1 ms for each engine and second.
+EVERY_MS, MAX_EVERY_MS, MS_PER_ENGINE = 250, 1000, 10
+
+
+def next_pace_ms(pace_ms: int, engines: int) -> int:
+    """The milliseconds between two news for a front with `engines` engines, which now gets them every `pace_ms`. The
+    pace changes in steps, and not with every engine that comes and goes, because a change costs a new call."""
+    wanted_ms = min(max(MS_PER_ENGINE * engines, EVERY_MS), MAX_EVERY_MS)
+    while pace_ms < wanted_ms:
+        pace_ms *= 2
+    while pace_ms > max(EVERY_MS, 4 * MS_PER_ENGINE * engines):
+        pace_ms //= 2
+    return pace_ms
+
+
+class NewsBudget:
+    """An engine that floods a front is cut off before it costs the other engines much. Times are seconds of a clock
+    that never goes back."""
+
+    def __init__(self, now: float) -> None:
+        self._left = float(BURST_BYTES)
+        self._at = now
+
+    def take(self, size: int, now: float) -> None:
+        """Raises WireError for a message of `size` bytes that is too much."""
+        self._left = min(self._left + (now - self._at) * BYTES_PER_S, BURST_BYTES) - size - MESSAGE_BYTES
+        self._at = now
+        if self._left < 0:
+            raise WireError("an engine sent too much news")

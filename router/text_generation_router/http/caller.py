@@ -10,8 +10,7 @@ from text_generation_common.flags.kinds import CacheScope
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.keys import authorization_of, name_of_key
 from text_generation_router.http.peer import Network, peer_of
-from text_generation_router.scheduling.request import Namespace
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Namespace, Share
 
 TENANT = re.compile(r"[!-~]{0,128}")
 SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")

@@ -3,7 +3,7 @@
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from text_generation_router.http.direct import EXTENSION
+from text_generation_router.http.sse import EXTENSION
 
 CLOSE = (b"connection", b"close")
 # The ASGI extension in which `Connection` gives `linger_after`: the rest of the request is dropped for a while after

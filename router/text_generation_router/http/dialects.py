@@ -104,8 +104,8 @@ def _openai(error: InferenceError) -> dict[str, Any]:
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     code = error.code or CODES.get(status)
     text = f"{error.text}. {TOO_LONG}" if code == TooLongError.code else error.text
-    told = {"message": text, "type": kind, "param": error.param if status == 400 else None, "code": code}
-    return {"error": told, "error_type": error.error_type}
+    body = {"message": text, "type": kind, "param": error.param if status == 400 else None, "code": code}
+    return {"error": body, "error_type": error.error_type}
 
 
 def _anthropic(error: InferenceError) -> dict[str, Any]:
@@ -113,9 +113,9 @@ def _anthropic(error: InferenceError) -> dict[str, Any]:
     status = _openai_status(error)
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     text = f"{error.text}: {PROMPT_TOO_LONG}" if error.code == TooLongError.code else error.text
-    told = {"type": kind, "message": text}
+    body = {"type": kind, "message": text}
     # A request that the parser refuses has no id.
-    return {"type": "error", "error": told, "request_id": request_id.get() or None, "error_type": error.error_type}
+    return {"type": "error", "error": body, "request_id": request_id.get() or None, "error_type": error.error_type}
 
 
 def _openai_headers(error: InferenceError) -> dict[str, str]:

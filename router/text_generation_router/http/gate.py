@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from text_generation_router.errors import ShuttingDownError
-from text_generation_router.fairness.loop_turns import LoopTurns
+from text_generation_router.fairness import LoopTurns
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.dialects import ErrorDialects
 from text_generation_router.http.errors import error_response

@@ -27,13 +27,13 @@ from text_generation_router.errors import (
 from text_generation_router.http.closing import CLOSE, LINGER, LINGER_BYTES, LINGER_S, closing
 from text_generation_router.http.cycles import until_closed, until_half_closed
 from text_generation_router.http.dialects import ErrorDialects
-from text_generation_router.http.direct import EXTENSION
 from text_generation_router.http.errors import error_bytes, error_response
 from text_generation_router.http.limits import ConnectionLimits, Deadline, LimitHits, WriteDeadline
 from text_generation_router.http.peer import group_of
 from text_generation_router.http.request_log import IS_LOGGED, RefusalLog
 from text_generation_router.http.room import ConnectionRoom
 from text_generation_router.http.rules import problem_of, without_upgrade
+from text_generation_router.http.sse import EXTENSION
 from text_generation_router.metrics.metrics import Limit
 
 HEADER_OVERHEAD = 4  # bytes that each header needs besides name and value: ": " and "\r\n"

@@ -96,9 +96,9 @@ class Logged:
     def _log(self, scope: Scope, end: RequestEnd, status: int) -> None:
         fields = {"method": scope["method"], "route": self._route_of(scope)}
         if end.error_type is not None:
-            told = end.error_status
-            fields = {"status": told, "error_type": end.error_type, **fields}
-            is_refusal = not end.num_tokens and (told == UNAVAILABLE or (told < 500 and told != FAILED))
+            code = end.error_status
+            fields = {"status": code, "error_type": end.error_type, **fields}
+            is_refusal = not end.num_tokens and (code == UNAVAILABLE or (code < 500 and code != FAILED))
             if not is_refusal:
                 logger.error("Failed", extra={"fields": {**fields, "generated_tokens": end.num_tokens}})
             else:

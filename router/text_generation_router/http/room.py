@@ -1,7 +1,14 @@
-"""Which connections the limit admits, and which of them ends to make room for a new one."""
+"""Room for connections: which of them the limit admits, and which ends for a new one. And room for large bodies of one
+owner.
+"""
 
+import sys
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
+
+from text_generation_router.fairness import FairSlots
+from text_generation_router.scheduling.request import Share
 
 # Maximum number of connections beyond the limit whose first requests are read: /live is answered, others are refused.
 MAX_BEYOND = 64
@@ -72,3 +79,22 @@ class ConnectionRoom:
     def _end(self, connection: Occupant) -> None:
         self.leave(connection)
         connection.make_room()
+
+
+# Limits how many large bodies of one owner are in memory at once. Other large bodies wait unread, in network buffers.
+class OwnerLimits:
+    """Lets each owner do a limited number of things at once, and all owners together any number."""
+
+    def __init__(self, places: int, wait_s: float) -> None:
+        """`places`: number of places that each owner has. `wait_s`: seconds that a body may wait for a place."""
+        self._slots = FairSlots(sys.maxsize, sys.maxsize, max_held=places, wait_s=wait_s)
+
+    @property
+    def owners(self) -> int:
+        return self._slots.num_owners
+
+    def one_of(self, owner: str) -> AbstractAsyncContextManager[None]:
+        """Holds one of the owner's places inside the context. Raises OverloadedError if no place becomes free within
+        `wait_s` seconds.
+        """
+        return self._slots.slot(Share(owner), 1)

@@ -62,8 +62,8 @@ def _texts(module: ModuleType | None) -> Mapping[str, Mapping[str, str]]:
 def _below(body: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for field, text in zip(body.body, body.body[1:], strict=False):
         match field, text:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(told))):
-                yield name, inspect.cleandoc(told)
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(words))):
+                yield name, inspect.cleandoc(words)
 
 
 REF = "#/components/schemas/{model}"
@@ -107,7 +107,7 @@ def document_of(interface: Interface) -> dict[str, Any]:
     texts = described(Body)
     components: dict[str, Any] = {
         "schemas": {
-            name: _component(name, _told(schema, texts.get(name, {})))
+            name: _component(name, _with_texts(schema, texts.get(name, {})))
             for name, schema in sorted(definitions["$defs"].items())
         },
         "headers": {name: {"description": text, "schema": {"type": "string"}} for name, text in ANSWER_HEADERS.items()},
@@ -142,12 +142,12 @@ def _described(interface: Interface) -> Iterator[tuple[str, Any, TypeAdapter[Any
         yield kind.__name__, "validation", TypeAdapter(kind)
 
 
-def _told(schema: dict[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+def _with_texts(schema: dict[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
     """The schema, with the descriptions of its properties. Their keys are in pydantic's order."""
     if not texts:
         return schema
-    told = {name: {"description": texts[name]} if name in texts else {} for name in schema["properties"]}
-    properties = {name: dict(sorted((value | told[name]).items())) for name, value in schema["properties"].items()}
+    found = {name: {"description": texts[name]} if name in texts else {} for name in schema["properties"]}
+    properties = {name: dict(sorted((value | found[name]).items())) for name, value in schema["properties"].items()}
     return schema | {"properties": properties}
 
 

@@ -14,7 +14,6 @@ from text_generation_router.api.responses.schemas import ResponsesRequest
 from text_generation_router.api.tgi.schemas import CompatGenerateRequest, DetokenizeRequest, GenerateRequest
 from text_generation_router.openapi import failures
 from text_generation_router.openapi.anthropic_answers import AnsweredMessageJson, CountedTokensJson, MessageEventJson
-from text_generation_router.openapi.chat_answers import ChatChunkJson, ChatJson
 from text_generation_router.openapi.examples import (
     CHAT_EXAMPLES,
     COMPLETION_EXAMPLES,
@@ -40,6 +39,8 @@ from text_generation_router.openapi.responses_answers import ResponseEventJson, 
 from text_generation_router.openapi.v1_answers import (
     AnthropicModelJson,
     AnthropicModelsJson,
+    ChatChunkJson,
+    ChatJson,
     CompletionChunkJson,
     CompletionJson,
     ModelJson,

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from text_generation_router.api.common.fields import kind_of
-from text_generation_router.openapi.chat_answers import ChatTokenJson
 from text_generation_router.openapi.native_answers import AnswerJson, Count
+from text_generation_router.openapi.v1_answers import ChatTokenJson
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -62,23 +62,38 @@ class OutputReasoningJson(AnswerJson):
     """One part; none when the item begins."""
 
 
-class OutputCallJson(AnswerJson):
-    """A call of a function."""
+class OutputToolCall(AnswerJson):
+    """A call of a tool."""
 
     id: str
     """The item's name."""
-    type: Annotated[Literal["function_call"], kind_of("item")]
     status: ItemStatus
     """Whether the item is complete."""
     call_id: str
     """The name by which the result refers to this call."""
     name: str
-    """The function's name."""
+    """The tool's name."""
+    namespace: str | None = None
+    """The namespace of the tool; absent for a tool that is in none."""
+
+
+class OutputCallJson(OutputToolCall):
+    """A call of a function."""
+
+    type: Annotated[Literal["function_call"], kind_of("item")]
     arguments: str
     """The arguments, as JSON."""
 
 
-OutputItemJson = OutputMessageJson | OutputReasoningJson | OutputCallJson
+class OutputCustomCallJson(OutputToolCall):
+    """A call of a custom tool."""
+
+    type: Annotated[Literal["custom_tool_call"], kind_of("item")]
+    input: str
+    """The text for the tool."""
+
+
+OutputItemJson = OutputMessageJson | OutputReasoningJson | OutputCallJson | OutputCustomCallJson
 
 
 class InputDetailsJson(AnswerJson):
@@ -273,6 +288,22 @@ class ArgumentsDoneJson(OfItemEvent):
     """The arguments, as JSON."""
 
 
+class CustomInputDeltaJson(OfItemEvent):
+    """The text for a custom tool, which is sent as a whole."""
+
+    type: Annotated[Literal["response.custom_tool_call_input.delta"], kind_of("event")]
+    delta: str
+    """The text."""
+
+
+class CustomInputDoneJson(OfItemEvent):
+    """The text for a custom tool is complete."""
+
+    type: Annotated[Literal["response.custom_tool_call_input.done"], kind_of("event")]
+    input: str
+    """The text."""
+
+
 ResponseEventJson = (
     LifecycleEventJson
     | ItemEventJson
@@ -283,4 +314,6 @@ ResponseEventJson = (
     | ReasoningDoneJson
     | ArgumentsDeltaJson
     | ArgumentsDoneJson
+    | CustomInputDeltaJson
+    | CustomInputDoneJson
 )

@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from text_generation_router.scheduling.lines import FairLines, Priorities
+from text_generation_router.scheduling.request import Share
 from text_generation_router.scheduling.running import Running
-from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.tenant import Accounts, Tenant
 
 # Number of tenants without requests whose counters are remembered.

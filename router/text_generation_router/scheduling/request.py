@@ -1,10 +1,35 @@
-"""A request to the engine, in token ids, and the reasons why a request ends."""
+"""Requests to the engine in token ids: the owner and tenant that are charged, the limits, and the reasons of an end."""
+
+# ruff: noqa: RUF009  (a frozen dataclass is a constant)
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_common.sampling import Sampling
-from text_generation_router.scheduling.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Owner and tenant of a request. Shares of the server are equal first between owners, then between the tenants of
+    one owner. Must not be logged: both fields may be a person's name or address.
+    """
+
+    owner: str = ""  # name of the client's API key, or its peer address
+    tenant: str = ""  # value of the `X-Tenant` header
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    capacity: int  # number of token slots
+    max_rows: int  # most requests that may hold a row in the shards
+    max_batch_prefill_tokens: int
+    policy: SchedulingFlags = SchedulingFlags()
+
+    @property
+    def max_running(self) -> int:
+        return min(self.max_rows, self.policy.max_batch_size or self.max_rows)
+
 
 Namespace = tuple[str, ...]
 # Sort key of requests by age: when a request arrived at its front, in seconds of the engine's clock, and its id.

@@ -12,21 +12,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from text_generation_common.errors import NOT_FINITE
-from text_generation_router.scheduling.active import ActiveRequests, find_victim, num_soon_free
 from text_generation_router.scheduling.admission import AdmissionControl
 from text_generation_router.scheduling.blame import EVER, Blame, reaches
-from text_generation_router.scheduling.chunk_budget import ChunkBudget
 from text_generation_router.scheduling.chunks import next_chunks
-from text_generation_router.scheduling.costs import SINGLE_QUERIES, LearnedCosts, QueryBlocks, StepCosts
+from text_generation_router.scheduling.costs import SINGLE_QUERIES, ChunkBudget, LearnedCosts, QueryBlocks, StepCosts
 from text_generation_router.scheduling.joining import Joining
-from text_generation_router.scheduling.limits import Limits
 from text_generation_router.scheduling.look_ahead import steps_until_start
 from text_generation_router.scheduling.memory.memory import Memory, find_error
 from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.queue import Queue
-from text_generation_router.scheduling.request import NEW, GenerationRequest, Past
-from text_generation_router.scheduling.running import NO_TOKENS, Running, send_tokens
+from text_generation_router.scheduling.request import NEW, GenerationRequest, Limits, Past
+from text_generation_router.scheduling.running import (
+    NO_TOKENS,
+    ActiveRequests,
+    Running,
+    find_victim,
+    num_soon_free,
+    send_tokens,
+)
 from text_generation_router.scheduling.step import (
     Applied,
     Chunk,

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 
 # A generated token is charged as two prompt tokens, which is about its cost (Sheng et al., VTC).
 OUTPUT_WEIGHT = 2

@@ -18,8 +18,7 @@ from text_generation_router.errors import (
     TooLongError,
     ValidationError,
 )
-from text_generation_router.scheduling.request import GenerationRequest
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import GenerationRequest, Share
 from text_generation_router.text.grammars.asked import AskedGrammar
 from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.grammars.forms import ChatForm, WantedGrammar

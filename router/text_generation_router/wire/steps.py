@@ -1,13 +1,121 @@
-"""Tokens of one step for one front: packed by the engine, unpacked by the front."""
+"""What an engine sends about requests: the tokens of one step for one front, log-probabilities of prompts in pieces
+that fit into messages, and how requests end or are refused. Packed by the engine, unpacked by the front.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 from typing import NamedTuple
 
+import numpy as np
+
 from text_generation_proto import engine_pb2 as pb
-from text_generation_router.engine.protocol import Tokens, TopToken
+from text_generation_router.engine.protocol import Ended, Tokens, TopToken
+from text_generation_router.errors import Refusal, RefusedError
+from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
+from text_generation_router.scheduling.request import EndReason
 from text_generation_router.wire.version import FLOAT32, INT32, UINT32, UINT64, WireError, packed, unpacked
+
+# Log-probabilities of a prompt in pieces that fit into messages.
+
+PIECE_BYTES = 2**20
+
+
+def pieces_of(index: int, known: PromptLogprobs) -> Iterator[pb.Prompt]:
+    """`known`: from the prompt's second token on. A prompt of one token has no piece."""
+    num_top = known.top_ids_PK.shape[1]
+    rows = max(1, PIECE_BYTES // (4 + 8 * num_top))
+    for start in range(0, len(known), rows):
+        part = slice(start, start + rows)
+        yield pb.Prompt(
+            index=index,
+            start=start + 1,
+            logprobs=packed(known.logprobs_P[part], FLOAT32),
+            num_top=num_top,
+            top_ids=packed(known.top_ids_PK[part], INT32),
+            top_logprobs=packed(known.top_logprobs_PK[part], FLOAT32),
+        )
+
+
+def logprobs_of(piece: pb.Prompt) -> PromptLogprobs:
+    """Raises WireError for arrays that do not fit together."""
+    logprobs_P = unpacked("logprobs", piece.logprobs, FLOAT32)
+    count, num_top = len(logprobs_P), piece.num_top
+    if not count:
+        raise WireError("a Prompt has no log-probabilities")
+    top_ids = unpacked("top_ids", piece.top_ids, INT32, count * num_top)
+    top_logprobs = unpacked("top_logprobs", piece.top_logprobs, FLOAT32, count * num_top)
+    shape = count, num_top
+    return PromptLogprobs(
+        logprobs_P.astype(np.float32, copy=False),
+        top_ids.astype(np.int32, copy=False).reshape(shape),
+        top_logprobs.astype(np.float32, copy=False).reshape(shape),
+    )
+
+
+# How a request ends or is refused, on the wire.
+
+REASONS = {
+    EndReason.LENGTH: pb.LENGTH,
+    EndReason.EOS_TOKEN: pb.EOS_TOKEN,
+    EndReason.COMPLETE: pb.COMPLETE,
+    EndReason.STOPPED: pb.STOPPED,
+    EndReason.CANCELLED: pb.CANCELLED,
+    EndReason.DEADLINE: pb.DEADLINE,
+    EndReason.FAILED: pb.FAILED,
+    EndReason.CLOSED: pb.ENGINE_CLOSED,
+    EndReason.WITHDRAWN: pb.WITHDRAWN,
+}
+REFUSALS = {
+    Refusal.OVERLOADED: pb.OVERLOADED,
+    Refusal.CLOSED: pb.CLOSED,
+    Refusal.TOO_LONG: pb.TOO_LONG,
+    Refusal.DRAINING: pb.DRAINING,
+    Refusal.OTHER_SUSPECTS: pb.OTHER_SUSPECTS,
+}
+REASONS_READ = {wire: reason for reason, wire in REASONS.items()}
+REFUSALS_READ = {wire: reason for reason, wire in REFUSALS.items()}
+
+
+def ended_to_pb(index: int, ended: Ended) -> pb.Ended:
+    replays = [pb.Replay(lost_s=lost_s, again_s=again_s) for lost_s, again_s in ended.replays]
+    message = pb.Ended(
+        index=index,
+        reason=REASONS[ended.reason],
+        inference_s=ended.inference_s,
+        cause=ended.cause,
+        queue_s=ended.queue_s,
+        replays=replays,
+    )
+    if ended.suspicions or ended.counts:
+        message.losses.suspicions, message.losses.counts = ended.suspicions, ended.counts
+    return message
+
+
+def ended_of(message: pb.Ended) -> Ended:
+    """Raises WireError for a reason that this build does not know."""
+    if message.reason not in REASONS_READ:
+        raise WireError(f"a request ended for reason {message.reason}, which is unknown here")
+    return Ended(
+        reason=REASONS_READ[message.reason],
+        inference_s=message.inference_s,
+        cause=message.cause,
+        queue_s=message.queue_s if message.HasField("queue_s") else None,
+        replays=tuple((replay.lost_s, replay.again_s) for replay in message.replays),
+        suspicions=message.losses.suspicions,
+        counts=message.losses.counts,
+    )
+
+
+def refused_to_pb(indexes: Sequence[int], error: RefusedError) -> pb.Refused:
+    return pb.Refused(indexes=indexes, reason=REFUSALS[error.reason], retry_after_s=error.retry_after_s)
+
+
+def refused_of(message: pb.Refused) -> RefusedError:
+    """Raises WireError for a reason that this build does not know."""
+    if message.reason not in REFUSALS_READ:
+        raise WireError(f"requests are refused for reason {message.reason}, which is unknown here")
+    return RefusedError(REFUSALS_READ[message.reason], message.retry_after_s)
 
 
 @dataclass(slots=True)

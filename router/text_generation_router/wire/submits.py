@@ -7,8 +7,7 @@ from math import isfinite
 from text_generation_common.sampling import Sampling
 from text_generation_common.sampling_wire import from_pb, to_pb
 from text_generation_proto import engine_pb2 as pb
-from text_generation_router.scheduling.request import GenerationRequest, Past
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import GenerationRequest, Past, Share
 from text_generation_router.wire.version import INT32, Array, WireError, packed, unpacked
 
 # Checks of a Submit. Fronts send checked values, so a value that fails here comes from another program.

@@ -13,8 +13,8 @@ from text_generation_benchmark.replicas.fleet import ReplicaScaler, ScalingPlan
 from text_generation_benchmark.replicas.front import HASHER, NAMESPACE, Policy
 from text_generation_benchmark.simulation.cost import MODELS
 from text_generation_common.autoscaling import ScalingPace
-from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, HistoryHashes
-from text_generation_router.scheduling.limits import Limits
+from text_generation_router.fleet.cache_news import BLOCK_TOKENS, HistoryHashes
+from text_generation_router.scheduling.request import Limits
 
 CHATS = ChatLoad(num_systems=6, num_chats=60)
 PLAN = FleetPlan(

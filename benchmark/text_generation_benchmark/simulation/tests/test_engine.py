@@ -12,7 +12,7 @@ from text_generation_benchmark.simulation.engine import Outcome, SimulatedEngine
 from text_generation_benchmark.simulation.trace import NO_PREFIX, LogNormal, Trace, TraceWorkload, Uniform, generate
 from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import AdmissionMode
-from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.request import Limits
 
 # Cost of a step in these tests: 1 s, and 0.01 s for each token of a prompt.
 SECONDS = StepCost(1, 0, 0, 0, 0, 0.01, 0)

@@ -14,7 +14,7 @@ from text_generation_benchmark.simulation.report import EDGES_S, Run, bins, pict
 from text_generation_benchmark.simulation.trace import WORKLOADS, generate
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_common.flags.requests import SchedulingFlags
-from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.request import Limits
 
 SMALL = ["simulate", "--workload", "short-chat", "--rate", "2", "--duration", "5"]
 

@@ -69,7 +69,7 @@ class FakeReplicaCluster:
         self.fronts.add(name)
         return self._call("start", name)
 
-    def tell(self, name: str, engines: Sequence[str], restart: str) -> None:
+    def report_engines(self, name: str, engines: Sequence[str], restart: str) -> None:
         self.told.append((name.rpartition("-")[2], tuple(engines)))
         self.restarts.append((name.rpartition("-")[2], restart))
 

@@ -69,10 +69,10 @@ def test_fronts_serve_once_their_launcher_says_so_and_follow_the_engines(
     async def scenario(host: FrontHost) -> None:
         state = await until(host, lambda state: state.phase is EnginePhase.SERVING)
         assert (state.address, state.node) == ("127.0.0.1:3000", "127.0.0.1")
-        await host.tell("10.0.0.3:1,10.0.0.4:2", "")
+        await host.report_engines("10.0.0.3:1,10.0.0.4:2", "")
         await until(host, lambda state: engines_of(state) == 2)
-        await host.tell("", "")  # a driver that knows of no engine yet
-        await host.tell("10.0.0.4:2", "")
+        await host.report_engines("", "")  # a driver that knows of no engine yet
+        await host.report_engines("10.0.0.4:2", "")
         await until(host, lambda state: engines_of(state) == 1)
 
     on_host(monkeypatch, runtime, scenario, ORDER)
@@ -81,12 +81,12 @@ def test_fronts_serve_once_their_launcher_says_so_and_follow_the_engines(
 def test_a_restart_is_done_once(monkeypatch: pytest.MonkeyPatch, runtime: Path) -> None:
     async def scenario(host: FrontHost) -> None:
         await until(host, lambda state: state.phase is EnginePhase.SERVING)
-        await host.tell("", "")
+        await host.report_engines("", "")
         for _ in range(2):
-            await host.tell("", "r1")
+            await host.report_engines("", "r1")
         await until(host, lambda state: restarts_of(state) == 1)
-        await host.tell("", "r1")
-        await host.tell("", "r2")
+        await host.report_engines("", "r1")
+        await host.report_engines("", "r2")
         await until(host, lambda state: restarts_of(state) == 2)
 
     on_host(monkeypatch, runtime, scenario, ORDER)
@@ -98,7 +98,7 @@ def test_fronts_that_start_after_a_restart_are_not_replaced_by_it(
     async def scenario(host: FrontHost) -> None:
         await until(host, lambda state: state.phase is EnginePhase.SERVING)
         for restart in ("r1", "r1", "r2"):
-            await host.tell("", restart)
+            await host.report_engines("", restart)
         await until(host, lambda state: restarts_of(state) == 1)
 
     on_host(monkeypatch, runtime, scenario, ORDER)
@@ -110,7 +110,7 @@ def test_engines_that_are_told_before_the_start_are_known_after_it(
     async def scenario(host: FrontHost) -> None:
         other = FrontHost()
         try:
-            await other.tell("10.0.0.3:1", "")
+            await other.report_engines("10.0.0.3:1", "")
             await other.start(as_json(ORDER))
             await until(other, lambda state: engines_of(state) == 1)
             await other.end()

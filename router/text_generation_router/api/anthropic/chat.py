@@ -1,4 +1,4 @@
-"""From the bodies of Anthropic's routes to those of chats: pure functions, without input or output."""
+"""Converts bodies of Anthropic's routes to bodies of chats: pure functions, without input or output."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -52,7 +52,7 @@ def chat_of(asked: MessagesOptions) -> ChatOptions:
 
 
 def counted_chat_of(asked: CountOptions) -> ChatOptions:
-    """The chat whose prompt is counted."""
+    """The chat whose prompt's tokens the route counts."""
     if isinstance(asked, RenderedCount):
         return RenderedChat(prompt=asked.prompt)
     assert isinstance(asked, CountTokensRequest)

@@ -2,17 +2,20 @@
 
 from typing import Any
 
-from text_generation_router.api.anthropic.options import CustomTool, OutputConfig, ThinkingConfig, ToolChoiceBody
 from text_generation_router.api.anthropic.schemas import (
     CountOptions,
     CountTokensRequest,
+    CustomTool,
     MessagesOptions,
     MessagesRequest,
+    OutputConfig,
     RedactedThinkingBlock,
     RenderedCount,
     RenderedMessages,
     TextBlock,
     ThinkingBlock,
+    ThinkingConfig,
+    ToolChoiceBody,
     ToolResultBlock,
     ToolUseBlock,
     Turn,

@@ -18,16 +18,15 @@ from text_generation_router.api.anthropic.writer import (
     message_json,
     usage_json,
 )
-from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.openai.chat_prompt import chat_prompt, rendered
 from text_generation_router.errors import InferenceError
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.dialects import ANTHROPIC
-from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import json_response
+from text_generation_router.http.sse import DirectWriter
 from text_generation_router.text.tokens.events import Finish, FinishReason, TokenEvent
 from text_generation_router.text.tokens.pieces import NewestCall
 from text_generation_router.text.validation import Prompt, renaming
@@ -41,11 +40,6 @@ class MessagesRoutes:
 
     def __init__(self, services: Services) -> None:
         self._services = services = services.without_tgi_dialect()
-        self._answers = Answers(services)
-
-    async def messages(self, request: Request) -> Response:
-        """Answer a conversation, at once or as a stream."""
-        return await self._answers.answer(request, self)
 
     async def count_tokens(self, request: Request) -> Response:
         """The number of tokens of the prompt that the chat template makes of a conversation."""
@@ -68,7 +62,7 @@ class MessagesRoutes:
     async def prompts(self, asked: MessagesOptions, caller: Caller) -> Sequence[Prompt]:
         with renaming(NAMES):
             chat = chat_of(asked)
-            if self._services.chat_formats.reading.reasoning is None:  # without thinking, any budget is kept
+            if self._services.chat_formats.reading.reasoning is None:  # without thinking, no budget is exceeded
                 chat = chat.model_copy(update={"max_thinking_tokens": None})
             return [await chat_prompt(self._services, chat, caller, NAMES)]
 

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from text_generation_router.api.anthropic.options import PromptOptions
 from text_generation_router.api.common.fields import (
     I32,
     MESSAGE_LIMIT,
@@ -16,9 +15,137 @@ from text_generation_router.api.common.fields import (
     kind_of,
     stop_limit,
 )
+from text_generation_router.api.common.form_fields import LIMITED, Object
+from text_generation_router.api.common.messages import FunctionName
 from text_generation_router.api.openai.schemas import Rendered
 from text_generation_router.api.tgi.schemas import CacheSalt, Priority, SamplingFields, Timeout
 from text_generation_router.errors import ValidationError
+
+
+# The fields of Anthropic's routes about tools, thinking and the form of the answer, and their conversion to fields of
+# chats.
+class CustomTool(Body):
+    """A tool that the client runs."""
+
+    type: Literal["custom"] | None = None
+    """The kind of tool."""
+    name: FunctionName
+    description: str | None = None
+    """Tells the model what the tool does."""
+    input_schema: dict[str, Any]
+    """The JSON schema of its arguments, an object."""
+    strict: Annotated[
+        bool | None, Field(description="Whether arguments are forced to be valid by the schema. Default: false.")
+    ] = None
+
+    def chat_tool(self) -> dict[str, Any]:
+        function: dict[str, Any] = {"name": self.name, "parameters": self.input_schema}
+        others = {"description": self.description, "strict": self.strict}
+        function |= {name: value for name, value in others.items() if value is not None}
+        return {"type": "function", "function": function}
+
+
+def _are_custom(tools: Any) -> Any:
+    """Raises ValidationError for a tool that Anthropic's own servers run."""
+    for number, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "custom":
+            raise ValidationError.of(f"tools[{number}].type", f'must be "custom": `{kind[:64]}` is not supported')
+    return tools
+
+
+class ToolChoiceBody(Body):
+    """Whether the answer calls tools."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    """`auto`: the model decides; `any`: at least one call; `tool`: the named tool; `none`: no call."""
+    name: str | None = None
+    """The tool's name, with the type `tool`."""
+    disable_parallel_tool_use: Annotated[
+        bool | None, Field(description="Whether the answer has at most one call. Default: false.")
+    ] = None
+
+    def chat_choice(self) -> str | dict[str, Any]:
+        if self.type == "tool":
+            if self.name is None:
+                raise ValidationError.of("tool_choice", "of the type `tool` must have a `name`")
+            return {"type": "function", "function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
+
+
+class ThinkingConfig(Body):
+    """Whether the model writes for itself before its answer."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    """`enabled` and `disabled` set the template's variable `enable_thinking`; otherwise the template decides."""
+    budget_tokens: U32 | None = None
+    """Most tokens of the thinking, with the type `enabled`."""
+    display: Annotated[
+        Literal["summarized", "omitted"] | None,
+        Field(description="`omitted` leaves the thinking out of the answer. It is never summarized."),
+    ] = None
+
+    def chat_values(self) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        if self.type in ("enabled", "disabled"):
+            values["chat_template_kwargs"] = {"enable_thinking": self.type == "enabled"}
+        if self.type == "enabled" and self.budget_tokens is not None:
+            values["max_thinking_tokens"] = self.budget_tokens
+        if self.display == "omitted":
+            values["include_reasoning"] = False
+        return values
+
+
+class OutputConfig(Body):
+    """How the answer is made."""
+
+    effort: Annotated[
+        Literal["low", "medium", "high", "xhigh", "max"] | None,
+        Field(description="The chat template's variable `reasoning_effort`."),
+    ] = None
+    format: Annotated[
+        Object | None,
+        LIMITED,
+        Field(description='The form of the text: `{"type": "json_schema", "schema": …}`, with a JSON schema.'),
+    ] = None
+
+    def chat_values(self) -> dict[str, Any]:
+        values: dict[str, Any] = {} if self.effort is None else {"reasoning_effort": self.effort}
+        if self.format is not None:
+            if self.format.get("type") != "json_schema" or not isinstance(self.format.get("schema"), dict):
+                why = 'must have the `type` "json_schema" and a JSON schema as its `schema`'
+                raise ValidationError.of("output_config.format", why)
+            schema = {"schema": self.format.get("schema"), "strict": True}
+            values["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return values
+
+
+class PromptOptions(Body):
+    """The fields besides the conversation that make a prompt."""
+
+    tools: Annotated[list[CustomTool], Field(fail_fast=True), BeforeValidator(_are_custom)] | None = None
+    """Tools that the model may call and the client runs; at most 128."""
+    tool_choice: ToolChoiceBody | None = None
+    """Whether the answer calls tools. Default: the model decides."""
+    thinking: ThinkingConfig | None = None
+    """Whether the model writes for itself before its answer. Default: as its chat template says."""
+    output_config: OutputConfig | None = None
+    """How the answer is made."""
+
+    def chat_values(self) -> dict[str, Any]:
+        """The same in the fields of chats. Raises ValidationError."""
+        values: dict[str, Any] = {}
+        if self.tools:
+            values["tools"] = [tool.chat_tool() for tool in self.tools]
+        if self.tool_choice is not None:
+            values["tool_choice"] = self.tool_choice.chat_choice()
+            values["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+        if not values.get("tools") and values.get("tool_choice") == "auto":
+            del values["tool_choice"]
+        for part in (self.thinking, self.output_config):
+            if part is not None:
+                values |= part.chat_values()
+        return values
 
 
 class TextBlock(Body):
@@ -170,4 +297,4 @@ class CountTokensRequest(TurnsBody, CountOptions):
 
 
 class RenderedCount(CountOptions, Rendered):
-    """The same, as a prompt."""
+    """A CountTokensRequest whose conversation the template has already turned into a prompt."""

@@ -73,11 +73,11 @@ def content_of(pieces: Iterable[Piece], make_id: NewId = new_id) -> list[dict[st
     return blocks or [_block(Text(""), make_id)]
 
 
-FIELDS = {"text": "text", "thinking": "thinking"}  # where a block has its text, by its type
+FIELDS = {"text": "text", "thinking": "thinking"}  # for each type of block, the field with its text
 
 
 def _block(piece: Text | Reasoning | CallStart, make_id: NewId) -> dict[str, Any]:
-    """A block without text, with which its events begin."""
+    """The block as its first event has it: without text."""
     if isinstance(piece, CallStart):
         return {"type": "tool_use", "id": piece.id or make_id(), "name": piece.name, "input": {}}
     if isinstance(piece, Reasoning):

@@ -43,7 +43,8 @@ def _turn(turn: Any, names: dict[str, None]) -> Any:
 
 
 def _without(content: Any, names: dict[str, None]) -> Any:
-    """A text, or a list of blocks that have texts, without such lines. Any other value is left to the schema."""
+    """`content`, a text or a list of blocks with texts, without the agents' lines. A value of another type is returned
+    as it is, and the schema refuses it."""
     if isinstance(content, str):
         return _text(content, names)
     if not isinstance(content, list):

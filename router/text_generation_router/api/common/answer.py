@@ -17,10 +17,9 @@ from text_generation_router.api.common.fields import AnsweredRequest
 from text_generation_router.api.common.generation import Generation, close_all
 from text_generation_router.api.common.services import Services
 from text_generation_router.http.caller import Caller
-from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import end_at_half_close, unless_disconnected
 from text_generation_router.http.encoding import json_response
-from text_generation_router.http.sse import EventStream
+from text_generation_router.http.sse import DirectWriter, EventStream
 from text_generation_router.text.validation import Prompt
 
 # The headers that successful answers carry.
@@ -94,7 +93,7 @@ class Answers:
         return await self.answer_read(request, dialect, asked, started_s)
 
     async def answer_read(self, request: Request, dialect: AnswerDialect[A], asked: A, started_s: float) -> Response:
-        """The same for a body that has been read."""
+        """As `answer`, for a body that has already been read."""
         services = self._services
         with self._inference.counted_refusals(dialect.refused_requests):
             services.ignored.note_model(request, asked.model, (services.served_name, services.config.tokenizer_name))

@@ -10,7 +10,6 @@ from starlette.requests import ClientDisconnect, Request
 from text_generation_router.api.common.body_kinds import Read, RequestBody, job_of, read_answer
 from text_generation_router.api.common.fields import Body, ListLimits
 from text_generation_router.api.common.ignored import IgnoredParameters
-from text_generation_router.api.common.tidying import Tidying
 from text_generation_router.errors import (
     OverloadedError,
     PayloadTooLargeError,
@@ -19,8 +18,9 @@ from text_generation_router.errors import (
 )
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.disconnect import unless_disconnected
-from text_generation_router.http.owner_limits import OwnerLimits
+from text_generation_router.http.room import OwnerLimits
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
+from text_generation_router.offload.malloc import Tidying
 
 B = TypeVar("B", bound=Body)
 

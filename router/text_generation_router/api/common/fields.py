@@ -73,7 +73,7 @@ def _at_most(limit: Callable[[ListLimits], int], refusal: Callable[[int, int], I
 
 
 def stop_limit(name: str) -> BeforeValidator:
-    """A check of the number of stop strings. `name`: what the route calls the field."""
+    """A check of the number of stop strings. `name`: the route's name of the field."""
     return _at_most(
         lambda limits: limits.stops,
         lambda most, given: ValidationError.of(name, too_many_stops(most, given)),
@@ -81,7 +81,8 @@ def stop_limit(name: str) -> BeforeValidator:
 
 
 def item_limit(name: str, items: str = "items") -> BeforeValidator:
-    """A check of the length of a conversation. `name`: what the route calls the field. `items`: what it has."""
+    """A check of the length of a conversation. `name`: the route's name of the field. `items`: the word for its
+    elements."""
     return _at_most(
         lambda limits: limits.messages,
         lambda most, given: ValidationError.of(
@@ -94,7 +95,7 @@ PromptInput = str | tuple[int, ...]
 
 
 def kind_of(what: str) -> Any:
-    """The description of a field such as `type`."""
+    """The description of a field that names the kind of an object, such as `type`."""
     return Field(description=f"The kind of {what}.")
 
 

@@ -1,4 +1,4 @@
-"""The fields that set the form of the text, of TGI, OpenAI, vLLM, SGLang and llama.cpp: what each asks for.
+"""The fields of TGI, OpenAI, vLLM, SGLang and llama.cpp that set the form of the text, and which grammar each asks for.
 
 A field's value stays as the client has sent it, so that a child process can hand it on; `asked_grammar` reads it.
 """
@@ -126,7 +126,7 @@ def _any_object_if(field: str, value: Any) -> AskedGrammar | None:
     return _any_object(field) if value else None
 
 
-# The keys of vLLM's `structured_outputs`, and those that choose how the engine works.
+# The keys of vLLM's `structured_outputs`: those that set a form, and those that only choose how vLLM's engine works.
 STRUCTURED: Mapping[str, Reader] = MappingProxyType(
     {"json": _json, "regex": _regex, "choice": _choice, "grammar": _rules, "json_object": _any_object_if}
 )

@@ -9,14 +9,13 @@ from typing import Self
 
 from text_generation_router.api.common.generation_stream import Encode, GenerationStream
 from text_generation_router.api.common.permits import Permit
-from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.request_log import RequestEnd, request_end
+from text_generation_router.http.sse import DirectWriter
 from text_generation_router.metrics.key_usage import KeyUsage, key_usage
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.tracing import GenerationSummary, GenerationTrace
-from text_generation_router.text.tokens.events import Finish, Token, TokenEvent
+from text_generation_router.text.tokens.events import Finish, PromptRows, Token, TokenEvent
 from text_generation_router.text.tokens.pieces import Piece, PieceReader, Reasoning, Text, merged, read
-from text_generation_router.text.tokens.prompt_rows import PromptRows
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class Generation:
     prompt_tokens: int
     prompt_characters: int
     started_s: float  # time.perf_counter when the HTTP request was received
-    is_answer: bool = True  # False: the text only helps to make the answer's prompt, and is not counted or logged
+    is_answer: bool = True  # False: the text only helps to make the answer's prompt; it is neither counted nor logged
     input_ids: tuple[int, ...] = ()  # the prompt's, if the answer repeats them
     reader: PieceReader | None = None  # None: the text is not divided into pieces
     reasoning_tokens: int = 0  # tokens of the reasoning until now

@@ -20,14 +20,13 @@ from text_generation_router.errors import (
     RefusedError,
     TooLongError,
 )
-from text_generation_router.fairness.loop_turns import LoopTurns
-from text_generation_router.http.direct import DirectWriter
+from text_generation_router.fairness import LoopTurns
+from text_generation_router.http.sse import DirectWriter
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.text.tokens.detokenization import Vocabulary
-from text_generation_router.text.tokens.events import FinishReason, TokenEvent
+from text_generation_router.text.tokens.events import FinishReason, PromptRows, TokenEvent
 from text_generation_router.text.tokens.output import TextOutput, TextRules
-from text_generation_router.text.tokens.prompt_rows import PromptRows
 from text_generation_router.text.tokens.token_choice import no_token
 from text_generation_router.text.validation import renamed
 

@@ -53,8 +53,8 @@ class IgnoredParameters:
         self._report(request, ["model"])
 
     def note_part(self, request: Request, name: str) -> None:
-        """`name`: a part of the request that cannot be honoured and need not be. Raises UnsupportedParameterError if
-        unknown fields are refused."""
+        """`name`: a part of the request that this server cannot honour and that the answer can do without. Raises
+        UnsupportedParameterError if unknown fields are refused."""
         if self._is_strict:
             raise UnsupportedParameterError(name, "is not supported")
         self._report(request, [name])

@@ -12,12 +12,11 @@ from text_generation_router.api.common.generation_stream import GenerationStream
 from text_generation_router.api.common.permits import Permit, Permits
 from text_generation_router.engine.protocol import Engine
 from text_generation_router.errors import BodyError, DeadlineError, InferenceError
-from text_generation_router.fairness.loop_turns import LoopTurns
+from text_generation_router.fairness import LoopTurns
 from text_generation_router.http.caller import Caller
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.tracing import Tracer
-from text_generation_router.scheduling.request import GenerationRequest
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import GenerationRequest, Share
 from text_generation_router.text.tokens.detokenization import Vocabulary
 from text_generation_router.text.validation import Prompt, Validator, copies_of
 
@@ -175,7 +174,7 @@ class Inference:
             close_all(generations)
 
 
-# The streams of one prompt, and what the engine's answer to them will be.
+# The streams of one prompt, and the future of the engine's answer to their submission.
 Unanswered = tuple[Sequence[GenerationStream], asyncio.Future[None]]
 
 

@@ -27,7 +27,7 @@ def refused(names: str, *neutral: Any, on: str = ROUTES, why: str = "is not supp
 
 
 def renamed(names: str, here: str, *neutral: Any, on: str) -> Row:
-    """Fields of the same meaning as `here`, the route's own."""
+    """Fields with the same meaning as the route's own field `here`."""
     return names, on, Renamed(here, neutral)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from text_generation_router.errors import InferenceError, OverloadedError
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 
 # Limit on permits given out, in multiples of the number of rows. At this limit a tenant below its share is refused too.
 MAX_OUT = 2
@@ -79,7 +79,7 @@ class Permit:
         self._permits.returned(self, given)
 
     def refuse(self, error: InferenceError) -> None:
-        """Takes all permits back for another request, and ends the work with `error`."""
+        """Takes all permits back, for another request, and ends this request's work with `error`."""
         self._refusal = error
         self.give_back(self.left)
         if self._work is not None:
@@ -194,8 +194,8 @@ def _is_below(holder: PermitHolder, share: int, count: int) -> bool:
 
 
 def _newest_not_begun(holders: Mapping[str, PermitHolder], share: int = 0) -> Permit | None:
-    """Newest permit that has not begun, of the holder that holds most permits and more than `share`; or of the next
-    one, if all permits of that one have begun."""
+    """The newest permit that has not begun, of the holder with most permits among those with more than `share`; if all
+    its permits have begun, of the holder with the next most."""
     above = (holder for holder in holders.values() if holder.held > share)
     for holder in sorted(above, key=lambda holder: holder.held, reverse=True):
         own = (permit for permit in reversed(holder.permits) if not permit.has_begun)

@@ -1,12 +1,10 @@
 """POST /v1/chat/completions."""
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation, close_all
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.openai import request as v1_request
@@ -17,6 +15,7 @@ from text_generation_router.api.openai.answers import (
     Made,
     chunk_json,
     merged,
+    prompt_logprobs_json,
     row_of,
     rows_of,
     until_done,
@@ -25,10 +24,9 @@ from text_generation_router.api.openai.answers import (
 from text_generation_router.api.openai.chat_pieces import NewId, delta_json, ending_of, message_json, new_id_for
 from text_generation_router.api.openai.chat_prompt import chat_prompt
 from text_generation_router.api.openai.fields import CHAT_BODY
-from text_generation_router.api.openai.prompt_answers import prompt_logprobs_json
 from text_generation_router.api.openai.schemas import ChatOptions
 from text_generation_router.http.caller import Caller
-from text_generation_router.http.direct import DirectWriter
+from text_generation_router.http.sse import DirectWriter
 from text_generation_router.text.tokens.events import TokenEvent
 from text_generation_router.text.tokens.pieces import CallStart, NewestCall, Text
 from text_generation_router.text.validation import Prompt
@@ -47,12 +45,7 @@ class ChatRoutes:
         self._services = services
         self._style = services.style
         self._logprobs = ChatLogprobs(services.inference.vocabulary, has_bytes=not services.style.is_tgis)
-        self._answers = Answers(services)
         self._new_id = new_id_for(services.chat_formats.reading.calls)
-
-    async def chat_completions(self, request: Request) -> Response:
-        """Answer a conversation through the model's chat template, at once or as a stream."""
-        return await self._answers.answer(request, self)
 
     def num_requests(self, asked: ChatOptions) -> int:
         return 1 + asked.choices
@@ -122,40 +115,37 @@ class ChatRoutes:
             close_all(generations)
 
     def _encoder(self, index: int, generation: Generation, asked: ChatOptions, write: ChunkWriter) -> "ChatEncoder":
-        if generation.reader is None:
-            return ChatEncoder(index, generation, asked, write, self._logprobs)
-        if self._style.is_tgis:
-            return TgiCallEncoder(index, generation, asked, write, self._logprobs)
-        return PieceEncoder(
-            index=index, generation=generation, asked=asked, write=write, logprobs=self._logprobs, new_id=self._new_id
-        )
+        if generation.reader is not None and not self._style.is_tgis:
+            return PieceEncoder(index, generation, asked, write, self._logprobs, new_id=self._new_id)
+        encoder = ChatEncoder if generation.reader is None else TgiCallEncoder
+        return encoder(index, generation, asked, write, self._logprobs)
 
 
+@dataclass(eq=False)
 class ChatEncoder:
     """Encodes the events of one text of a stream. In OpenAI's style the first chunk has the role and the last one the
     finish reason, each without text; in TGI's every chunk has the role, and the last text's chunk the finish reason."""
 
-    def __init__(
-        self, index: int, generation: Generation, asked: ChatOptions, write: ChunkWriter, logprobs: ChatLogprobs
-    ) -> None:
-        self._index = index
-        self._generation = generation
-        self._asked = asked
-        self._write = write
-        self._logprobs = logprobs
-        self._made = Made(generation)
-        self._has_begun = False
+    index: int
+    generation: Generation
+    asked: ChatOptions
+    write: ChunkWriter
+    logprobs: ChatLogprobs
+    _has_begun: bool = False
+
+    def __post_init__(self) -> None:
+        self._made = Made(self.generation)
 
     def __call__(self, event: TokenEvent) -> bytes:
-        reason = None if event.finish is None else self._write.style.reasons[event.finish.reason]
-        if self._write.style.is_tgis:
+        reason = None if event.finish is None else self.write.style.reasons[event.finish.reason]
+        if self.write.style.is_tgis:
             return self._text(event, {"role": "assistant", "content": event.text}, reason)
         first = self._first()
         text = self._text(event, {"content": event.text}, None)
         return first + text if reason is None else first + text + self._chunk({}, None, reason)
 
     def _first(self, content: str | None = "") -> bytes:
-        """The chunk before all others."""
+        """The first chunk of the stream, which has the role; "" if it was made before."""
         has_begun, self._has_begun = self._has_begun, True
         return b"" if has_begun else self._chunk({"role": "assistant", "content": content}, None, None)
 
@@ -168,43 +158,34 @@ class ChatEncoder:
         """The token's log-probabilities and its id, if the request asks for them."""
         token = event.token
         row = None
-        if self._asked.logprobs and token is not None:
-            row = row_of(token, event.top_tokens, self._asked.top_logprobs, self._write.style)
-        logprobs = self._logprobs.of_token(row) if row is not None else None
-        ids = [token.id] if self._asked.return_token_ids and token is not None else None
+        if self.asked.logprobs and token is not None:
+            row = row_of(token, event.top_tokens, self.asked.top_logprobs, self.write.style)
+        logprobs = self.logprobs.of_token(row) if row is not None else None
+        ids = [token.id] if self.asked.return_token_ids and token is not None else None
         return logprobs, ids
 
     def _chunk(
         self, delta: dict[str, Any], logprobs: dict[str, Any] | None, reason: str | None, ids: list[int] | None = None
     ) -> bytes:
-        choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._write.chunk(choice if ids is None else choice | {"token_ids": ids}, self._made)
+        choice = {"index": self.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return self.write.chunk(choice if ids is None else choice | {"token_ids": ids}, self._made)
 
 
+@dataclass(eq=False, kw_only=True)
 class PieceEncoder(ChatEncoder):
     """Encodes the events of a text that is divided into pieces: a chunk for each piece. A token's log-probabilities are
     in the first of its chunks, or in one without text if the token's text is held back. The first chunk has the content
     null, as OpenAI's streams of calls have, unless the answer begins with text. A last chunk makes it "" if neither a
     text nor a call has come."""
 
-    def __init__(
-        self,
-        index: int,
-        generation: Generation,
-        asked: ChatOptions,
-        write: ChunkWriter,
-        logprobs: ChatLogprobs,
-        new_id: NewId,
-    ) -> None:
-        super().__init__(index, generation, asked, write, logprobs)
-        self._new_id = new_id
-        self._call = NewestCall()
-        self._has_content = False  # whether any chunk until now has text or a call
+    new_id: NewId
+    _call: NewestCall = field(default_factory=NewestCall)
+    _has_content: bool = False  # whether any chunk until now has text or a call
 
     def __call__(self, event: TokenEvent) -> bytes:
-        pieces = self._generation.pieces_of(event)
+        pieces = self.generation.pieces_of(event)
         self._call.add(pieces)
-        deltas = [delta_json(piece, self._new_id) for piece in pieces]
+        deltas = [delta_json(piece, self.new_id) for piece in pieces]
         logprobs, ids = self._token(event)
         if not deltas and (logprobs is not None or ids is not None):
             deltas = [{}]
@@ -218,22 +199,20 @@ class PieceEncoder(ChatEncoder):
         if event.finish is None:
             return chunks
         last = {} if self._has_content else {"content": ""}
-        return chunks + self._chunk(last, None, ending_of(event.finish.reason, self._call, self._write.style))
+        return chunks + self._chunk(last, None, ending_of(event.finish.reason, self._call, self.write.style))
 
 
 class TgiCallEncoder(ChatEncoder):
     """Encodes a call as TGI does, which a grammar has made. Unlike in TGI, the last chunk has the finish reason."""
 
-    def __init__(
-        self, index: int, generation: Generation, asked: ChatOptions, write: ChunkWriter, logprobs: ChatLogprobs
-    ) -> None:
-        super().__init__(index, generation, asked, write, logprobs)
-        self._id = tgi_calls.stream_id(asked)
+    @cached_property
+    def _id(self) -> str:
+        return tgi_calls.stream_id(self.asked)
 
     def __call__(self, event: TokenEvent) -> bytes:
-        delta = tgi_calls.delta_json(self._generation.pieces_of(event), self._id)
-        reason = None if event.finish is None else self._write.style.reasons[event.finish.reason]
-        if delta is None and reason is None and not (self._asked.logprobs or self._asked.return_token_ids):
+        delta = tgi_calls.delta_json(self.generation.pieces_of(event), self._id)
+        reason = None if event.finish is None else self.write.style.reasons[event.finish.reason]
+        if delta is None and reason is None and not (self.asked.logprobs or self.asked.return_token_ids):
             self._made.add(event)
             return b""
         return self._text(event, delta or {"role": "assistant", "content": ""}, reason)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import orjson
 
+from text_generation_router.api.common.messages import Calling
 from text_generation_router.api.common.services import Services
-from text_generation_router.api.common.tools import Calling
 from text_generation_router.api.openai import request as v1_request
 from text_generation_router.api.openai.schemas import ChatOptions, ChatRequest, RenderedChat
 from text_generation_router.errors import GrammarError, TemplateError, ToolError, ValidationError
 from text_generation_router.http.caller import Caller
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.forms import CallsForm, ChatForm, ReasoningForm
 from text_generation_router.text.grammars.tool_grammar import (
@@ -69,7 +69,7 @@ def divided(services: Services, asked: ChatOptions, calling: Calling | None, pro
 
 
 def form_of(services: Services, asked: ChatOptions, calling: Calling | None, prompt: Prompt) -> ChatForm | None:
-    """The form of the whole text; None: the form of the answer, if it has one, is that of the whole text."""
+    """The form of the whole text. None: the whole text has the form of the answer, if the answer has a form."""
     chat_formats, tokenizer = services.chat_formats, services.tokenizer.tokenizer
     calls = None
     if calling is not None and (calling.is_required or calling.strict or prompt.parameters.grammar is not None):
@@ -124,7 +124,7 @@ class CallsByGrammar:
         return replace(prompt, parameters=parameters, reader=GrammarCallReader)
 
     async def _chosen(self, prompt: Prompt, names: list[str]) -> str | None:
-        """The name of the function that the model calls; None: it calls none."""
+        """The name of the function that the model calls; None: the model calls no function."""
         pattern = AskedGrammar("tools", GrammarKind.REGEX, name_pattern([*names, NO_TOOL]))
         parameters = replace(
             _without_extras(prompt.parameters), grammar=pattern, max_new_tokens=None, ignore_eos_token=False
@@ -137,7 +137,7 @@ class CallsByGrammar:
 
 
 def _without_extras(parameters: AskedParameters) -> AskedParameters:
-    """The parameters without those that only the answer itself needs."""
+    """The parameters for a text that only prepares the answer: without log-probabilities, stop strings and ids."""
     values = replace(parameters.sampling.values, top_n_tokens=0, min_new_tokens=0)
     sampling = replace(parameters.sampling, values=values)
     return replace(parameters, sampling=sampling, prompt_logprobs=None, stop=(), stop_token_ids=(), returns_ids=False)

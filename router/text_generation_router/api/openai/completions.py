@@ -1,13 +1,9 @@
 """POST /v1/completions."""
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation, Row, close_all
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.openai import request as v1_request
@@ -19,24 +15,21 @@ from text_generation_router.api.openai.answers import (
     chunk_json,
     completion_logprobs,
     merged,
+    offsets_in,
+    prompt_logprobs_json,
     row_of,
     rows_of,
+    rows_of_prompt,
+    text_of_prompt,
     until_done,
     usage_json,
 )
 from text_generation_router.api.openai.fields import COMPLETION_BODY
-from text_generation_router.api.openai.prompt_answers import (
-    offsets_in,
-    prompt_logprobs_json,
-    rows_of_prompt,
-    text_of_prompt,
-)
 from text_generation_router.api.openai.schemas import CompletionRequest
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.caller import Caller
-from text_generation_router.http.direct import DirectWriter
-from text_generation_router.text.tokens.events import TokenEvent
-from text_generation_router.text.tokens.prompt_rows import PromptRows
+from text_generation_router.http.sse import DirectWriter
+from text_generation_router.text.tokens.events import PromptRows, TokenEvent
 from text_generation_router.text.validation import Prompt
 
 KIND = "text_completion"
@@ -52,11 +45,6 @@ class CompletionRoutes:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._style = services.style
-        self._answers = Answers(services)
-
-    async def completions(self, request: Request) -> Response:
-        """Continue one or several prompts, at once or as a stream."""
-        return await self._answers.answer(request, self)
 
     def num_requests(self, asked: CompletionRequest) -> int:
         return 1 + len(asked.prompt) * asked.choices
@@ -165,37 +153,37 @@ def _prompt(given: str | tuple[int, ...], prompt: Prompt) -> Prompt:
     return replace(prompt, inputs=given) if isinstance(given, str) else replace(prompt, ids=given)
 
 
+@dataclass(eq=False)
 class CompletionEncoder:
     """Encodes the events of one text of a stream."""
 
-    def __init__(
-        self, index: int, generation: Generation, asked: CompletionRequest, write: ChunkWriter, sizes: TextSizes
-    ) -> None:
-        self._sizes = sizes
-        self._index = index
-        self._generation = generation
-        self._asked = asked
-        self._write = write
-        self._offset = 0  # where the next token begins in the text
-        self._made = Made(generation)
-        self.has_begun = False
+    index: int
+    generation: Generation
+    asked: CompletionRequest
+    write: ChunkWriter
+    sizes: TextSizes
+    has_begun: bool = False
+    _offset: int = 0  # where the next token begins in the text
+
+    def __post_init__(self) -> None:
+        self._made = Made(self.generation)
 
     def echo(self, prompt: str, logprobs: dict[str, Any] | None) -> bytes:
         """The first event of a stream with `echo`: the prompt, and the log-probabilities of its tokens."""
         self.has_begun = True
         self._offset = len(prompt)
-        choice = {"index": self._index, "text": prompt, "logprobs": logprobs, "finish_reason": None}
-        return self._write.chunk(choice, self._made)
+        choice = {"index": self.index, "text": prompt, "logprobs": logprobs, "finish_reason": None}
+        return self.write.chunk(choice, self._made)
 
     def __call__(self, event: TokenEvent) -> bytes:
-        asked, token, style = self._asked, event.token, self._write.style
+        asked, token, style = self.asked, event.token, self.write.style
         # TGI's text has the texts of special tokens.
         text = token.text if style.is_tgis and token is not None else event.text
         row = None
         if asked.logprobs is not None and token is not None:
             row = row_of(token, event.top_tokens, asked.logprobs, style)
         choice: dict[str, Any] = {
-            "index": self._index,
+            "index": self.index,
             "text": text,
             "logprobs": None if row is None else completion_logprobs(row, self._offset),
             "finish_reason": self._reason(event),
@@ -203,15 +191,15 @@ class CompletionEncoder:
         if asked.return_token_ids:
             choice["token_ids"] = [] if token is None else [token.id]
             if not self._made.tokens:
-                choice["prompt_token_ids"] = self._generation.input_ids
-        self._offset += 0 if token is None else self._sizes.of(token)
+                choice["prompt_token_ids"] = self.generation.input_ids
+        self._offset += 0 if token is None else self.sizes.of(token)
         self._made.add(event)
         if style.is_tgis:
-            return self._write.tgi_completion(choice, self._generation if event.finish is not None else None)
-        return self._write.chunk(choice, self._made)
+            return self.write.tgi_completion(choice, self.generation if event.finish is not None else None)
+        return self.write.chunk(choice, self._made)
 
     def _reason(self, event: TokenEvent) -> str | None:
         """In streams of completions TGI names the end of the text as its own routes do."""
-        if self._write.style.is_tgis:
+        if self.write.style.is_tgis:
             return "" if event.finish is None else event.finish.reason.value
-        return None if event.finish is None else self._write.style.reasons[event.finish.reason]
+        return None if event.finish is None else self.write.style.reasons[event.finish.reason]

@@ -6,8 +6,7 @@ from typing import Any
 from text_generation_router.api.common.body_kinds import RequestBody, body_kind, object_of, objects_of, unknown_fields
 from text_generation_router.api.common.contract import Contract
 from text_generation_router.api.common.known_fields import RULES
-from text_generation_router.api.common.messages import MessageBody
-from text_generation_router.api.common.tools import FunctionBody, ToolBody
+from text_generation_router.api.common.messages import FunctionBody, MessageBody, ToolBody
 from text_generation_router.api.openai.schemas import (
     ChatOptions,
     ChatRequest,

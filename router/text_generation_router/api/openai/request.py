@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from text_generation_router.api.common.services import Services
-from text_generation_router.api.openai.prompt_answers import wanted_logprobs
+from text_generation_router.api.openai.answers import wanted_logprobs
 from text_generation_router.api.openai.schemas import OpenAIRequest
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.validation import MUST_FIT, AskedParameters

@@ -18,8 +18,15 @@ from text_generation_router.api.common.fields import (
     Texts,
 )
 from text_generation_router.api.common.form_fields import LIMITED, Object, asked_grammar
-from text_generation_router.api.common.messages import MessageBody
-from text_generation_router.api.common.tools import Calling, Choice, Mode, ToolChoice, Tools, read_choice
+from text_generation_router.api.common.messages import (
+    Calling,
+    Choice,
+    MessageBody,
+    Mode,
+    ToolChoice,
+    Tools,
+    read_choice,
+)
 from text_generation_router.api.tgi.schemas import CacheSalt, MinTokens, Priority, SamplingFields, Timeout
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.grammars.asked import MAX_CHOICES

@@ -11,11 +11,11 @@ from text_generation_router.errors import ToolError
 from text_generation_router.text.json_depth import read_json
 from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Piece
 
-NUMBER = re.compile("[0-9]{1,18}")  # this server gives no id of more digits
+NUMBER = re.compile("[0-9]{1,18}")  # ids of this server have no more digits
 
 
 def message_json(pieces: Sequence[Piece], text: str) -> dict[str, Any]:
-    """The message of a whole answer. `text`: all of it. Raises ToolError if the call is not complete."""
+    """The message of a whole answer, whose text is `text`. Raises ToolError if the call is not complete."""
     start = next((piece for piece in pieces if isinstance(piece, CallStart)), None)
     written = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
     try:
@@ -28,7 +28,7 @@ def message_json(pieces: Sequence[Piece], text: str) -> dict[str, Any]:
 
 
 def delta_json(pieces: Sequence[Piece], call_id: str) -> dict[str, Any] | None:
-    """What a chunk adds to the message: the name is in the first chunk only. None: nothing yet."""
+    """What a chunk adds to the message; only the first chunk has the name. None: the event adds nothing."""
     name = next((piece.name for piece in pieces if isinstance(piece, CallStart)), None)
     arguments = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
     if name is None and not arguments:

@@ -1,4 +1,4 @@
-"""From the body of /v1/responses to that of chats: pure functions, without input or output."""
+"""Converts the body of /v1/responses to the body of a chat: pure functions, without input or output."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -61,7 +61,7 @@ def messages_of(asked: ResponsesRequest) -> list[MessageBody]:
 
 
 def _messages_of(items: Iterable[PromptItem]) -> list[MessageBody]:
-    """The reasoning, the text and the calls of one turn of the model are one message of the assistant's."""
+    """Reasoning, text and calls of one turn of the model become one message with the role `assistant`."""
     messages: list[MessageBody] = []
     turn: dict[str, Any] = {}  # the fields of the assistant's message that is being put together
 

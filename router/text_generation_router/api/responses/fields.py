@@ -13,16 +13,17 @@ from text_generation_router.api.common.body_kinds import (
 from text_generation_router.api.common.contract import MAX_NAME_CHARS, MAX_NAMES, Contract
 from text_generation_router.api.common.known_fields import RULES
 from text_generation_router.api.openai.fields import unknown_stream_options
-from text_generation_router.api.responses.options import ReasoningConfig, TextConfig
 from text_generation_router.api.responses.schemas import (
     CustomCallItem,
     FunctionCallItem,
     FunctionResultItem,
     InputMessage,
+    ReasoningConfig,
     ReasoningItem,
     RenderedResponses,
     ResponsesOptions,
     ResponsesRequest,
+    TextConfig,
     WebSearchItem,
 )
 from text_generation_router.api.responses.tools import FunctionTool, NamespaceTool, TextTool, is_left_out

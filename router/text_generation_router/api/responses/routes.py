@@ -4,11 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from text_generation_common.logs import request_id
-from text_generation_router.api.common.answer import Answers
 from text_generation_router.api.common.generation import Generation, Row
 from text_generation_router.api.common.services import Services
 from text_generation_router.api.common.styles import OPENAI_STYLE
@@ -22,12 +18,12 @@ from text_generation_router.api.responses.writer import ResponseStream, output_o
 from text_generation_router.errors import InferenceError
 from text_generation_router.http.caller import Caller
 from text_generation_router.http.dialects import CODES, OPENAI
-from text_generation_router.http.direct import DirectWriter
+from text_generation_router.http.sse import DirectWriter
 from text_generation_router.text.tokens.events import FinishReason, TokenEvent
 from text_generation_router.text.tokens.pieces import Piece, Text
 from text_generation_router.text.validation import Prompt, renaming
 
-# Finds the tokens that the text of an answer is made of, among those of reasoning, calls and markers.
+# Finds the tokens whose texts make the text of an answer; the other tokens make reasoning, calls and markers.
 
 
 class TextRows:
@@ -47,7 +43,8 @@ class TextRows:
         return waiting[self._first(waiting, pieces) :] if self._is_divided else waiting
 
     def _first(self, waiting: Sequence[Row], pieces: Sequence[Piece]) -> int:
-        """The first of the tokens that have made the text; those before it have made other pieces, or markers."""
+        """Index of the first waiting token that has made the text; tokens before it have made other pieces, or
+        markers."""
         missing = sum(len(piece.text) for piece in pieces if isinstance(piece, Text))
         first = len(waiting)
         while first and missing > 0:
@@ -58,7 +55,7 @@ class TextRows:
         return first
 
     def rest(self) -> list[Row]:
-        """The tokens that have added no piece, such as the token that ended the text."""
+        """The waiting tokens, which have added no piece to the answer, such as the token that ended the text."""
         return self._waiting
 
 
@@ -93,12 +90,7 @@ class ResponsesRoutes:
 
     def __init__(self, services: Services) -> None:
         self._services = services = services.without_tgi_dialect()
-        self._answers = Answers(services)
         self._logprobs = ChatLogprobs(services.inference.vocabulary, has_bytes=True)
-
-    async def responses(self, request: Request) -> Response:
-        """Answer a conversation, at once or as a stream."""
-        return await self._answers.answer(request, self)
 
     def num_requests(self, asked: ResponsesOptions) -> int:
         return 1

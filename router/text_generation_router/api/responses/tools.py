@@ -8,7 +8,7 @@ import orjson
 from pydantic import BeforeValidator, Field, model_validator
 
 from text_generation_router.api.common.fields import Body, kind_of
-from text_generation_router.api.common.tools import MAX_NAME, FunctionName
+from text_generation_router.api.common.messages import MAX_NAME, FunctionName
 
 # The one argument of the function that a custom tool is in chats.
 INPUT = "input"
@@ -25,7 +25,7 @@ class CallName:
 
 
 def chat_name(name: str, namespace: str | None) -> str:
-    """The name in chats of a function that may be one of a namespace."""
+    """The name that a function has in chats; `namespace` is put before it."""
     return name if namespace is None else f"{namespace}__{name}"
 
 

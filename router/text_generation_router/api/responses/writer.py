@@ -22,7 +22,7 @@ def new_call_id() -> str:
 
 
 class OutputItems:
-    """Puts the items of one answer together. Additions become events, which have no numbers yet."""
+    """Builds the items of one answer. Adding a piece yields its events, which have no sequence numbers yet."""
 
     def __init__(self, identity: str, names: Mapping[str, CallName]) -> None:
         """`identity`: the end of all items' ids. `names`: see `call_names`."""
@@ -80,7 +80,7 @@ class OutputItems:
 
 
 class ItemPart:
-    """The one part of a message, or of reasoning: its text, and the text's events."""
+    """The only part of a message or of reasoning: its text, and the events of the text."""
 
     def __init__(self, item: dict[str, Any], part: dict[str, Any], event: str) -> None:
         """`event`: beginning of the types of the text's events."""

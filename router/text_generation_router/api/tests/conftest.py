@@ -39,9 +39,9 @@ from text_generation_router.engine.protocol import (
 from text_generation_router.errors import RefusedError
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.dialects import ErrorDialects
-from text_generation_router.http.direct import EXTENSION
 from text_generation_router.http.gate import Gate
 from text_generation_router.http.limits import LimitHits
+from text_generation_router.http.sse import EXTENSION
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.tracing import Tracer
 from text_generation_router.offload.tests.in_process import InProcess
@@ -51,7 +51,7 @@ from text_generation_router.scheduling.request import EndReason, GenerationReque
 from text_generation_router.serve import request_limits
 from text_generation_router.text.grammars import checking_child
 from text_generation_router.text.grammars.checking import GrammarChecker
-from text_generation_router.text.grammars.verification import byte_tokenizer
+from text_generation_router.text.grammars.checking_child import byte_tokenizer
 from text_generation_router.text.templates import rendering_child
 from text_generation_router.text.templates.chat_template import ChatTemplate
 from text_generation_router.text.templates.rendering import Renderer

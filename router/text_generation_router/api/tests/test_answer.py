@@ -12,8 +12,8 @@ from text_generation_router.api.common.generation import Generation
 from text_generation_router.api.openai.fields import COMPLETION_BODY
 from text_generation_router.api.openai.schemas import CompletionRequest
 from text_generation_router.errors import TemplateError
-from text_generation_router.http.direct import DirectWriter
-from text_generation_router.scheduling.share import Share
+from text_generation_router.http.sse import DirectWriter
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.validation import Prompt
 
 

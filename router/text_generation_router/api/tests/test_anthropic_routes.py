@@ -10,8 +10,7 @@ from text_generation_router.api.common import answer
 from text_generation_router.api.tests.conftest import HEADERS
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.http.sse import EventStream
-from text_generation_router.scheduling.request import EndReason
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import EndReason, Share
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 USER = [{"role": "user", "content": "Hi"}]

@@ -6,7 +6,7 @@ import pytest
 
 from text_generation_common.flags.kinds import CacheScope
 from text_generation_router.http.keys import names_of_keys
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 
 KEY = "Secret-Key-1"
 

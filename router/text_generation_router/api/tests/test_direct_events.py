@@ -12,8 +12,8 @@ from text_generation_router.api.tgi.routes import EventEncoder, event_json
 from text_generation_router.api.tgi.schemas import GenerateRequest
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.http import sse
-from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.encoding import to_event
+from text_generation_router.http.sse import DirectWriter
 from text_generation_router.scheduling.request import EndReason
 from text_generation_router.text.tokens.events import Token, TokenEvent
 

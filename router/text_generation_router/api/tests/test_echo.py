@@ -2,8 +2,7 @@
 
 import pytest
 
-from text_generation_router.api.openai.answers import TextSizes
-from text_generation_router.api.openai.prompt_answers import offsets_in
+from text_generation_router.api.openai.answers import TextSizes, offsets_in
 from text_generation_router.api.tests.conftest import ScriptedVocabulary
 from text_generation_router.text.tokens.events import Token
 

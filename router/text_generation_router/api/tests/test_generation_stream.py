@@ -21,7 +21,7 @@ from text_generation_router.errors import (
     OverloadedError,
     ValidationError,
 )
-from text_generation_router.fairness.loop_turns import LoopTurns
+from text_generation_router.fairness import LoopTurns
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 from text_generation_router.text.tokens.events import FinishReason, TokenEvent

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from text_generation_router.api.common.permits import MAX_OUT, Permit, Permits
 from text_generation_router.api.tests.conftest import Script
 from text_generation_router.errors import InferenceError, OverloadedError
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 
 ERROR = {"error": "Model is overloaded", "error_type": "overloaded"}
 

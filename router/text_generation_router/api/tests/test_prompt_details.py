@@ -6,7 +6,7 @@ from typing import Any
 
 from text_generation_router.api.common.generation import Generation
 from text_generation_router.http.caller import Caller
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.tokens.events import FinishReason
 from text_generation_router.text.validation import AskedParameters, Prompt
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from text_generation_router.errors import StartError
-from text_generation_router.text.sampling_defaults import read_defaults
+from text_generation_router.text.model_files import read_defaults
 from text_generation_router.text.validation import AskedSampling
 
 FILE = {

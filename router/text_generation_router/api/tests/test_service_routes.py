@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from text_generation_common.logs import JsonFormatter
 from text_generation_router.app import answers_at_once
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/ping", "/ready"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 
 CHAT = {"messages": [{"role": "user", "content": "hello world"}]}
 

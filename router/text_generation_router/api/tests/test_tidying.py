@@ -1,6 +1,6 @@
 import asyncio
 
-from text_generation_router.api.common.tidying import Tidying
+from text_generation_router.offload.malloc import Tidying
 
 
 def test_memory_is_given_back_after_the_last_of_several_pieces_of_work() -> None:

@@ -9,9 +9,9 @@ from llguidance import LLMatcher
 
 from text_generation_router.api.tests.conftest import Script
 from text_generation_router.engine.protocol import Ended
-from text_generation_router.openapi.chat_answers import ChatChunkJson, ChatJson
+from text_generation_router.openapi.v1_answers import ChatChunkJson, ChatJson
 from text_generation_router.scheduling.request import EndReason
-from text_generation_router.text.grammars.verification import byte_tokenizer
+from text_generation_router.text.grammars.checking_child import byte_tokenizer
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from text_generation_router.api.common.body_kinds import check
-from text_generation_router.api.common.tools import MAX_TOOLS, Calling
+from text_generation_router.api.common.messages import MAX_TOOLS, Calling
 from text_generation_router.api.openai.chat_pieces import delta_json, message_json, new_call_id, new_short_call_id
 from text_generation_router.api.openai.schemas import ChatRequest
 from text_generation_router.errors import ToolError, UnprocessableError, ValidationError

@@ -24,11 +24,10 @@ from text_generation_router.errors import (
     ValidationError,
 )
 from text_generation_router.http.dialects import NATIVE
-from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import unless_disconnected
 from text_generation_router.http.encoding import rows_json, text_json, to_event, to_json
-from text_generation_router.text.tokens.events import Finish, Token, TokenEvent
-from text_generation_router.text.tokens.prompt_rows import PromptRow, PromptRows
+from text_generation_router.http.sse import DirectWriter
+from text_generation_router.text.tokens.events import Finish, PromptRow, PromptRows, Token, TokenEvent
 from text_generation_router.text.validation import Prompt
 
 # Requests counted for one body, as in TGI: one, whatever `best_of` is.
@@ -163,7 +162,8 @@ class EventEncoder:
         return PLAIN_EVENT % (self._index, token.id, text_json(token.text), logprob, special)
 
 
-# `event_json` of a token without anything else, as bytes: made for nearly every token, in a third of the time.
+# Writes the same bytes as `event_json` for a token without top tokens or an end, as nearly all tokens are, in a third
+# of the time.
 PLAIN_EVENT = (
     b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
 )

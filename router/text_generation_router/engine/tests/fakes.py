@@ -19,8 +19,7 @@ from text_generation_router.engine.shards import ShardView, WarmupAnswer
 from text_generation_router.errors import ShardsError, StepAbortedError
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
-from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Past
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Past, Share
 from text_generation_router.scheduling.step import (
     Chunk,
     ClearStep,

@@ -8,8 +8,7 @@ import pytest
 from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.metrics.page import render
-from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import GenerationRequest, Limits
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import Chunk, ForwardStep, StepAnswer

@@ -18,8 +18,7 @@ from text_generation_proto import engine_pb2_grpc as pb_grpc
 from text_generation_router.engine.tests.fakes import INFO, expected_tokens, prompt
 from text_generation_router.engine_service import arrivals, servicer
 from text_generation_router.engine_service.arrivals import Pace
-from text_generation_router.engine_service.outbox import Outbox
-from text_generation_router.engine_service.sinks import Trial
+from text_generation_router.engine_service.sinks import Outbox, Trial
 from text_generation_router.engine_service.tests.raw_front import EngineWorld, RawFront, hello, serve, submit
 from text_generation_router.engine_service.work import FrontCounts, FrontWork
 from text_generation_router.metrics.metrics import Metrics

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from text_generation_proto import engine_pb2 as pb
-from text_generation_router.engine_service.allowance import AT_ONCE, PER_SECOND, Allowance
 from text_generation_router.engine_service.fronts import leases
-from text_generation_router.engine_service.outbox import Outbox
+from text_generation_router.engine_service.sinks import Outbox
+from text_generation_router.engine_service.work import AT_ONCE, PER_SECOND, Allowance
 from text_generation_router.errors import FrontLostError
 
 

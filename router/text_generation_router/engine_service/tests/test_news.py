@@ -11,10 +11,16 @@ import pytest
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.tests.fakes import FakeShards, dies_at, prompt
 from text_generation_router.engine_service import news
-from text_generation_router.engine_service.tests.raw_front import PERMITS, EngineWorld, numbers, serve, served, submit
-from text_generation_router.fleet.block_hashes import BlockHasher, HistoryHashes
-from text_generation_router.fleet.cache_news import CacheLog
-from text_generation_router.scheduling.share import Share
+from text_generation_router.engine_service.tests.raw_front import (
+    PERMITS,
+    EngineWorld,
+    numbers,
+    serve,
+    served,
+    submit,
+)
+from text_generation_router.fleet.cache_news import BlockHasher, CacheLog, HistoryHashes
+from text_generation_router.scheduling.request import Share
 from text_generation_router.wire.version import VERSION
 
 

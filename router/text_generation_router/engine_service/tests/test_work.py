@@ -21,8 +21,7 @@ from text_generation_router.engine.tests.fakes import (
     fails,
     prompt,
 )
-from text_generation_router.engine_service import allowance, outbox, servicer
-from text_generation_router.engine_service.allowance import AT_ONCE
+from text_generation_router.engine_service import servicer, sinks, work
 from text_generation_router.engine_service.server import EngineServer
 from text_generation_router.engine_service.tests.raw_front import (
     IDENTITY,
@@ -35,6 +34,7 @@ from text_generation_router.engine_service.tests.raw_front import (
     serve,
     submit,
 )
+from text_generation_router.engine_service.work import AT_ONCE
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.request import Past
 from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer
@@ -313,7 +313,7 @@ BREAKERS: dict[str, Callable[[], list[pb.FrontMessage]]] = {
 def test_a_front_that_breaks_the_protocol_is_disconnected_and_costs_the_others_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allowance, "PER_SECOND", 0)  # a slow machine's flood is a flood as well
+    monkeypatch.setattr(work, "PER_SECOND", 0)  # a slow machine's flood is a flood as well
     monkeypatch.setattr(servicer, "REFUSED_AFTER_S", 0.0)
 
     async def use(world: EngineWorld) -> None:
@@ -343,7 +343,7 @@ async def test_bytes_that_are_not_a_message_end_the_stream(world: EngineWorld) -
 
 
 def test_a_front_that_does_not_read_is_lost_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "STALL_S", 0.3)
+    monkeypatch.setattr(sinks, "STALL_S", 0.3)
 
     async def use(world: EngineWorld) -> None:
         good = await world.front("good")

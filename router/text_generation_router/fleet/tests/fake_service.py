@@ -16,11 +16,9 @@ from text_generation_router.engine.tests.fakes import next_token
 from text_generation_router.errors import RefusedError
 from text_generation_router.fleet.tests.engines import SNAPSHOT, Row
 from text_generation_router.scheduling.request import EndReason
-from text_generation_router.wire.endings import ended_to_pb, refused_to_pb
-from text_generation_router.wire.facts import facts_of
-from text_generation_router.wire.steps import FrontTokens
+from text_generation_router.wire.steps import FrontTokens, ended_to_pb, refused_to_pb
 from text_generation_router.wire.submits import Submitted, submitted
-from text_generation_router.wire.version import VERSION, WITH_BEGUN
+from text_generation_router.wire.version import VERSION, WITH_BEGUN, facts_of
 
 VOCAB = SNAPSHOT.model.vocab_size
 

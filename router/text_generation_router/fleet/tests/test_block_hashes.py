@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, BlockHasher, HistoryHashes
+from text_generation_router.fleet.cache_news import BLOCK_TOKENS, BlockHasher, HistoryHashes
 
 KEY = bytes(range(32))
 HASHER = BlockHasher(KEY)

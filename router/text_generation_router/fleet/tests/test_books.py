@@ -19,8 +19,7 @@ from text_generation_router.fleet.suspects import MAX_ALONE
 from text_generation_router.fleet.tests.engines import BookedEngine, Front, load_report
 from text_generation_router.fleet.values import Credit, EngineFirst, EngineLoss, Withdraw
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
-from text_generation_router.scheduling.request import EndReason, GenerationRequest
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import EndReason, GenerationRequest, Share
 from text_generation_router.wire.steps import TokenRun
 from text_generation_router.wire.version import WireError
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from text_generation_router.fleet import cache_news
-from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, BlockHasher, HistoryHashes, Ids
 from text_generation_router.fleet.cache_index import MAX_LOOKS, CacheIndex
-from text_generation_router.fleet.cache_news import CacheLog, CacheNews
+from text_generation_router.fleet.cache_news import BLOCK_TOKENS, BlockHasher, CacheLog, CacheNews, HistoryHashes, Ids
 from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
 from text_generation_router.scheduling.memory.radix_tree import Node
 from text_generation_router.scheduling.memory.slots import TokenSlots

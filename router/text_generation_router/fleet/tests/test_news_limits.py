@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.fleet.news_limits import (
+from text_generation_router.fleet.values import (
     BURST_BYTES,
     BYTES_PER_S,
     EVERY_MS,

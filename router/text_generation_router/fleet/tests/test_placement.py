@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from text_generation_router.engine.tests.fakes import Listener
-from text_generation_router.fleet.best_score import EXPECTED_S, BestScore, placement_of
-from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, BlockHasher, Ids
-from text_generation_router.fleet.cache_news import CacheLog, CacheNews
-from text_generation_router.fleet.choice import ROW_TOKENS, EngineLoad
-from text_generation_router.fleet.placement import LeastLoad, LeastRequests, Placement, RoundRobin
-from text_generation_router.fleet.policies import PlacementPolicy
+from text_generation_router.fleet.cache_news import BLOCK_TOKENS, BlockHasher, CacheLog, CacheNews, Ids
+from text_generation_router.fleet.choice import ROW_TOKENS, EngineLoad, PlacementPolicy
+from text_generation_router.fleet.placement import (
+    EXPECTED_S,
+    BestScore,
+    LeastLoad,
+    LeastRequests,
+    Placement,
+    RoundRobin,
+    placement_of,
+)
 from text_generation_router.fleet.requests import RemoteGroup, RemoteRequest
 from text_generation_router.fleet.values import LoadReport
 from text_generation_router.scheduling.memory.prefix_cache import PrefixCache

@@ -16,11 +16,9 @@ from text_generation_common.errors import CredentialsError
 from text_generation_router.engine.tests.fakes import FakeShards, Listener, World, expected_tokens, prompt
 from text_generation_router.engine_service.identity import EngineIdentity
 from text_generation_router.engine_service.server import EngineServer
-from text_generation_router.fleet.best_score import BestScore
-from text_generation_router.fleet.block_hashes import BLOCK_TOKENS, BlockHasher
-from text_generation_router.fleet.cache_news import CacheLog
+from text_generation_router.fleet.cache_news import BLOCK_TOKENS, BlockHasher, CacheLog
 from text_generation_router.fleet.engine import RemoteEngine
-from text_generation_router.fleet.placement import Placement
+from text_generation_router.fleet.placement import BestScore, Placement
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
 
 LOGGER = logging.getLogger("test")

@@ -18,18 +18,17 @@ from text_generation_common.cluster.security import Security
 from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.tests.fakes import Listener, expected_tokens
 from text_generation_router.errors import Refusal, RefusedError
-from text_generation_router.fleet import connection, news_limits
-from text_generation_router.fleet.best_score import BestScore
+from text_generation_router.fleet import connection, values
 from text_generation_router.fleet.cache_news import MAX_HASHES
 from text_generation_router.fleet.choice import EngineLoad
 from text_generation_router.fleet.connection import WRITE_FAILED
 from text_generation_router.fleet.engine import RemoteEngine
-from text_generation_router.fleet.placement import Placement
+from text_generation_router.fleet.placement import BestScore, Placement
 from text_generation_router.fleet.tests.engines import SNAPSHOT
 from text_generation_router.fleet.tests.fake_service import FakeService
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
-from text_generation_router.wire.prompts import pieces_of
+from text_generation_router.wire.steps import pieces_of
 from text_generation_router.wire.version import UINT64, packed
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
@@ -383,7 +382,7 @@ def test_an_engine_that_tells_nonsense_of_its_cache_is_cut_off(tmp_path: Path, c
 
 
 def test_an_engine_that_floods_a_front_with_news_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(news_limits, "BURST_BYTES", 200_000)
+    monkeypatch.setattr(values, "BURST_BYTES", 200_000)
 
     async def use(front: Asker) -> None:
         async with FakeService(front.paths[0]) as liar, FakeService(front.paths[1]):

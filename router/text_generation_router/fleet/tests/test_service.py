@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.fleet.service import IDLE_S, MAX_LIVES, ServiceBook
-from text_generation_router.scheduling.share import Share
+from text_generation_router.fleet.choice import IDLE_S, MAX_LIVES, ServiceBook
+from text_generation_router.scheduling.request import Share
 
 ANN, BOB = Share("ann"), Share("bob", "team")
 
@@ -53,5 +53,12 @@ def test_tenants_without_new_service_are_forgotten() -> None:
     book = ServiceBook()
     book.take_report(0, 1, {ANN: 10.0, BOB: 10.0}, 0.0)
     book.take_report(0, 1, {ANN: 11.0, BOB: 10.0}, 1.0)
-    book.forget_idle(IDLE_S)
+    book.take_report(0, 1, {}, IDLE_S)
     assert len(book) == 1 and book.elsewhere(1, 1, ANN) == 11.0 and book.elsewhere(1, 1, BOB) == 0.0
+
+
+def test_tenants_whose_names_change_all_the_time_do_not_add_up() -> None:
+    book = ServiceBook()
+    for second in range(600):
+        book.take_report(0, 1, {Share("", str(second)): 1.0}, float(second))
+    assert len(book) <= 2 * IDLE_S

@@ -9,7 +9,7 @@ from text_generation_common.flags.kinds import CacheScope
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.http.caller import Callers
 from text_generation_router.http.peer import networks_of, peer_of
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 
 KEY = "Secret-Key-1"
 PROXIES = networks_of(["10.0.0.0/8", "fd00::7"])

@@ -10,11 +10,10 @@ import uvloop
 from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
-from text_generation_router.http.direct import DirectWriter
 from text_generation_router.http.disconnect import end_at_half_close
 from text_generation_router.http.limits import ConnectionLimits, LimitHits
 from text_generation_router.http.server import uvicorn_config
-from text_generation_router.http.sse import EventStream
+from text_generation_router.http.sse import DirectWriter, EventStream
 from text_generation_router.metrics.metrics import Metrics
 
 PATIENCE_S = 20

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from text_generation_router.errors import OverloadedError
-from text_generation_router.http.owner_limits import OwnerLimits
+from text_generation_router.http.room import OwnerLimits
 
 
 def test_each_owner_has_its_own_number_of_places():

@@ -8,7 +8,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from text_generation_router.errors import StartError
-from text_generation_router.http import closing, cycles, direct, protocol, server, uvicorn_parts
+from text_generation_router.http import closing, cycles, protocol, server, sse, uvicorn_parts
 from text_generation_router.http.protocol import Connection
 from text_generation_router.http.server import Server
 
@@ -32,6 +32,6 @@ def test_every_method_that_is_overridden_is_checked(ours, theirs):
 
 
 def test_every_field_of_a_cycle_that_is_used_is_checked():
-    source = "".join(map(inspect.getsource, (closing, cycles, direct, protocol, server)))
+    source = "".join(map(inspect.getsource, (closing, cycles, protocol, server, sse)))
     used = set(re.findall(r"\b(?:cycle|unread|self\._unread)\.(\w+)", source))
     assert used and used <= set(uvicorn_parts.PARTS[RequestResponseCycle])

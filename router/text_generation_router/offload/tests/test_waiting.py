@@ -1,6 +1,6 @@
 import asyncio
 
-from text_generation_router.offload.waiting import Job, Waiting
+from text_generation_router.offload.pool import Job, Waiting
 
 
 def jobs(*names: str) -> list[Job]:

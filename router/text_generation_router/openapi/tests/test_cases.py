@@ -15,8 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
+from text_generation_router.api.responses.tools import CallName
+from text_generation_router.api.responses.writer import OutputItems
 from text_generation_router.openapi.document import document_of
 from text_generation_router.openapi.operation_json import Interface
+from text_generation_router.text.tokens.pieces import CallArguments, CallStart
 
 DOCUMENT = document_of(Interface(version="1.2.3"))
 LABELS = [f"{method.upper()} {path}" for path, methods in DOCUMENT["paths"].items() for method in methods]
@@ -116,3 +119,15 @@ def test_every_answer_is_documented(session_server, label, mode):
     send()
     # With few cases, perhaps each one is refused by a limit of the server. No random name is that of the model.
     assert 200 in seen or CASES < MANY or mode is GenerationMode.NEGATIVE or "{name}" in path
+
+
+@pytest.mark.parametrize("namespace", [None, "space"])
+@pytest.mark.parametrize("is_custom", [False, True])
+def test_the_document_has_every_item_and_event_of_calls(namespace: str | None, is_custom: bool):
+    output = OutputItems("1", {"f": CallName("f", namespace, is_custom)})
+    pieces = [CallStart(0, "f"), CallArguments(0, '{"input": '), CallArguments(0, '"text"}')]
+    events = [event for piece in pieces for event in output.add(piece)] + list(output.end_all("completed"))
+    streamed = DOCUMENT["paths"]["/v1/responses"]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    assert len(events) >= 4  # the item begins, its text comes and is complete, the item is complete
+    for number, event in enumerate(events):
+        check_value(streamed["schema"]["x-event"], event | {"sequence_number": number})

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from text_generation_common.flags.kinds import AdmissionMode
-from text_generation_router.scheduling.admission import AdmissionControl, peak
+from text_generation_router.scheduling.admission import DRAWS, ENOUGH, AdmissionControl, Futures, OutputLengths, peak
 from text_generation_router.scheduling.chunks import shares, shares_by_owner
-from text_generation_router.scheduling.futures import DRAWS, ENOUGH, Futures, OutputLengths
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.running import Running
 

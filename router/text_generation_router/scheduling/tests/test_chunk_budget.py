@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_common.flags.requests import SchedulingFlags
-from text_generation_router.scheduling import chunk_budget
-from text_generation_router.scheduling.chunk_budget import FEWEST_TOKENS, ChunkBudget
-from text_generation_router.scheduling.costs import StepWork
-from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling import costs
+from text_generation_router.scheduling.costs import FEWEST_TOKENS, ChunkBudget, StepWork
+from text_generation_router.scheduling.request import GenerationRequest, Limits
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import FilterStep, ForwardStep, StepAnswer
@@ -141,7 +139,7 @@ def test_a_long_prompt_takes_no_more_time_than_its_chunks_and_the_streams_that_g
 
 def test_what_admission_promises_holds_although_a_prompt_is_computed_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Computed at once, the short answer would have ended long before the other one needs its slots."""
-    monkeypatch.setattr(chunk_budget, "FEWEST_TOKENS", 1)
+    monkeypatch.setattr(costs, "FEWEST_TOKENS", 1)
     flags = SchedulingFlags(waiting_served_ratio=0, admission=AdmissionMode.PEAK, max_prefill_slowdown=1)
     scheduler = Scheduler(Limits(115, 4, 64, flags), costs=Costs())
     scheduler.add(GenerationRequest((1,) * 10, 101))

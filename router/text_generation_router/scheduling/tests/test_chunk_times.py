@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from text_generation_common.flags.requests import SchedulingFlags
-from text_generation_router.scheduling.chunk_budget import FEWEST_TOKENS
-from text_generation_router.scheduling.costs import QueryBlocks, StepWork
-from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.costs import FEWEST_TOKENS, QueryBlocks, StepWork
+from text_generation_router.scheduling.request import GenerationRequest, Limits
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep, StepAnswer
 

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_router.scheduling.jumps import jump, quiet_steps
-from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import GenerationRequest, Limits, Share
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.step import ForwardStep, Step
 from text_generation_router.scheduling.tests.answers import answer
 

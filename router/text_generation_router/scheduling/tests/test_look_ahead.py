@@ -2,10 +2,9 @@ import random
 
 import pytest
 
-from text_generation_router.scheduling.futures import ENOUGH
-from text_generation_router.scheduling.limits import Limits
+from text_generation_router.scheduling.admission import ENOUGH
 from text_generation_router.scheduling.look_ahead import Stay, steps_until_start
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import GenerationRequest, Limits
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep

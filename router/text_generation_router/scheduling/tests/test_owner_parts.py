@@ -2,12 +2,10 @@
 
 from collections import deque
 
-from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.owner_parts import PARTS, SHARED_STEPS, OwnerParts
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.chunks import PARTS, SHARED_STEPS, OwnerParts
+from text_generation_router.scheduling.request import GenerationRequest, Limits, Share
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.step import ForwardStep, Step
 from text_generation_router.scheduling.tenant import Owner
 from text_generation_router.scheduling.tests.answers import answer

@@ -4,8 +4,7 @@ sends, keeps free and ends. `test_scheduler_machine.py` has the values."""
 from collections.abc import Callable
 
 from text_generation_router.scheduling.costs import StepWork
-from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.request import GenerationRequest
+from text_generation_router.scheduling.request import GenerationRequest, Limits
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import Chunk, ForwardStep, StepAnswer

@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from text_generation_router.scheduling.blame import Blame
-from text_generation_router.scheduling.lines import MAX_PASSED, Priorities
+from text_generation_router.scheduling.lines import MAX_PASSED, SPARE_ENTRIES, FairTurns, Priorities
 from text_generation_router.scheduling.queue import MAX_IDLE_TENANTS, Queue
-from text_generation_router.scheduling.request import NEW, GenerationRequest, Past
+from text_generation_router.scheduling.request import NEW, GenerationRequest, Past, Share
 from text_generation_router.scheduling.running import Running
-from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.tenant import Account
-from text_generation_router.scheduling.turns import SPARE_ENTRIES, FairTurns
 
 
 class Waiting:

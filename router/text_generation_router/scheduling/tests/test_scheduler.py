@@ -9,14 +9,12 @@ import pytest
 from text_generation_common.errors import NOT_FINITE
 from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import AdmissionMode
+from text_generation_router.scheduling.admission import ENOUGH
 from text_generation_router.scheduling.blame import MAX_LOSSES, MAX_SUSPICIONS, reaches
-from text_generation_router.scheduling.futures import ENOUGH
-from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.owed_places import FEWEST_TOKENS
-from text_generation_router.scheduling.request import EndReason, GenerationRequest
+from text_generation_router.scheduling.joining import FEWEST_TOKENS
+from text_generation_router.scheduling.request import EndReason, GenerationRequest, Limits, Share
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step, StepAnswer
 from text_generation_router.scheduling.tests.answers import answer
 

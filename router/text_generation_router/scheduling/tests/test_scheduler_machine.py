@@ -11,14 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_common.flags.requests import SchedulingFlags
-from text_generation_router.scheduling import chunk_budget
+from text_generation_router.scheduling import costs
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.costs import StepWork
-from text_generation_router.scheduling.limits import Limits
-from text_generation_router.scheduling.request import GenerationRequest, Past
+from text_generation_router.scheduling.request import GenerationRequest, Limits, Past, Share
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.share import Share
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step, StepAnswer
 from text_generation_router.scheduling.tests.shard_model import ShardModel, logprobs_after, next_token
 
@@ -78,7 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         slowdown: float,
         random: Random,
     ) -> None:
-        self.patch = patch.object(chunk_budget, "FEWEST_TOKENS", 1)
+        self.patch = patch.object(costs, "FEWEST_TOKENS", 1)
         self.patch.start()
         limits = Limits(
             CAPACITY,

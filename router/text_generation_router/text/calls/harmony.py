@@ -4,12 +4,10 @@ answer, and a message to functions.NAME is a call. Text in other channels, witho
 
 import re
 
-from text_generation_router.text.calls.errors import NotACallError
-from text_generation_router.text.calls.found_calls import MAX_NAME_CHARS, Tools
+from text_generation_router.text.calls.found_calls import MAX_NAME_CHARS, NotACallError, Tools
 from text_generation_router.text.calls.json_body import give_arguments
 from text_generation_router.text.calls.source import Give, Markers, Steps
-from text_generation_router.text.calls.special_tokens import SpecialTokens
-from text_generation_router.text.calls.stepped_reader import SteppedReader
+from text_generation_router.text.calls.stepped_reader import SpecialTokens, SteppedReader
 from text_generation_router.text.tokens.pieces import Piece, Reasoning, Text
 
 

@@ -2,9 +2,8 @@
 
 import re
 
-from text_generation_router.text.calls.errors import NotACallError
 from text_generation_router.text.calls.formats import CallFormat, IdStyle
-from text_generation_router.text.calls.found_calls import MAX_NAME_CHARS, FoundCalls
+from text_generation_router.text.calls.found_calls import MAX_NAME_CHARS, FoundCalls, NotACallError
 from text_generation_router.text.calls.json_body import give_arguments
 from text_generation_router.text.calls.source import Markers, Source, Steps
 

@@ -5,11 +5,15 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
-from text_generation_router.text.calls.errors import BrokenCallError, NotACallError, TextEndedError
-from text_generation_router.text.calls.found_calls import FoundCalls, Tools
+from text_generation_router.text.calls.found_calls import (
+    BrokenCallError,
+    FoundCalls,
+    NotACallError,
+    TextEndedError,
+    Tools,
+)
 from text_generation_router.text.calls.source import FEWEST_CHARS, Markers, Source, Steps
-from text_generation_router.text.calls.special_tokens import SpecialTokens
-from text_generation_router.text.calls.stepped_reader import SteppedReader
+from text_generation_router.text.calls.stepped_reader import SpecialTokens, SteppedReader
 
 
 class CallBody(Protocol):

@@ -3,16 +3,22 @@
 from collections.abc import Callable
 
 from text_generation_common.flags.kinds import ReasoningStyle, ToolCallFormat
-from text_generation_router.text.calls.formats import CALL_FORMATS, BodyKind, CallFormat, format_of
+from text_generation_router.text.calls.formats import (
+    CALL_FORMATS,
+    REASONING_FORMATS,
+    BodyKind,
+    CallFormat,
+    ReasoningFormat,
+    format_of,
+    reasoning_of,
+)
 from text_generation_router.text.calls.found_calls import Tools
 from text_generation_router.text.calls.harmony import HarmonyMarks, HarmonyReader
 from text_generation_router.text.calls.json_body import JsonBody
 from text_generation_router.text.calls.named_body import NamedBody
 from text_generation_router.text.calls.pythonic_body import PythonicBody
 from text_generation_router.text.calls.reader import AnswerReader, CallBody, Marks
-from text_generation_router.text.calls.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_of
-from text_generation_router.text.calls.special_tokens import SpecialTokens
-from text_generation_router.text.calls.stepped_reader import SteppedReader
+from text_generation_router.text.calls.stepped_reader import SpecialTokens, SteppedReader
 from text_generation_router.text.calls.xml_body import XmlBody
 
 # The readers of bodies.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from typing import Protocol, TypeVar
 
-from text_generation_router.text.calls.errors import NotACallError, TextEndedError
+from text_generation_router.text.calls.found_calls import NotACallError, TextEndedError
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]

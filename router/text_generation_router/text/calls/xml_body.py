@@ -5,9 +5,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from text_generation_router.text.calls.errors import NotACallError, TextEndedError, TooMuchError
 from text_generation_router.text.calls.formats import CallFormat
-from text_generation_router.text.calls.found_calls import MAX_NAME_CHARS, FoundCalls
+from text_generation_router.text.calls.found_calls import (
+    MAX_NAME_CHARS,
+    FoundCalls,
+    NotACallError,
+    TextEndedError,
+    TooMuchError,
+)
 from text_generation_router.text.calls.source import Markers, Source, Steps
 from text_generation_router.text.calls.typed_values import STRING_ONLY, json_of, types_of
 from text_generation_router.text.schema_references import resolved

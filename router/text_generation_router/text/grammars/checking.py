@@ -13,10 +13,10 @@ from typing import Protocol
 import orjson
 
 from text_generation_router.errors import GrammarError, OverloadedError
-from text_generation_router.fairness.slots import FairSlots
+from text_generation_router.fairness import FairSlots
 from text_generation_router.offload.errors import BusyError, JobError, JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.grammars.asked import MadeGrammar, RefusedGrammarError
 from text_generation_router.text.grammars.forms import WantedGrammar
 

@@ -6,16 +6,68 @@ says more about them: then other properties may be needed to satisfy it.
 """
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from text_generation_router.text.grammars.asked import MAX_DEPTH, RefusedGrammarError
-from text_generation_router.text.grammars.keywords import CALENDAR, LIST, MAP, ONE, check_types
-from text_generation_router.text.grammars.unions import have_discriminator
-from text_generation_router.text.grammars.unsupported import drop_neutral, may_be, take_nullable, unsupported
+import orjson
+
+from text_generation_router.text.grammars.asked import MAX_DEPTH, AskedGrammar, GrammarKind, RefusedGrammarError
+from text_generation_router.text.grammars.keywords import (
+    CALENDAR,
+    LIST,
+    MAP,
+    OF_TYPE,
+    ONE,
+    check_types,
+    drop_neutral,
+    may_be,
+    take_nullable,
+    unsupported,
+)
 from text_generation_router.text.json_depth import is_deeper
 from text_generation_router.text.schema_references import ANNOTATIONS, resolved, target
+
+# `oneOf` of JSON schemas: which are told apart by a property, so that no value matches two of them.
+
+Resolve = Callable[[Any], Any]
+
+
+def have_discriminator(schemas: Any, resolve: Resolve) -> bool:
+    """Whether all schemas are of objects with one property that they require and that has different values in each.
+    `resolve` follows references. llguidance finds this out itself only for strings, and without references."""
+    objects = [resolve(schema) for schema in schemas] if isinstance(schemas, list) else []
+    if not objects or not all(_is_object(one) for one in objects):
+        return False
+    return any(_differs(name, objects, resolve) for name in objects[0]["properties"])
+
+
+def _is_object(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema.get("type") == "object" and isinstance(schema.get("properties"), dict)
+
+
+def _differs(name: str, objects: list[dict[str, Any]], resolve: Resolve) -> bool:
+    seen: set[bytes] = set()
+    for one in objects:
+        required = one.get("required")
+        values = _values(resolve(one["properties"].get(name)))
+        if not values or not isinstance(required, list) or name not in required or not seen.isdisjoint(values):
+            return False
+        seen |= values
+    return True
+
+
+def _values(schema: Any) -> set[bytes]:
+    """The strings and integers that the schema allows, if it lists them, as JSON."""
+    if not isinstance(schema, dict):
+        return set()
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(listed, list) or not all(type(value) in (str, int) for value in listed):
+        return set()
+    return {orjson.dumps(value) for value in listed}
+
 
 Schema = dict[str, Any]
 
@@ -170,3 +222,124 @@ def _lists_all_properties(schema: Schema) -> bool:
     if any(name in schema for name in ("$ref", "allOf", "anyOf", "oneOf")):
         return False
     return all(name in listed for name in required) and isinstance(fewest, int) and fewest <= len(listed)
+
+
+# Leaves out of a JSON schema what no grammar follows, for requests that do not demand that the schema is followed.
+
+# Schemas whose values, written as JSON by llguidance, never contain a text such as the tag that ends a value.
+
+_COMBINING = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
+_SCALARS = ["boolean", "null", "number", "string"]
+
+
+def narrow(schema: dict[str, Any], avoided: str) -> None:
+    """Changes the schema so that no value contains a text, such as the tag that ends it. Where the schema does not say
+    the type, values are neither lists nor objects, unless other keywords are about these; and objects have no other
+    properties than they list. Raises RefusedGrammarError."""
+    pattern = pattern_without(avoided)
+    for part in list(all_parts(schema)):
+        _narrow(part, avoided, pattern)
+
+
+def _narrow(part: dict[str, Any], avoided: str, pattern: str) -> None:
+    if "patternProperties" in part:
+        raise RefusedGrammarError("the keyword `patternProperties` is not supported within this model's calls")
+    if any(avoided in name for name in part.get("properties") or ()):
+        raise RefusedGrammarError(f"a property's name contains {avoided!r}")
+    if "enum" in part or "const" in part:
+        if avoided in orjson.dumps([part.get("enum"), part.get("const")]).decode():
+            raise RefusedGrammarError(f"a value that the schema lists contains {avoided!r}")
+        return
+    kinds = part.get("type")
+    if kinds is None and not _COMBINING.isdisjoint(part):
+        return
+    if kinds is None:
+        kinds = [kind for kind, names in OF_TYPE.items() if not names.isdisjoint(part)] or _SCALARS
+    kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+    part["type"] = kinds
+    if "string" in kinds:
+        part["allOf"] = [*(part.get("allOf") or ()), {"pattern": pattern}]
+    if "object" in kinds:
+        part["additionalProperties"] = False
+    if "array" in kinds and "items" not in part:
+        part["items"] = {"type": _SCALARS, "allOf": [{"pattern": pattern}]}
+
+
+def pattern_without(text: str) -> str:
+    """A regular expression of the strings that do not contain `text`, whose first character is nowhere else in it."""
+    first, rest = text[0], text[1:]
+    assert len(text) > 1 and first not in rest
+    begin = re.escape(first)
+    others = [f"{re.escape(rest[:n])}[^{re.escape(first)}{re.escape(rest[n])}]" for n in range(len(rest))]
+    prefixes = "|".join(re.escape(rest[:n]) for n in range(len(rest)))
+    again = f"{begin}(?:(?:{prefixes}){begin})*"
+    return f"^(?:[^{begin}]|{again}(?:{'|'.join(others)}))*(?:{again}(?:{prefixes}))?$"
+
+
+# Keywords that some grammars follow and others do not, which only a check tells. The first are put back first.
+TRIED = (
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "minItems",
+    "maxItems", "minProperties", "maxProperties", "additionalProperties", "patternProperties", "format", "$ref",
+    "oneOf", "pattern",
+)  # fmt: skip
+
+
+def loosened(asked: AskedGrammar, is_followed: Callable[[AskedGrammar], bool]) -> tuple[AskedGrammar, tuple[str, ...]]:
+    """What was asked without the keywords that cannot be followed, and their names. Raises RefusedGrammarError."""
+    loosening = Loosening(asked)
+    if not is_followed(loosening.result()):
+        loosening.leave_out_patterns(is_followed)
+    tried = set(loosening.present)
+    if not is_followed(loosening.result()) and is_followed(loosening.result(tried)):
+        for name in TRIED:
+            if name in tried and is_followed(loosening.result(tried - {name})):
+                tried.remove(name)
+        return loosening.result(tried), tuple(sorted(loosening.left_out | tried))
+    return loosening.result(), tuple(sorted(loosening.left_out))
+
+
+class Loosening:
+    """One schema, and the keywords that are left out of it in any case."""
+
+    def __init__(self, asked: AskedGrammar) -> None:
+        self._asked = asked
+        self._patterns = set[str]()  # which no grammar follows
+        parts = parts_of(self._schema(orjson.loads(asked.text)))
+        self.present = {name for part in parts for name in TRIED if name in part}
+        self._given_patterns = {part["pattern"] for part in parts if "pattern" in part}
+        self.left_out = set[str]()
+
+    def leave_out_patterns(self, is_followed: Callable[[AskedGrammar], bool]) -> None:
+        for pattern in self._given_patterns:
+            alone = orjson.dumps({"type": "string", "pattern": pattern}).decode()
+            if not is_followed(AskedGrammar(self._asked.field, GrammarKind.JSON_SCHEMA, alone)):
+                self._patterns.add(pattern)
+
+    def result(self, tried: Collection[str] = ()) -> AskedGrammar:
+        """What was asked without the keywords that no grammar follows, and without those of `tried`."""
+        value = orjson.loads(self._asked.text)
+        schema = self._schema(value)
+        parts = parts_of(schema)
+        multiples = {"multipleOf"} if has_large_multiples(parts) else set[str]()
+        for part in parts:
+            names = {*unsupported(schema, part), *(multiples & part.keys())}
+            if part.get("pattern") in self._patterns:
+                names.add("pattern")
+            self.left_out |= names
+            for name in {*names, *tried} & part.keys():
+                _remove(schema, part, name)
+        return replace(self._asked, text=orjson.dumps(value).decode())
+
+    def _schema(self, value: Any) -> Schema:
+        schema = value[1] if self._asked.kind is GrammarKind.ARGUMENTS else value
+        if not isinstance(schema, dict):
+            raise RefusedGrammarError("the schema must be a JSON object")
+        return schema
+
+
+def _remove(root: Schema, part: Schema, name: str) -> None:
+    if name == "$ref" and target(root, part[name]) is not None:
+        return
+    value = part.pop(name)
+    if name == "oneOf":  # a value of exactly one of several schemas is a value of any of them
+        part["allOf"] = [*part.get("allOf", ()), {"anyOf": value}]

@@ -8,8 +8,7 @@ The verdict is the router's own, which loads the files with the same functions, 
 from pathlib import Path
 
 from text_generation_common.weights.child import limit_reader, main_of
-from text_generation_common.weights.tokenizer_files import FILE, unreadable
-from text_generation_common.weights.tokenizer_probe import probe
+from text_generation_common.weights.tokenizer_files import FILE, probe, unreadable
 from text_generation_router.errors import StartError
 from text_generation_router.text.templates.files import load_chat_template
 

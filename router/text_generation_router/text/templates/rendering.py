@@ -9,10 +9,10 @@ from typing import Protocol
 import orjson
 
 from text_generation_router.errors import OverloadedError, StartError, TemplateError
-from text_generation_router.fairness.slots import FairSlots
+from text_generation_router.fairness import FairSlots
 from text_generation_router.offload.errors import BusyError, JobError, JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.templates.chat_template import ChatTemplate, Conversation
 from text_generation_router.text.templates.jinja_template import MAX_RENDER_S
 from text_generation_router.text.templates.rendering_child import CHECK, ENTRY, RENDER, Kind

@@ -12,8 +12,7 @@ import orjson
 
 from text_generation_router.errors import StartError, TemplateError
 from text_generation_router.offload.child import Handler
-from text_generation_router.text.templates.chat_template import ChatTemplate, Conversation
-from text_generation_router.text.templates.messages import Message
+from text_generation_router.text.templates.chat_template import ChatTemplate, Conversation, Message
 
 ENTRY = f"{__name__}:make_handlers"
 RENDER, CHECK = "render", "check"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 import text_generation_server
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.tokens.certain_cuts import SPLITTING_PATTERNS, cut_into_parts
 from text_generation_router.text.tokens.tokenization import Span, TextTokenizer
 

@@ -5,8 +5,8 @@ import pytest
 
 from text_generation_router.errors import TemplateError
 from text_generation_router.text.templates.chat_template import ChatTemplate, Conversation, Message
-from text_generation_router.text.templates.environment import TemplateEnvironment
 from text_generation_router.text.templates.facts import facts_of
+from text_generation_router.text.templates.jinja_template import TemplateEnvironment
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.text.tokens.detokenization import Vocabulary
-from text_generation_router.text.tokens.prompt_rows import PromptRows
+from text_generation_router.text.tokens.events import PromptRows
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 EOS = len(ALPHABET)

@@ -8,10 +8,10 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from text_generation_router.errors import TemplateError
-from text_generation_router.text.templates import environment as template_environment
+from text_generation_router.text.templates import jinja_template
 from text_generation_router.text.templates.chat_template import ChatTemplate
-from text_generation_router.text.templates.environment import TemplateEnvironment
 from text_generation_router.text.templates.facts import facts_of
+from text_generation_router.text.templates.jinja_template import TemplateEnvironment
 from text_generation_router.text.tests.chats import CHATS, TOKENS, Chat, FixedTime, message
 from text_generation_router.text.tests.fetch_templates import FOLDER
 
@@ -24,7 +24,7 @@ FETCHED = sorted(FOLDER.glob("*/*.jinja"))
 @pytest.fixture(autouse=True)
 def _fixed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template_utils, "datetime", FixedTime)
-    monkeypatch.setattr(template_environment, "datetime", FixedTime)
+    monkeypatch.setattr(jinja_template, "datetime", FixedTime)
 
 
 def by_transformers(source: str, chat: Chat) -> str:

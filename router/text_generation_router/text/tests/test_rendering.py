@@ -16,7 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from text_generation_router.errors import StartError, TemplateError
 from text_generation_router.offload.process import CHILD
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.templates.chat_template import ChatTemplate, Conversation, Message
 from text_generation_router.text.templates.rendering import Renderer, children_of
 

@@ -15,7 +15,7 @@ from text_generation_router.text.templates.chat_template import (
     Message,
 )
 from text_generation_router.text.templates.cost import cost_of
-from text_generation_router.text.templates.environment import TemplateEnvironment
+from text_generation_router.text.templates.jinja_template import TemplateEnvironment
 from text_generation_router.text.tests.test_rendering import EVIL_PARTS, TEMPLATES
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from text_generation_common.weights.tokenizer_probe import identity_of
+from text_generation_common.weights.tokenizer_files import identity_of
 from text_generation_router.errors import StartError, ValidationError
-from text_generation_router.fairness.slots import FairThreads
-from text_generation_router.scheduling.share import Share
+from text_generation_router.fairness import FairThreads
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.tokens.length_bound import byte_symbols, max_chars_per_token
 from text_generation_router.text.tokens.tokenization import (
     LARGE_PART_CHARS,

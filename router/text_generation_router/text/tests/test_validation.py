@@ -13,8 +13,8 @@ from text_generation_common.flags.requests import RequestFlags
 from text_generation_common.sampling import NAMES, Sampling
 from text_generation_router.errors import GrammarError, TooLongError, ValidationError
 from text_generation_router.offload.tests.in_process import InProcess
-from text_generation_router.scheduling.share import Share
-from text_generation_router.text.grammars import verification
+from text_generation_router.scheduling.request import Share
+from text_generation_router.text.grammars import checking_child
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
 from text_generation_router.text.grammars.checking import GrammarChecker
 from text_generation_router.text.grammars.checking_child import handlers_of
@@ -61,7 +61,7 @@ class Letters:
 
 
 def checker():
-    return GrammarChecker(InProcess(handlers_of(verification.byte_tokenizer())), max_waiting=4)
+    return GrammarChecker(InProcess(handlers_of(checking_child.byte_tokenizer())), max_waiting=4)
 
 
 def validate(inputs, tokenizer=None, greedy=False, **parameters):

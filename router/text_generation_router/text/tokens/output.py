@@ -33,7 +33,7 @@ class TextOutput:
         self._cutter = StopCutter(rules.stop) if rules.stop and not rules.keeps_stop else None
         self._rules = rules
         self._parts: list[Part] | None = None  # the text, where it differs from that of `_text`
-        self._told = 0  # number of parts that events have had
+        self._given = 0  # number of parts that events have had
         if self._cutter is not None or not rules.skips_special or rules.markers is not None:
             self._parts = []
         self._min_new_tokens = request.sampling.min_new_tokens
@@ -117,8 +117,8 @@ class TextOutput:
         """The parts that no event has had yet; none if the text is not divided."""
         if self._rules.markers is None or self._parts is None:
             return ()
-        told, self._told = self._told, len(self._parts)
-        return tuple(self._parts[told:])
+        given, self._given = self._given, len(self._parts)
+        return tuple(self._parts[given:])
 
     def _top_token(self, token_id: int, logprob: float) -> Token:
         vocabulary = self._vocabulary

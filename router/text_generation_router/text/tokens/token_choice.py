@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from text_generation_common.sampling import Sampling
 from text_generation_router.errors import ValidationError
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.tokens.tokenization import TextTokenizer
 
 Check = tuple[bool, str, str]  # (whether the check fails, the field that is wrong, what is wrong with it)
@@ -55,8 +55,8 @@ def no_token(chosen: Sampling) -> ValidationError:
         "min_new_tokens": chosen.min_new_tokens and chosen.end_token_ids,
     }
     names = [name for name, value in given.items() if value]
-    told = [*(["the grammar"] if chosen.grammar else []), *(f"`{name}`" for name in names)]
-    return ValidationError(f"no token that could come next is left by {' and '.join(told)}", next(iter(names), None))
+    causes = [*(["the grammar"] if chosen.grammar else []), *(f"`{name}`" for name in names)]
+    return ValidationError(f"no token that could come next is left by {' and '.join(causes)}", next(iter(names), None))
 
 
 async def ids_of_bad_words(

@@ -11,12 +11,11 @@ import orjson
 from tokenizers import Encoding, Tokenizer
 
 from text_generation_common.model_files import MissingFileError, ModelFileError, read_model_file
-from text_generation_common.weights.tokenizer_files import unreadable
-from text_generation_common.weights.tokenizer_probe import identity_of, probe_tokenizer
+from text_generation_common.weights.tokenizer_files import identity_of, probe_tokenizer, unreadable
 from text_generation_router.errors import StartError, ValidationError
-from text_generation_router.fairness.slots import FairThreads
+from text_generation_router.fairness import FairThreads
 from text_generation_router.offload.malloc import give_back_memory
-from text_generation_router.scheduling.share import Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.text.tokens.certain_cuts import Joints, TextPart, cut_into_parts
 from text_generation_router.text.tokens.length_bound import max_chars_per_token
 

@@ -20,14 +20,22 @@ from text_generation_router.engine.protocol import (
 )
 from text_generation_router.errors import Refusal, RefusedError
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
-from text_generation_router.scheduling.request import EndReason, GenerationRequest, Past
-from text_generation_router.scheduling.share import Share
-from text_generation_router.wire.endings import ended_of, ended_to_pb, refused_of, refused_to_pb
-from text_generation_router.wire.facts import facts_of, snapshot_of
-from text_generation_router.wire.prompts import PIECE_BYTES, logprobs_of, pieces_of
-from text_generation_router.wire.steps import FrontTokens, TokenRun, check_positions, runs_of
+from text_generation_router.scheduling.request import EndReason, GenerationRequest, Past, Share
+from text_generation_router.wire.steps import (
+    PIECE_BYTES,
+    FrontTokens,
+    TokenRun,
+    check_positions,
+    ended_of,
+    ended_to_pb,
+    logprobs_of,
+    pieces_of,
+    refused_of,
+    refused_to_pb,
+    runs_of,
+)
 from text_generation_router.wire.submits import Submitted, submit_of, submitted
-from text_generation_router.wire.version import VERSION, WireError, check_version
+from text_generation_router.wire.version import VERSION, WireError, check_version, facts_of, snapshot_of
 
 VOCAB = 1000
 tokens = st.integers(0, VOCAB - 1)

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from text_generation_router.text.calls.formats import CALL_FORMATS
+from text_generation_router.text.calls.formats import CALL_FORMATS, REASONING_FORMATS
 from text_generation_router.text.calls.reading import Reading
-from text_generation_router.text.calls.reasoning import REASONING_FORMATS
 from text_generation_router.text.calls.tests.call_texts import TOOLS, CallText
 from text_generation_router.text.calls.tests.test_readers import EVERY_TEXT, Part, all_of, markers, reading
 from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Piece, Reasoning, Text, merged

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from text_generation_common.flags.kinds import ReasoningStyle, ToolCallFormat
-from text_generation_router.text.calls.formats import CALL_FORMATS, BodyKind, format_of
+from text_generation_router.text.calls.formats import CALL_FORMATS, REASONING_FORMATS, BodyKind, format_of, reasoning_of
 from text_generation_router.text.calls.reading import Reading, reading_of
-from text_generation_router.text.calls.reasoning import REASONING_FORMATS, reasoning_of
 from text_generation_router.text.tests.fetch_templates import FOLDER
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())

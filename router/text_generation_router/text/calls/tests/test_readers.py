@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from text_generation_router.text.calls.formats import CALL_FORMATS
+from text_generation_router.text.calls.formats import CALL_FORMATS, REASONING_FORMATS
 from text_generation_router.text.calls.found_calls import MAX_ARGUMENT_CHARS, MAX_CALLS, MAX_NAME_CHARS
 from text_generation_router.text.calls.reading import Reading
-from text_generation_router.text.calls.reasoning import REASONING_FORMATS
 from text_generation_router.text.calls.stepped_reader import SteppedReader
 from text_generation_router.text.calls.tests.call_texts import CALL_TEXTS, TOOLS, CallText
 from text_generation_router.text.tokens.pieces import CallArguments, CallStart, Piece, Reasoning, Text, merged

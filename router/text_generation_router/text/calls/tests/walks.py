@@ -13,8 +13,8 @@ from text_generation_router.text.calls.reading import Reading
 from text_generation_router.text.calls.written import Arguments, CallNumber, written_calls
 from text_generation_router.text.grammars import checking_child
 from text_generation_router.text.grammars.asked import RefusedGrammarError
+from text_generation_router.text.grammars.checking_child import LIMITS
 from text_generation_router.text.grammars.forms import CallsForm, ChatForm, WantedGrammar
-from text_generation_router.text.grammars.verification import LIMITS
 from text_generation_router.text.tokens.pieces import CallArguments, CallStart, merged
 
 Schema = dict[str, Any]

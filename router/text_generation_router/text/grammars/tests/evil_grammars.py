@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
+from text_generation_router.text.grammars.checking_child import byte_tokenizer
 from text_generation_router.text.grammars.tests.matching import check
-from text_generation_router.text.grammars.verification import byte_tokenizer
 
 REGEXES = (
     "(a{1,1000}){1,1000}", "((a{1,1000}){1,1000}){1,1000}", "a{1,1000000}", "(a|b|ab)*c{500,1000}", "(.*a){50}",

@@ -8,8 +8,7 @@ import jsonschema
 from llguidance import LLMatcher
 
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
-from text_generation_router.text.grammars.checking_child import check
-from text_generation_router.text.grammars.verification import LIMITS, byte_tokenizer
+from text_generation_router.text.grammars.checking_child import LIMITS, byte_tokenizer, check
 
 
 def grammar_of(kind: GrammarKind, text: str, **options) -> str:

@@ -15,8 +15,8 @@ import pytest
 from text_generation_common.grammars import COMPILER_STACK_BYTES
 from text_generation_router.errors import GrammarError, OverloadedError
 from text_generation_router.offload.errors import JobFailedError, JobLostError, JobTimeoutError
-from text_generation_router.scheduling.share import Share
-from text_generation_router.text.grammars import checking, checking_child, verification
+from text_generation_router.scheduling.request import Share
+from text_generation_router.text.grammars import checking, checking_child
 from text_generation_router.text.grammars import checking as deaths
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind, MadeGrammar
 from text_generation_router.text.grammars.checking import DeadlyTexts, GrammarChecker, KeptGrammars, children_of
@@ -272,7 +272,7 @@ def test_a_panic_of_the_compiler_is_a_refusal(monkeypatch):
         raise PanicError
 
     monkeypatch.setattr(checking_child, "verify", panic)
-    made = checking_child.made(WantedGrammar(ASKED), verification.byte_tokenizer())
+    made = checking_child.made(WantedGrammar(ASKED), checking_child.byte_tokenizer())
     assert made.refusal == "the grammar cannot be compiled: the compiler fails at it"
 
 

@@ -9,10 +9,16 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from text_generation_router.text.grammars.asked import GrammarKind, RefusedGrammarError
-from text_generation_router.text.grammars.combined import CallForm, Marker, Schema, after_reasoning, tool_calls_grammar
+from text_generation_router.text.grammars.chat_forms import (
+    CallForm,
+    Marker,
+    Schema,
+    after_reasoning,
+    tool_calls_grammar,
+)
+from text_generation_router.text.grammars.checking_child import LIMITS
 from text_generation_router.text.grammars.forms import special_id
 from text_generation_router.text.grammars.tests.matching import grammar_of
-from text_generation_router.text.grammars.verification import LIMITS
 
 DEMO = Path(__file__).parents[5] / "server/text_generation_server/demo_model/tokenizer.json"
 SPECIAL = ("<think>", "</think>", "[CALL]")

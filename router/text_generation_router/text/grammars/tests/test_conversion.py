@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from text_generation_router.text.grammars.asked import MAX_CHOICES, MAX_DEPTH, GrammarKind
+from text_generation_router.text.grammars.checking_child import explained
 from text_generation_router.text.grammars.keywords import FORMATS, OTHER_FORMATS, REFUSED, SUPPORTED
 from text_generation_router.text.grammars.tests.matching import grammar_of, matches, refusal_of
-from text_generation_router.text.grammars.verification import explained
 from text_generation_router.text.schema_references import ANNOTATIONS
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())

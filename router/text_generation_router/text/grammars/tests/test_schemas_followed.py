@@ -11,10 +11,10 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from text_generation_router.text.grammars.asked import AskedGrammar, GrammarKind
+from text_generation_router.text.grammars.checking_child import LIMITS
 from text_generation_router.text.grammars.keywords import REFUSED
 from text_generation_router.text.grammars.tests.make_schemas import UNSUPPORTED, schemas
 from text_generation_router.text.grammars.tests.matching import check, problems_of
-from text_generation_router.text.grammars.verification import LIMITS
 
 DEMO = Path(__file__).parents[5] / "server/text_generation_server/demo_model/tokenizer.json"
 LINES = Path(__file__).with_name("schemas.jsonl").read_text(encoding="utf-8").splitlines()

@@ -4,8 +4,8 @@ from collections import Counter
 import pytest
 
 from text_generation_router.errors import OverloadedError
-from text_generation_router.fairness.slots import MAX_IDLE, FairSlots, FairThreads
-from text_generation_router.scheduling.share import Share
+from text_generation_router.fairness import MAX_IDLE, FairSlots, FairThreads
+from text_generation_router.scheduling.request import Share
 
 
 async def settle() -> None:

@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import Callable
 
-from text_generation_router.fairness.loop_turns import LoopTurns
+from text_generation_router.fairness import LoopTurns
 
 
 def done_of(per_turn: int, things: str, has_work: Callable[[int], bool] = lambda place: True) -> str:
