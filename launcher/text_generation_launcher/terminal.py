@@ -24,9 +24,10 @@ RULES: tuple[tuple[str, str | None], ...] = (
     (r"Port \d+ was chosen for --port 0", None),
     (r"Starting check and download process|Successfully downloaded weights|Files are already present on", None),
     (r"Default `max_batch_prefill_tokens`|loaded \d+ tensors, |Shard ready in |Starting Webserver", None),
-    (r"Warming up model|Connected$", None),
+    (r"Warming up model|Connected(?: worker=\d+)?$|Starting Engine|Engine serves its fronts at unix:", None),
+    (r"engine unix:\S+ is connected|signal received, |Replica has left", None),
     (r"Terminating webserver", "Stopping after the last request; ^C again: at once"),
-    (r"signal received, starting graceful|Shutting down shards|Terminating \w+$|(?:webserver|check) terminated", None),
+    (r"Shutting down shards|Terminating \w+$|(?:webserver|check) terminated", None),
     (r"(?:shard|engine|download) terminated", "Stopped"),
 )
 _RULES = tuple((re.compile(pattern), shown) for pattern, shown in RULES)

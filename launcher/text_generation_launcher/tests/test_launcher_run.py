@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -275,6 +277,17 @@ def test_ctrl_c_ends_a_server_in_two_seconds_with_130_before_it_has_served(site,
         assert site.left_behind() == []
         site.journal.unlink()
     assert min(times_s) < 2.0
+
+
+def test_ctrl_c_while_modules_are_loaded_ends_the_launcher_without_a_word(tmp_path):
+    (tmp_path / "typer.py").write_text("print('loading', flush=True); import time; time.sleep(60)")
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    program += "from text_generation_launcher.entry import main; main()"
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    with subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=-1, stderr=-2, text=True) as launcher:
+        assert launcher.stdout.readline() == "loading\n"
+        launcher.send_signal(signal.SIGINT)
+        assert (launcher.stdout.read(), launcher.wait()) == ("", -signal.SIGINT)
 
 
 def test_shards_that_cannot_share_the_heads_are_refused_before_a_child_starts(site):

@@ -32,6 +32,9 @@ START = [
     "Starting Webserver",
     "Warming up model",
     "Setting max batch total tokens to 262144",
+    "Starting Engine",
+    "Engine serves its fronts at unix:///tmp/tgi-py-0/38241/shard-engine",
+    *("engine unix:///tmp/tgi-py-0/38241/shard-engine is connected, term 17957" for _ in range(2)),
     *("Connected" for _ in range(2)),
 ]
 ADDRESS = "http://localhost:38241"
