@@ -11,7 +11,7 @@ from text_generation_common.quantized.tensors.matrix import matrix
 ROUNDED = ("bitsandbytes int8",)
 
 
-@pytest.mark.parametrize("name", [name for name in GOLDEN if name not in ROUNDED])
+@pytest.mark.parametrize("name", [name for name in sorted(GOLDEN) if name not in ROUNDED])
 def test_a_layer_is_read_to_the_matrix_of_its_library(name):
     case = GOLDEN[name]
     assert torch.equal(matrix(case.read()).view(torch.int32), case.matrix.view(torch.int32)), name
