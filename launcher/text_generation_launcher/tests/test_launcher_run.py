@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from text_generation_common.weights.tokenizer_files import identity_of
+from text_generation_launcher.supervisor import STOP_S
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -266,17 +267,18 @@ def ctrl_c(site, flags, role, modes):
         ((), None, {}),
     ],
 )
-def test_ctrl_c_ends_a_server_in_two_seconds_with_130_before_it_has_served(site, flags, role, modes):
-    """The best of three times, because the machine may be busy with other work."""
+def test_ctrl_c_ends_a_server_at_once_and_with_130_before_it_has_served(site, flags, role, modes):
+    """A child that ignores SIGTERM is not given the time that it has after the server has served. The best of three
+    times counts, because the machine may be busy with other work; an idle one takes a second."""
     times_s = []
-    while len(times_s) < 3 and min(times_s, default=2.0) >= 2.0:
+    while len(times_s) < 3 and min(times_s, default=STOP_S["shard"]) >= STOP_S["shard"]:
         status, took_s, told = ctrl_c(site, flags, role, modes)
         times_s.append(took_s)
         assert (status, told) == (0 if role is None else 130, "")
         site.assert_no_children()
         assert site.left_behind() == []
         site.journal.unlink()
-    assert min(times_s) < 2.0
+    assert min(times_s) < STOP_S["shard"]
 
 
 def test_ctrl_c_while_modules_are_loaded_ends_the_launcher_without_a_word(tmp_path):
