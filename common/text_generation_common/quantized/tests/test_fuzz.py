@@ -9,6 +9,7 @@ from test_formulas import awq, gptq
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.quantized.tensors.matrix import matrix
+from text_generation_common.quantized.tensors.splits import joined, of_inputs
 
 CASES = [*GOLDEN.values(), gptq(4, 32, act_order=True), gptq(3, 64), awq(32)]
 HOSTILE = (
@@ -71,6 +72,16 @@ def mutant(rng):
     return Case(settings, tuple(shape), tensors, case.matrix)
 
 
+def check_parts(rng, value, shape):
+    """The value's matrix has the shape; a random part of its inputs, joined with itself, is a part of the matrix."""
+    whole = matrix(value).nan_to_num()
+    assert whole.shape == torch.Size(shape)
+    start = 8 * rng.randrange(-(-shape[-1] // 8))
+    stop = rng.randrange(start, shape[-1]) // 2 * 2 + 2
+    part = of_inputs(value, start, min(stop, shape[-1]))
+    assert torch.equal(matrix(joined([part, part])).nan_to_num(), torch.cat([whole[..., start:stop]] * 2, dim=-2))
+
+
 def check(count, seed):
     """Numbers of layers that were read and that were refused."""
     rng, read, refused = random.Random(seed), 0, 0
@@ -78,7 +89,7 @@ def check(count, seed):
         case = mutant(rng)
         try:
             if case.scheme() is not None:
-                assert matrix(case.read()).shape == torch.Size(case.shape)
+                check_parts(rng, case.read(), case.shape)
                 read += 1
         except WeightsError as error:
             refused += 1
