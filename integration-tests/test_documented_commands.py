@@ -1,6 +1,7 @@
 """The commands of our documents and of systemd units in them work: a test runs them, or their program parses them."""
 
 import json
+import logging
 import re
 import shlex
 import subprocess
@@ -24,6 +25,7 @@ from text_generation_common.cluster.identity import Role
 from text_generation_common.flags.cluster import Way
 from text_generation_launcher import cli
 from text_generation_launcher.cluster_plan import resolve_cluster
+from text_generation_launcher.terminal import Screen
 
 COMMANDS = documented.documented()
 README = REPOSITORY / "README.md"
@@ -76,6 +78,33 @@ def test_the_answers_in_the_readme_are_those_of_the_server(server: ServerProcess
     for text, command in zip(shown, calls, strict=True):
         told, real = (json.loads(VARYING.sub('"x":0', each)) for each in (text, sent(command, server.url).text))
         assert told == real
+
+
+def on_a_terminal(log: str) -> list[str]:
+    """The lines that a terminal shows of a log, as far as the server's address, without the time. A slow machine has
+    further lines, about waiting, and the tests' type of numbers may have one about kernels."""
+    screen, lines = Screen(has_colors=False), list[str]()
+    for message in re.findall(r"^\S+ +INFO [\w.]+: (.*)$", log, re.MULTILINE):
+        record = logging.makeLogRecord({"msg": message, "levelno": logging.INFO, "levelname": "INFO"})
+        if not message.startswith(("Waiting for ", "decode steps run ")) and screen.filter(record):
+            lines += screen.format(record).splitlines()
+    return [CLOCK.sub("", line) for line in lines[: lines.index(next(filter(ADDRESS.fullmatch, lines))) + 1]]
+
+
+CLOCK = re.compile(r"^\d\d:\d\d:\d\d  ")
+ADDRESS = re.compile(r"http://\S+:\d+")
+# What the processor, the machine's memory and the flags of the tests' server make different.
+DIFFERS = re.compile(r"(?<=Loaded, warming up: ).*|(?<=Room for )\d+|http://\S+")
+
+
+def test_the_start_in_the_readme_is_that_of_a_server(server: ServerProcess) -> None:
+    for page in (README, REPOSITORY / "docs" / "running.md"):
+        block = next(block for block in documented.blocks(page) if "http://localhost:3000" in block)
+        shown = [CLOCK.sub("", line) for line in block]
+        assert shown.pop(1) == "Port 3000 is open to other machines; --hostname 127.0.0.1 closes it"
+        assert [DIFFERS.sub("", line) for line in shown] == [
+            DIFFERS.sub("", line) for line in on_a_terminal(server.log())
+        ]
 
 
 def test_the_python_of_the_readme_runs(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
