@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None, program_directories: Sequence[P
     directories = [Path(sys.executable).parent] if program_directories is None else program_directories
     words = sys.argv[1:] if arguments is None else list(arguments)
     if shell := environ.get(completion.VARIABLE):
-        for line in completion.completed(shell, words, environ, COMMANDS, flags_of_command):
+        for line in completion.completed(shell, words, environ, OTHERS, flags_of_command):
             sys.stdout.buffer.write(os.fsencode(f"{line}\n"))
         return
     # Not a command of the app: then every start would need the name of a command, which TGI's does not have.

@@ -7,7 +7,7 @@ arguments. Each line of the answer is one way to complete the last word. Without
 # ruff: noqa: RUF009  (`flag` returns `dataclasses.field`, which ruff cannot see)
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import get_origin
@@ -66,10 +66,11 @@ def completed(
     shell: str,
     words: Sequence[str],
     environ: Mapping[str, str],
-    commands: Collection[str],
+    commands: Mapping[str, str],
     flags_of_command: Callable[[str], Iterable[Flag]],
 ) -> Iterator[str]:
-    """Lines for the shell. `flags_of_command` has the flags of each of `commands`, and of "", which serves."""
+    """Lines for the shell. `commands` has the help of each command by its name, `flags_of_command` the flags of each,
+    and of "", which serves."""
     *before, word = words or [""]
     command = before[0] if before and before[0] in commands else ""
     before, word, kept = _parted(before[1:] if command else before, word)
@@ -77,9 +78,9 @@ def completed(
     word = re.sub(r"\\(.)", r"\1", word.removeprefix(quote)) if shell == Shell.bash else word
     found = dict(_found(list(flags_of_command(command)), before, word, environ))
     if not words[1:]:
-        found |= dict.fromkeys((each for each in commands if each.startswith(word)), "")
+        found |= {name: text.partition(".")[0] for name, text in commands.items() if name.startswith(word)}
     for value, help in found.items():
-        yield _line(shell, kept + value, help, bool(quote))
+        yield _line(shell, kept + value, " ".join(help.split()), bool(quote))
 
 
 def _parted(before: list[str], word: str) -> tuple[list[str], str, str]:

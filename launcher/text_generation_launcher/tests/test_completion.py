@@ -35,7 +35,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(*words: str, shell: str = "fish", **environ: str) -> list[str]:
-    lines = completed(shell, words, {"HOME": "/none"} | environ, cli.COMMANDS, cli.flags_of_command)
+    lines = completed(shell, words, {"HOME": "/none"} | environ, cli.OTHERS, cli.flags_of_command)
     return [line.partition("\t")[0] for line in lines]
 
 
@@ -69,7 +69,9 @@ def test_commands_stand_first_and_have_flags_of_their_own() -> None:
     assert found("scale", "--") == ["--port", "--shard-uds-path", "--help"]
     assert {"--days", "--renew"} <= {*found("certs", "--")} and found("certs", "") == []
     assert found("completion", "") == ["bash", "zsh", "fish"] and found("completion", "z") == ["zsh"]
-    assert {*cli.COMMANDS} < {*found("")} and found() == found("")
+    assert {*cli.COMMANDS} < {*found("")} and found() == found("") and cli.COMMANDS.keys() == cli.OTHERS.keys()
+    [line] = completed("fish", ["rep"], {}, cli.OTHERS, cli.flags_of_command)
+    assert line == "replicas\tPrint the state of each replica of the server on --port"
 
 
 def test_models_are_the_demo_those_of_the_cache_and_folders(models: Path) -> None:
@@ -102,7 +104,7 @@ def test_each_shell_gets_words_in_its_own_form(models: Path) -> None:
     (models / "work" / "a:b" / "config.json").write_text("{}")
     assert found("--model-id", "a", shell="zsh") == ["a\\:b"]
     for shell, between in (("zsh", ":"), ("fish", "\t")):
-        [line] = completed(shell, ["--dty"], {}, cli.COMMANDS, cli.flags_of_command)
+        [line] = completed(shell, ["--dty"], {}, cli.OTHERS, cli.flags_of_command)
         assert line.startswith(f"--dtype{between}Type to compute in")
 
 
