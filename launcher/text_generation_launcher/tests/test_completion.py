@@ -131,9 +131,14 @@ def answers(*words: str) -> Iterator[tuple[list[str], float]]:
         yield done.stdout.splitlines(), float(done.stderr)
 
 
+def test_the_program_answers_a_shell() -> None:
+    assert next(answers("--model-id", "de"))[0] == ["demo"]
+
+
+@pytest.mark.alone
 def test_an_answer_takes_three_tenths_of_a_second() -> None:
-    """Processor time of one run in five, because the machine may be busy with other work."""
-    assert any(lines == ["demo"] and taken_s < 0.3 for lines, taken_s in answers("--model-id", "de"))
+    """Processor time of one run in five."""
+    assert any(taken_s < 0.3 for _, taken_s in answers("--dty"))
 
 
 BASH = """

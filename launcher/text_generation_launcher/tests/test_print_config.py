@@ -310,9 +310,12 @@ def watched(*words: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("model_id", ["demo", "org/m"])
-def test_nothing_starts_nothing_is_asked_and_half_a_second_is_enough(model_id: str) -> None:
-    """The time is that of one run in five, because the machine may be busy with other work."""
-    assert any(
-        status == "0" and not loaded and float(taken) < 0.5
-        for status, *loaded, taken in watched("--model-id", model_id)
-    )
+def test_nothing_starts_nothing_is_asked_and_no_large_package_is_loaded(model_id: str) -> None:
+    status, *loaded, _ = next(watched("--model-id", model_id))
+    assert (status, loaded) == ("0", [])
+
+
+@pytest.mark.alone
+def test_half_a_second_of_processor_time_is_enough() -> None:
+    """The time is that of one run in five."""
+    assert any(float(taken_s) < 0.5 for *_, taken_s in watched())
