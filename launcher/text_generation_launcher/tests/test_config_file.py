@@ -71,6 +71,7 @@ def test_a_hostname_of_the_file_is_resolved_and_loses_to_an_address_only(file: P
     [
         ("max-bestof = 3", "max-bestof is not a flag", "did you mean max-best-of?"),
         ("qwertyuiop = 3", "qwertyuiop is not a flag", "leave it out"),
+        ("tensor_parallel_size = 2", "tensor_parallel_size is not a flag", "use --num-shard"),
         ("testing = true", "testing is not a flag", "leave it out"),
         ('config = "other.toml"', "config is for the command line", "leave it out"),
         ("[model]\nmodel-id = 'm'", "model is a section, and values stand in none", "leave its title out"),
