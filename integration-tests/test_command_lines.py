@@ -38,6 +38,7 @@ from text_generation_launcher.commands import Programs
 from text_generation_launcher.commands import engine as engine_command
 from text_generation_launcher.commands import front as front_command
 from text_generation_launcher.commands import router as router_command
+from text_generation_launcher.completion import COMPLETION, CompletionFlags
 from text_generation_launcher.config import LauncherConfig, LaunchPlan, ReplicaSite
 from text_generation_launcher.control_call import CONTROL, ControlFlags, ScaleFlags
 from text_generation_router import cli as router
@@ -60,6 +61,7 @@ CONFIGS: dict[str, tuple[ProgramFlags, Any]] = {
     "launcher scale": (CONTROL, ScaleFlags),
     "launcher replicas": (CONTROL, ControlFlags),
     "launcher restart-fronts": (CONTROL, ControlFlags),
+    "launcher completion": (COMPLETION, CompletionFlags),
     "router": (ROUTER, RouterFlags),
     "engine": (ROUTER, EngineFlags),
     "server serve": (SHARD, ServeFlags),

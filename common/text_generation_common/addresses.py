@@ -8,6 +8,14 @@ EVERY_ADDRESS = "0.0.0.0"
 LOCALHOST = "localhost"
 
 
+def is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def resolved(name: str) -> str:
     """The IP address that `name`, an address or a name, stands for on this machine; an IPv4 address if it has one.
     ValueError if there is none: a server that was to listen there must not listen elsewhere."""

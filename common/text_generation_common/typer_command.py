@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from text_generation_common import report
-from text_generation_common.addresses import resolved
+from text_generation_common.addresses import is_address, resolved
 from text_generation_common.errors import INTERRUPTED
 from text_generation_common.flags.declaration import REQUIRED, Flag, single_type
 from text_generation_common.flags.kinds import Topic
@@ -88,11 +88,15 @@ def _usage_error(error: Any, program: str, words: Sequence[str], foreign: Mappin
     return report.told(cause, hint, "UsageError", "--json-output" in words)
 
 
-def beside(others: Mapping[str, str], foreign: Mapping[str, str] | None = None) -> type[ReportingCommand]:
+def beside(
+    others: Mapping[str, str],
+    foreign: Mapping[str, str] | None = None,
+    base: type[ReportingCommand] = ReportingCommand,
+) -> type[ReportingCommand]:
     """The class of a command whose help lists `others`, by name, with the first sentence of what they do. `foreign`:
     see ReportingCommand."""
     rows = {name: text.partition(".")[0].replace("\n", " ") + "." for name, text in others.items()}
-    return type("CommandBesideOthers", (ReportingCommand,), {"others": rows, "foreign": foreign or {}})
+    return type("CommandBesideOthers", (base,), {"others": rows, "foreign": foreign or {}})
 
 
 def make_app(help: str | None = None) -> typer.Typer:
@@ -118,13 +122,14 @@ def taking(
     further: Iterable[inspect.Parameter] = (),
 ) -> Callable[..., None]:
     """Makes a function that typer turns into a command: it calls `run` with the value of each flag by the flag's
-    name.
+    name. Its attribute `flags` lists the flags.
     """
 
     def command(**values: Any) -> None:
         run(values)
 
-    parameters = [_parameter(flag, program.checks_choices) for flag in program.flags_of(config_class)]
+    command.flags = list(program.flags_of(config_class))  # type: ignore[attr-defined]
+    parameters = [_parameter(flag, program.checks_choices) for flag in command.flags]  # type: ignore[attr-defined]
     command.__signature__ = inspect.Signature([*parameters, *further])  # type: ignore[attr-defined]
     return command
 
@@ -155,7 +160,13 @@ def _option(flag: Flag, default: Any) -> Any:
 def _check_of(flag: Flag) -> Callable[[typer.Context, Any], Any]:
     def check(context: typer.Context, value: Any) -> Any:
         source = context.get_parameter_source(flag.name)
-        is_given = source is not None and source.name == "COMMANDLINE"
+        # DEFAULT_MAP: the values of a file.
+        is_given = source is not None and source.name in ("COMMANDLINE", "DEFAULT_MAP")
+        in_file = (context.default_map or {}).get(flag.name)
+        if flag.is_address and in_file is not None and not is_given and not is_address(value):
+            # Shells and containers set HOSTNAME to the machine's name, which chooses no address.
+            value, is_given = in_file, True
+            context.set_parameter_source(flag.name, type(source)["DEFAULT_MAP"])  # type: ignore[index]
         # typer takes an empty variable, and one of spaces for a list, for one that is not set.
         given = value if is_given else os.environ.get(flag.variable or "", "-")
         if flag.not_empty and not all(map(str.strip, given if isinstance(given, list) else [given])):

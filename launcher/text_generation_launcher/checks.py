@@ -58,12 +58,19 @@ def _flags() -> Iterator[Flag]:
 
 
 def refuse_unsupported(config: LauncherConfig) -> None:
+    for _, refusal in unsupported(config):
+        raise refusal
+
+
+def unsupported(config: LauncherConfig) -> Iterator[tuple[Flag, ArgumentValidation]]:
+    """Each flag that asks for what is missing, with its refusal."""
     values = values_of(config)
     for flag in missing_features(_flags(), values):
-        raise ArgumentValidation(f"{flag.flag_name} is not supported yet: start without it")
+        yield flag, ArgumentValidation(f"{flag.flag_name} is not supported yet: start without it")
     for flag in unsupported_choices(_flags(), values):
         value, instead = values[flag.name], " or ".join(flag.choices or ())
-        raise ArgumentValidation(f"{flag.flag_name} {value} is not supported yet: use {instead}, or start without")
+        reason = f"{flag.flag_name} {value} is not supported yet: use {instead}, or start without"
+        yield flag, ArgumentValidation(reason)
 
 
 def mention_without_effect(config: LauncherConfig) -> None:

@@ -1,6 +1,5 @@
 """`text-generation-launcher`: reads flags and environment into one config, and hands it to the supervisor."""
 
-import asyncio
 import inspect
 import logging
 import os
@@ -8,10 +7,10 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -20,26 +19,29 @@ from text_generation_common.addresses import mention_openness
 from text_generation_common.cluster import block_key
 from text_generation_common.errors import INTERRUPTED, CommandError, WrongUsage
 from text_generation_common.flags.cluster import MAX_LOCAL_REPLICAS, Way
-from text_generation_common.flags.declaration import from_environment, from_values, values_of
+from text_generation_common.flags.declaration import Flag, from_environment, from_values, values_of
 from text_generation_common.flags.model import DEMO_MODEL
 from text_generation_common.flags.process import InheritedFlags
 from text_generation_common.flags.programs import LAUNCHER, ProgramFlags
 from text_generation_common.logs import setup_logging
 from text_generation_common.places import ServerPlace
 from text_generation_common.secret_values import hide_arguments
-from text_generation_common.typer_command import WRONG_USAGE, ReportingCommand, beside, make_app, taking
+from text_generation_common.typer_command import (
+    WRONG_USAGE,
+    ReportingCommand,
+    UsageError,
+    beside,
+    make_app,
+    taking,
+)
 from text_generation_common.version import own_version
-from text_generation_launcher import commands, model
+from text_generation_launcher import completion, config_file
 from text_generation_launcher.claims import allow_open_files, claim_port, claim_sockets
 from text_generation_launcher.config import LauncherConfig, LaunchPlan
 from text_generation_launcher.janitor import Janitor, fork_janitor
 from text_generation_launcher.mistakes import FOREIGN
 from text_generation_launcher.resolve import resolve
-from text_generation_launcher.supervisor import Supervisor
 from text_generation_launcher.terminal import write_for_people
-
-if TYPE_CHECKING:
-    from text_generation_launcher.preflight import Machine
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -54,6 +56,11 @@ SCALE_HELP = """Let the server on --port have another NUMBER of replicas from no
 A replica that leaves drains: its queued requests move to others at once, its running ones end there or move."""
 REPLICAS_HELP = "Print the state of each replica of the server on --port."
 RESTART_HELP = "Replace the fronts of the server on --port one after another, without the loss of a request."
+COMPLETION_HELP = """Print the script with which a shell completes flags, their values and names of models.
+
+bash loads it from ~/.local/share/bash-completion/completions/text-generation-launcher, and every shell takes
+`source <(text-generation-launcher completion SHELL)`. docs/running.md has the places of zsh and fish."""
+CONFIG_VARIABLE = next(flag.variable or "" for flag in LAUNCHER.flags_of(LauncherConfig) if flag.name == "config")
 VERSION = inspect.Parameter(
     "version",
     inspect.Parameter.KEYWORD_ONLY,
@@ -72,6 +79,10 @@ def main(arguments: Sequence[str] | None = None, program_directories: Sequence[P
     environ = dict(os.environ)
     directories = [Path(sys.executable).parent] if program_directories is None else program_directories
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if shell := environ.get(completion.VARIABLE):
+        for line in completion.completed(shell, words, environ, OTHERS, flags_of_command):
+            sys.stdout.buffer.write(os.fsencode(f"{line}\n"))
+        return
     # Not a command of the app: then every start would need the name of a command, which TGI's does not have.
     for name, make in COMMANDS.items():
         if words[:1] == [name]:
@@ -80,17 +91,60 @@ def main(arguments: Sequence[str] | None = None, program_directories: Sequence[P
     app(args=None if arguments is None else words)
 
 
+class LauncherCommand(ReportingCommand):
+    """The command that serves. Values in the file of --config hold before defaults, and after the environment. With
+    --print-config the command goes on after a value of the file or the environment that is refused."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # What is refused, with the flag's name if it is one flag's value; and where the values of these flags are from.
+        self._faults: dict[str, str | None] = {}
+        self._sources: dict[str, str] = {}
+        given, *_ = self.make_parser(ctx).parse_args(args=list(args))
+        path = given.get("config") or os.environ.get(CONFIG_VARIABLE)
+        if path and not (given.get("help") or given.get("version")):
+            file = config_file.read(path)
+            ctx.default_map = dict(file.values)
+            self._faults |= dict.fromkeys(file.faults)
+        if self._faults and not given.get("print_config"):
+            raise UsageError(next(iter(self._faults)), ctx)
+        while True:
+            try:
+                return super().parse_args(ctx, list(args))
+            except UsageError as error:
+                flag = getattr(error, "param", None)
+                if not given.get("print_config") or flag is None or flag.name in given or flag.envvar is None:
+                    raise
+                self._faults[error.format_message()] = flag.name
+                is_of_file = ctx.get_parameter_source(flag.name).name == "DEFAULT_MAP"
+                self._sources[flag.name] = "DEFAULT_MAP" if is_of_file else "ENVIRONMENT"
+                flag.envvar = flag.callback = None  # the next try takes the value as it is, or the default
+
+    def invoke(self, ctx: Any) -> Any:
+        if not ctx.params["print_config"]:
+            return super().invoke(ctx)
+        # Imported here, because a server's start does not need it.
+        from text_generation_launcher.print_config import Given, print_config
+
+        loose = list(loose_switches(os.environ))
+        sources = {name: ctx.get_parameter_source(name).name for name in ctx.params} | self._sources
+        sources |= {name: "ENVIRONMENT" for name, _ in loose}
+        faults = self._faults | {fault: name for name, fault in loose}
+        config = from_values(LauncherConfig, ctx.params)
+        return print_config(Given(config, sources, faults), dict(os.environ), typer.echo)
+
+
 def command_line(run_with: Callable[[LauncherConfig], int], environ: Mapping[str, str]) -> typer.Typer:
     def launch(values: dict[str, Any]) -> None:
         if values["version"]:
             typer.echo(f"text-generation-launcher {own_version()}")
             raise typer.Exit
-        refuse_loose_switches(environ)
+        for _, fault in loose_switches(environ):
+            raise typer.BadParameter(fault)
         raise typer.Exit(run_with(from_values(LauncherConfig, values)))
 
     app = make_app()
     command = taking(launch, LAUNCHER, LauncherConfig, [VERSION])
-    app.command(cls=beside(OTHERS, FOREIGN), help=HELP)(command)
+    app.command(cls=beside(OTHERS, FOREIGN, LauncherCommand), help=HELP)(command)
     return app
 
 
@@ -130,6 +184,24 @@ def restart_command_line() -> typer.Typer:
     )
 
 
+def completion_command_line() -> typer.Typer:
+    return _command_line(
+        lambda values: typer.echo(completion.SCRIPTS[values["shell"]]),
+        completion.COMPLETION,
+        completion.CompletionFlags,
+        COMPLETION_HELP,
+    )
+
+
+def flags_of_command(name: str) -> Iterable[Flag]:
+    """The flags of one of COMMANDS, or of "", which serves."""
+    if not name:
+        return LAUNCHER.flags_of(LauncherConfig)
+    [command] = COMMANDS[name]().registered_commands
+    flags: list[Flag] = command.callback.flags  # type: ignore[union-attr]
+    return flags
+
+
 def _command_line(
     run: Callable[[dict[str, Any]], int | None], program: ProgramFlags, flags: type, text: str
 ) -> typer.Typer:
@@ -152,19 +224,30 @@ OTHERS: Mapping[str, str] = {
     "scale": SCALE_HELP,
     "replicas": REPLICAS_HELP,
     "restart-fronts": RESTART_HELP,
+    "completion": COMPLETION_HELP,
 }
 COMMANDS: Mapping[str, Callable[[], typer.Typer]] = {
     "certs": certs_command_line,
     "scale": scale_command_line,
     "replicas": replicas_command_line,
     "restart-fronts": restart_command_line,
+    "completion": completion_command_line,
 }
 
 
 def run(config: LauncherConfig, environ: Mapping[str, str], program_directories: Sequence[Path]) -> int:
     """Serves until a signal, and returns the exit status. Wrong flags are refused before the first child starts."""
+    # Imported here, because `--help` and the shell's completion need nothing of it.
+    import asyncio
+
+    from text_generation_launcher import commands
+    from text_generation_launcher.preflight import check_before_start
+    from text_generation_launcher.supervisor import Supervisor
+
     setup_logging(environ.get("LOG_LEVEL", "info"), config.process.json_output)
     write_for_people(sys.stdout, environ, config.process.json_output)
+    if config.config and (line := config_file.exposure(config.config)):
+        logger.warning("%s", line)
     if config.env:
         log_environment()
     inherited = from_environment(InheritedFlags, environ, {})
@@ -200,17 +283,6 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
         return INTERRUPTED
 
 
-def check_before_start(plan: LaunchPlan, environ: Mapping[str, str]) -> "Machine":
-    """ArgumentValidation if what is on this machine already tells that the model cannot be served as planned."""
-    # Imported here, because `--help` does not need the readers of models.
-    from text_generation_launcher.preflight import Machine, check_model
-
-    machine = Machine.this(environ)
-    if plan.cluster.has_model_here and (folder := model.folder_of(plan)) is not None:
-        check_model(plan, folder, machine, is_whole=model.is_local(plan))
-    return machine
-
-
 @contextmanager
 def claim(
     plan: LaunchPlan, prefix: str | None, runtime_dir: str
@@ -242,8 +314,9 @@ def claim(
         yield listener, place, janitor
 
 
-def refuse_loose_switches(environ: Mapping[str, str]) -> None:
-    """Refuses a switch in the environment whose value is not true or false, as TGI does; typer would take 1 and yes.
+def loose_switches(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Name and fault of each switch in the environment whose value is not true or false, which TGI refuses; typer takes
+    1 and yes.
 
     Switches of TGI's launcher are off by default. PREFIX_CACHING, a switch of TGI's shards, takes all
     that typer takes, such as 1, 0 and True.
@@ -251,9 +324,10 @@ def refuse_loose_switches(environ: Mapping[str, str]) -> None:
     for flag in LAUNCHER.flags_of(LauncherConfig):
         value = environ.get(flag.variable, "") if flag.default is False and flag.variable else ""
         if value not in ("", "true", "false"):
-            raise typer.BadParameter(
+            fault = (
                 f"{flag.variable} in the environment is {value!r}: set it to true or false, as {flag.flag_name} needs"
             )
+            yield flag.name, fault
 
 
 def log_arguments(config: LauncherConfig, plan: LaunchPlan) -> None:

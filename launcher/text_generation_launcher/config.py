@@ -55,6 +55,19 @@ class LauncherConfig:
     cluster: ClusterFlags = ClusterFlags()
     access: AccessFlags = AccessFlags()
     process: ProcessFlags = ProcessFlags()
+    # The variable is not CONFIG, which other programs and builds set for themselves.
+    config: str | None = flag(
+        None,
+        "TOML file with values by the names of flags, as in max-best-of = 2. Flags and the environment override it.",
+        topic=Topic.MODEL,
+        env="TGI_CONFIG",
+    )
+    print_config: bool = flag(
+        False,
+        "Print each value with its source, as such a file, and what a start would refuse; start nothing.",
+        topic=Topic.LOGS,
+        env=False,
+    )
     env: bool = flag(False, "Log versions, platform and GPUs, then serve.", topic=Topic.LOGS, short="-e", env=False)
     tracing: TracingFlags = TracingFlags()
     absent: AbsentFlags = AbsentFlags()

@@ -33,6 +33,7 @@ from text_generation_common.models.values import Fields
 from text_generation_common.weights.headers import WeightHeaders, file_names, verify, weight_files
 from text_generation_common.weights.names import is_leftover, pickle_names
 from text_generation_common.weights.tokenizer_files import check_tokenizer
+from text_generation_launcher import model
 from text_generation_launcher.config import LaunchPlan
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,14 @@ class Machine:
             address_limit(),
             frozenset(processor_flags()),
         )
+
+
+def check_before_start(plan: LaunchPlan, environ: Mapping[str, str]) -> Machine:
+    """ArgumentValidation if what is on this machine already tells that the model cannot be served as planned."""
+    machine = Machine.this(environ)
+    if plan.cluster.has_model_here and (folder := model.folder_of(plan)) is not None:
+        check_model(plan, folder, machine, is_whole=model.is_local(plan))
+    return machine
 
 
 def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool = True) -> None:

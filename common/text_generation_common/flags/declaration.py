@@ -172,12 +172,17 @@ def from_environment(
 
 
 def _read(flag: Flag, text: str, parsers: Mapping[str, Callable[[str], object]]) -> object:
-    value: Any = parsers.get(flag.name, single_type(flag.type))(text)
+    value = parsers.get(flag.name, single_type(flag.type))(text)
+    check_range(flag, value)
+    return value
+
+
+def check_range(flag: Flag, value: Any) -> None:
+    """ValueError if a number is not within the flag's range."""
     if flag.min is not None and value < flag.min:
         raise ValueError(f"it must be at least {flag.min}")
     if flag.max is not None and value > flag.max:
         raise ValueError(f"it must be at most {flag.max}")
-    return value
 
 
 def missing_features(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[Flag]:
