@@ -16,6 +16,7 @@ from text_generation_common.errors import ModelError, WeightsError
 from text_generation_common.models.config import read_config
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels.interface import ExpertWeights
+from text_generation_server.kernels.products import exact_weight
 from text_generation_server.models.experts import load_experts, unpack_mxfp4
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.parts import Parts, split_model
@@ -112,10 +113,11 @@ def experts_of_rank(path: Path, rank: int, size: int) -> ExpertWeights:
 def test_parts_of_ranks_that_end_within_a_block_are_the_whole(packed: tuple[Path, torch.nn.Module], size: int) -> None:
     whole = experts_of_rank(packed[0], 0, 1)
     ranks = [experts_of_rank(packed[0], rank, size) for rank in range(size)]
-    assert ranks[0].down.shape[2] % 32
-    assert torch.equal(torch.cat([rank.down for rank in ranks], dim=2), whole.down)
+    downs = [exact_weight(rank.down) for rank in ranks]
+    assert downs[0].shape[2] % 32
+    assert torch.equal(torch.cat(downs, dim=2), exact_weight(whole.down))
     for of_whole, of_ranks in (
-        (whole.gate_up, [rank.gate_up for rank in ranks]),
+        (exact_weight(whole.gate_up), [exact_weight(rank.gate_up) for rank in ranks]),
         (whole.gate_up_bias, [rank.gate_up_bias for rank in ranks]),
     ):
         halves = [torch.cat([part.chunk(2, dim=1)[half] for part in of_ranks], dim=1) for half in (0, 1)]  # type: ignore[union-attr]

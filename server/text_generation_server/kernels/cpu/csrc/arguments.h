@@ -281,18 +281,22 @@ struct check_finite_arguments {
   uint8_t *finite; /* [R] */
 };
 
-/* y = x Wᵀ + bias in float32. A row of y has the same bits whatever the other rows are. */
+/* y = x Wᵀ + addend + bias in float32. A row of y has the same bits whatever the other rows are. */
 struct gemm_f32_arguments {
   const float *x; /* [rows, inputs] */
   long rows;
   long inputs;
   const float *weights; /* [outputs / 32, inputs, 32]; zeros fill the last panel */
   long outputs;
-  const float *bias; /* [outputs], or null */
-  float *y;          /* [rows, outputs] */
+  const float *bias;  /* [outputs], or null */
+  const void *addend; /* [rows, outputs], rows addend_stride apart, or null */
+  long addend_stride; /* numbers from one row of the addend to the next */
+  long addend_type;   /* F32 or BF16 */
+  float *y;           /* [rows, outputs], rows y_stride apart */
+  long y_stride;
 };
 
-/* y = x Wᵀ * scales + bias. If gated: y = silu(gate) * up. Weights lie in panels: see README.md. */
+/* y = x Wᵀ * scales + addend + bias. If gated: y = silu(gate) * up. Weights lie in panels: see README.md. */
 struct gemm_arguments {
   const bf16 *x; /* [rows, inputs] */
   long rows;
@@ -302,10 +306,15 @@ struct gemm_arguments {
   long is_int8;        /* whether weights are int8 */
   const float *scales; /* [outputs] for int8, or null */
   const float *bias;   /* [outputs], or null */
+  const void *addend;  /* [rows, columns]; gated, [rows, 2 * columns]: gates, then ups; or null */
+  long addend_stride;  /* numbers from one row of the addend to the next */
+  long addend_type;    /* F32 or BF16 */
   long gated;          /* whether panels alternate: one of gates, then one of ups */
   long y_type;         /* F32 or BF16 */
-  void *y;             /* [rows, outputs]; gated, [rows, outputs / 2] */
-  bf16 *scratch;       /* aligned to 64 bytes; linear.py computes the size */
+  long columns;        /* numbers of a row of y: outputs, less those that only fill panels; gated, outputs / 2 */
+  void *y;             /* [rows, columns], rows y_stride apart */
+  long y_stride;
+  bf16 *scratch; /* aligned to 64 bytes; linear.py computes the size */
 };
 
 /* Chooses experts for each token: the `chosen` ones with the largest logits. A score is the expert's share of a softmax

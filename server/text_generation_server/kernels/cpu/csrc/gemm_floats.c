@@ -168,8 +168,7 @@ static void multiply_block(const struct product *g, const struct row_block *b, l
   }
   for (long r = 0; r < b->rows; r++)
     for (long at = 0; at < PANEL_OUTPUTS; at += LANES)
-      store_pair(g->y + (b->first + r) * g->y_stride, pair, at, load(sums[r], at, F32),
-                 load(sums[r], PANEL_OUTPUTS + at, F32), &g->e);
+      store_pair(g, b->first + r, pair, at, load(sums[r], at, F32), load(sums[r], PANEL_OUTPUTS + at, F32));
 }
 
 /* The number of blocks of x, of nearly equal sizes. */
