@@ -53,7 +53,7 @@ def get_model(
             on_tensor=on_tensor,
             weight_format=weight_format,
         )
-    config = with_checked_tensors(config, files.names, files.shape)
+    config = with_checked_tensors(config, files.names, files.describe)
     if config.names.within and platform.group.rank == 0:
         logger.info("the text model alone is loaded: of the files, only the tensors under %s", config.names.within)
     loader = Loader(

@@ -13,6 +13,7 @@ from text_generation_common import faults
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.tensors import shapes
 from text_generation_common.quantized.values import Dense, Weight
+from text_generation_common.weights.headers import Stored
 from text_generation_server.device.arena import empty
 from text_generation_server.kernels.weight_parts import inputs_of, joined, on_outputs, on_tensors, padded_inputs
 from text_generation_server.layers.linear import LinearOp, RowLinear, make_fused, make_linear
@@ -29,7 +30,7 @@ class Files(Protocol):
     @property
     def names(self) -> list[str]: ...
 
-    def shape(self, name: str) -> tuple[int, ...] | None: ...
+    def describe(self, name: str) -> Stored | None: ...
 
     def get(self, name: str) -> Tensor: ...
 
@@ -97,7 +98,7 @@ class Loader:
         return self._weight_format is dense
 
     def has(self, name: str) -> bool:
-        return self._files.shape(name) is not None
+        return self._files.describe(name) is not None
 
     def whole(self, name: str, factor: float = 1.0) -> Tensor:
         return _multiplied(self._place(self._files.get(name)), factor)
@@ -192,6 +193,7 @@ def _multiplied(weight: Tensor, factor: float) -> Tensor:
 
 
 DEVIATION = 0.02
+TYPE_OF = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # as safetensors spells them
 
 
 class DummyFiles:
@@ -209,8 +211,8 @@ class DummyFiles:
     def names(self) -> list[str]:
         return sorted(self._shapes)
 
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        return self._shapes.get(name)
+    def describe(self, name: str) -> Stored | None:
+        return Stored(TYPE_OF[self._dtype], self._shapes[name]) if name in self._shapes else None
 
     def get(self, name: str) -> Tensor:
         return self._make(name, self._shapes[name], name)

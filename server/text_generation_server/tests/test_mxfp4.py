@@ -101,7 +101,7 @@ def test_a_model_with_packed_experts_computes_what_transformers_computes(packed:
 
 def experts_of_rank(path: Path, rank: int, size: int) -> ExpertWeights:
     files, group, config = SafetensorsFiles(path), Group(rank, size, Alone()), read_config(path)
-    config = replace(config, names=config.names.as_in(lambda name: files.shape(name) is not None))
+    config = replace(config, names=config.names.as_in(lambda name: files.describe(name) is not None))
     assert config.moe is not None
     platform = make_platform(group=group)
     loader = Loader(files, platform, torch.float32, lambda: None)

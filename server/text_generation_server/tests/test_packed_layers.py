@@ -11,6 +11,7 @@ from torch import Tensor
 from weight_forms import PACKED, random_weight
 
 from text_generation_common.quantized.values import Weight
+from text_generation_common.weights.headers import Stored
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.products import exact_weight
@@ -26,8 +27,8 @@ class TensorsInMemory:
     def names(self) -> list[str]:
         return sorted(self.tensors)
 
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        return tuple(self.tensors[name].shape) if name in self.tensors else None
+    def describe(self, name: str) -> Stored | None:
+        return Stored("F32", tuple(self.tensors[name].shape)) if name in self.tensors else None
 
     def get(self, name: str) -> Tensor:
         return self.tensors[name]
