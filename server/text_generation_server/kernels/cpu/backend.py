@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from text_generation_common.models.architecture import Activation
-from text_generation_common.quantized.values import Dense, Weight
+from text_generation_common.quantized.values import Dense, Int4, Int8, Weight
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.build import CONSTANTS
+from text_generation_server.kernels.cpu.codes import CodesLinear, has_product
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
 from text_generation_server.kernels.cpu.linear import Float32Linear, Gated, PackedLinear, Scratch, packable
 from text_generation_server.kernels.interface import (
@@ -70,10 +71,15 @@ class CpuKernels:
         factor: float = 1.0,
     ) -> LinearKernel:  # fmt: skip
         library, threads, pages = self.library, self.threads, self._pages
-        if x_type == torch.bfloat16 and library.has("gemm") and (codes := packable(weight, gated, factor)) is not None:
+        if x_type == torch.bfloat16 and library.has("gemm") and (rows := packable(weight, gated, factor)) is not None:
             return PackedLinear(
-                library, threads, self._scratch, pages, codes=codes, bias=bias, gated=gated, y_type=y_type
+                library, threads, self._scratch, pages, weight=rows, bias=bias, gated=gated, y_type=y_type
             )
+        if x_type == torch.bfloat16 and isinstance(weight, Int4 | Int8) and has_product(weight, gated):
+            return CodesLinear(
+                library, threads, self._scratch, pages, weight=weight, bias=bias, gated=gated, y_type=y_type,
+                factor=factor,
+            )  # fmt: skip
         is_exact = x_type == y_type == torch.float32 and library.has("gemm_f32")
         if isinstance(weight, Dense) and is_exact and weight.values.dtype == torch.float32:
             linear = Float32Linear(library, threads, pages, weight.values, bias)

@@ -38,25 +38,25 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Codes:
+class RowScaled:
     """W = values * scales, which `gemm` computes."""
 
     values: Tensor  # [N, K]: bfloat16 or int8
     scales_N: Tensor | None = None  # float32
 
 
-def packable(weight: Weight, gated: bool, factor: float) -> Codes | None:
+def packable(weight: Weight, gated: bool, factor: float) -> RowScaled | None:
     """The weight times the factor for `gemm`. None if it is in another form, or does not fill whole panels: its inputs
     must, and each half of its outputs must if `gated`."""
     match weight:
         case Dense(values) if values.dtype == torch.bfloat16 and factor == 1:
-            codes = Codes(values)
+            found = RowScaled(values)
         case Int8(q) if has_row_scales(weight):
-            codes = Codes(q, weight.groups.scales[:, 0].float() * factor)
+            found = RowScaled(q, weight.groups.scales[:, 0].float() * factor)
         case _:
             return None
-    outputs, inputs = codes.values.shape
-    return codes if inputs % BLOCK == 0 and (not gated or outputs % BLOCK == 0) else None
+    outputs, inputs = found.values.shape
+    return found if inputs % BLOCK == 0 and (not gated or outputs % BLOCK == 0) else None
 
 
 class PackedLinear:
@@ -68,27 +68,27 @@ class PackedLinear:
         threads: int,
         scratch: "Scratch",
         pages: SharedPages,
-        codes: Codes,
+        weight: RowScaled,
         bias: Tensor | None,
         gated: bool,
         y_type: torch.dtype,
     ) -> None:
-        weight = codes.values
-        outputs, self._inputs = weight.shape
+        values = weight.values
+        outputs, self._inputs = values.shape
         self._outputs = outputs // 2 if gated else outputs
         self._library = library
         self._threads = threads
         self._gated = gated
         self._y_type = y_type
-        order = _interleaved(outputs) if gated else None
-        self._weight = _panels(weight if order is None else weight[order], pages)
-        self._is_int8 = weight.dtype == torch.int8
+        order = interleaved(outputs) if gated else None
+        self._weight = panels(values if order is None else values[order], pages)
+        self._is_int8 = values.dtype == torch.int8
         self._scratch = scratch
         rows = self._weight.shape[0] * PANEL
         self._rows = rows
         self._fixed: dict[str, Argument] = {
             "inputs": self._inputs, "weights": self._weight, "outputs": rows, "is_int8": int(self._is_int8),
-            "scales": _aligned(codes.scales_N, order), "bias": _aligned(bias, order), "gated": int(gated),
+            "scales": aligned(weight.scales_N, order), "bias": aligned(bias, order), "gated": int(gated),
             "y_type": TYPES[y_type], "columns": self._outputs,
         }  # fmt: skip
 
@@ -99,7 +99,7 @@ class PackedLinear:
         y = torch.empty((count, self._outputs), dtype=self._y_type) if out is None else out
         self._library.call(
             self._threads, "gemm", x=x, rows=count, y=y, y_stride=y.stride(0), scratch=self._scratch.data_ptr(),
-            **_addend_words(addend), **self._fixed,
+            **addend_words(addend), **self._fixed,
         )  # fmt: skip
         return y
 
@@ -127,7 +127,7 @@ class Float32Linear:
     def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
         x = x.contiguous()
         y = torch.empty((x.shape[0], self._outputs), dtype=torch.float32) if out is None else out
-        words = _addend_words(addend)
+        words = addend_words(addend)
         self._library.call(
             self._threads, "gemm_f32", x=x, rows=x.shape[0], inputs=self._inputs, weights=self._weight,
             outputs=self._outputs, bias=self._bias, y=y, y_stride=y.stride(0), **words,
@@ -152,7 +152,7 @@ class Gated:
         return y if out is None else out.copy_(y)
 
 
-def _addend_words(addend: Tensor | None) -> dict[str, Argument]:
+def addend_words(addend: Tensor | None) -> dict[str, Argument]:
     if addend is None:
         return NO_ADDEND
     assert addend.stride(1) == 1
@@ -170,7 +170,7 @@ def _rows(library: Library, threads: int, panels: Tensor, ids_T: Tensor, inputs:
     return out
 
 
-def _panels(weight: Tensor, pages: SharedPages) -> Tensor:
+def panels(weight: Tensor, pages: SharedPages) -> Tensor:
     """The weight as [N / 16, K / 2, 16, 2]. Rows of zeros fill the last pair of panels."""
     missing = -weight.shape[0] % BLOCK
     weight = F.pad(weight, (0, 0, 0, missing)) if missing else weight
@@ -191,12 +191,12 @@ def _wide_panels(weight: Tensor, pages: SharedPages) -> Tensor:
     return packed
 
 
-def _interleaved(outputs: int) -> Tensor:
+def interleaved(outputs: int) -> Tensor:
     """The order of outputs in which each panel of gates is followed by the panel of the matching ups."""
     return torch.arange(outputs).view(2, -1, PANEL).transpose(0, 1).flatten()
 
 
-def _aligned(values_N: Tensor | None, order: Tensor | None) -> Tensor | None:
+def aligned(values_N: Tensor | None, order: Tensor | None) -> Tensor | None:
     """Scales or biases in float32, in the order of the panels, with zeros for the missing outputs of the last panel."""
     if values_N is None:
         return None

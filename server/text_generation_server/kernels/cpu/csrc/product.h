@@ -49,7 +49,7 @@ INLINE vf finish_sums(vf sum, const struct epilogue *e, long row, long n, long f
   return sum;
 }
 
-/* Stores LANES outputs of a row of y, from output n on, as far as there are so many. */
+/* Stores LANES outputs of a row of y, from output n on, up to the row's end. */
 INLINE void store_outputs(char *y_row, long n, vf x, const struct epilogue *e) {
   if (__builtin_expect(n + LANES <= e->columns, 1)) {
     store(y_row, n, x, e->type);
