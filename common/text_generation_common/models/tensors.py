@@ -26,7 +26,11 @@ class LinearSize:
 PackedShapes = Callable[[str, LinearSize], Mapping[str, Shape] | None]
 
 
-def shapes(config: ModelConfig, packed: PackedShapes = lambda *_: None) -> dict[str, Shape]:
+def no_codes(layer: str, size: LinearSize) -> None:
+    """The `PackedShapes` of files that have all weights as numbers."""
+
+
+def shapes(config: ModelConfig, packed: PackedShapes = no_codes) -> dict[str, Shape]:
     """The shapes of all tensors of a model in the files, by name."""
     found = _other_shapes(config)
     for name, size in linear_sizes(config).items():
@@ -151,7 +155,7 @@ def with_checked_tensors(
     config: ModelConfig,
     names: Iterable[str],
     describe: Callable[[str], Stored | None],
-    packed: PackedShapes = lambda *_: None,
+    packed: PackedShapes = no_codes,
 ) -> ModelConfig:
     """The config with the names that tensors have in these files. ModelError for the first tensor that is missing, has
     another shape, or belongs to another kind of model. Reads no weights. Every rank checks whole tensors, of which it

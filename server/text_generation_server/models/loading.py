@@ -1,6 +1,6 @@
 """Reads the weights of one rank: from every tensor only the part that the rank needs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from text_generation_common import faults
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.tensors import shapes
+from text_generation_common.models.tensors import LinearSize, Shape, shapes
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_common.weights.headers import Stored
 from text_generation_server.device.arena import empty
@@ -39,6 +39,10 @@ class Files(Protocol):
 
 class PackedLayers(Protocol):
     """The linear layers whose weights are quantized in the files."""
+
+    def tensors(self, layer: str, size: LinearSize) -> Mapping[str, Shape] | None:
+        """The names and shapes of the tensors of a layer's weight; None if the files have it as numbers."""
+        ...
 
     def weight(self, layer: str) -> Weight | None:
         """The whole weight of a layer, on any device; None if the files have it as numbers."""

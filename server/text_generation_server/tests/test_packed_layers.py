@@ -3,19 +3,27 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
-from shard_tools import make_platform
+from shard_tools import Client, generate, make_checkpoint, make_platform, random_ids
 from torch import Tensor
 from weight_forms import PACKED, random_weight
 
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.config import read_config
+from text_generation_common.models.tensors import LinearSize, linear_sizes
 from text_generation_common.quantized.values import Weight
 from text_generation_common.weights.headers import Stored
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.products import exact_weight
-from text_generation_server.models.loading import LayerPart, Loader, stacked
+from text_generation_server.models import get_model
+from text_generation_server.models.loading import Files, LayerPart, Loader, PackedLayers, stacked
+from text_generation_server.runner import ModelRunner
+from text_generation_server.sampling.sampler import Sampler
+from text_generation_server.weights.files import SafetensorsFiles
 
 
 @dataclass
@@ -40,6 +48,9 @@ class TensorsInMemory:
 @dataclass
 class Layers:
     weights: Mapping[str, Weight]
+
+    def tensors(self, layer: str, size: LinearSize) -> dict[str, tuple[int, ...]] | None:
+        return {f"{layer}.codes": (size.outputs,)} if layer in self.weights else None
 
     def weight(self, layer: str) -> Weight | None:
         return self.weights.get(layer)
@@ -94,3 +105,28 @@ def test_a_factor_does_not_change_the_scales_that_files_have() -> None:
     y = packed.row_split("o", range(64), False, factor=0.3)(x)
     exact = 0.3 * (x.double() @ exact_weight(weight).double().T)
     torch.testing.assert_close(y.double(), exact, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["int4 zeros", "int8", "fp8"])
+def test_a_model_of_codes_has_the_logits_of_the_numbers(tmp_path: Path, form: str) -> None:
+    make_checkpoint(tmp_path)
+    config, files = read_config(tmp_path), SafetensorsFiles(tmp_path)
+    weights = {
+        name: random_weight(form, size.outputs, size.inputs, 32, seed=number)
+        for number, (name, size) in enumerate(linear_sizes(config).items())
+    }
+    others = {name: files.get(name) for name in files.names if name.removesuffix(".weight") not in weights}
+    codes = {f"{name}.codes": torch.zeros(len(weight.q)) for name, weight in weights.items()}
+    numbers = {f"{name}.weight": exact_weight(weight) for name, weight in weights.items()}
+    ours = said(TensorsInMemory(others | codes), config, Layers(weights))
+    exact = said(TensorsInMemory(others | numbers), config)
+    assert ours.tokens == exact.tokens
+    torch.testing.assert_close(torch.tensor(ours.logprobs[7]), torch.tensor(exact.logprobs[7]), atol=1e-3, rtol=1e-3)
+
+
+def said(files: Files, config: ModelConfig, packed: PackedLayers | None = None) -> Client:
+    platform = make_platform()
+    model = get_model(files, config, platform, torch.float32, 512, lambda: None, packed=packed)
+    runner = ModelRunner(model, platform, Sampler(platform.kernels, 0.5, 2.0), lambda: None, None)
+    runner.warmup(512, None, 16, None)
+    return generate(runner, random_ids(40), 8)
