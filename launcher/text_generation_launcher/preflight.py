@@ -28,8 +28,9 @@ from text_generation_common.models.fitting import (
 )
 from text_generation_common.models.reading import stored_dtype
 from text_generation_common.models.served import check_type, read_served
-from text_generation_common.models.tensors import shapes, with_checked_tensors
+from text_generation_common.models.tensors import weight_bytes, with_checked_tensors
 from text_generation_common.models.values import Fields
+from text_generation_common.quantized.sizes import INT8
 from text_generation_common.weights.headers import WeightHeaders, file_names, verify, weight_files
 from text_generation_common.weights.names import is_leftover, pickle_names
 from text_generation_common.weights.tokenizer_files import check_tokenizer
@@ -161,11 +162,13 @@ def _checked_files(plan: LaunchPlan, folder: Path, config: ModelConfig | None, m
     for name in sorted(filter(is_leftover, file_names(folder))):
         logger.warning("%s of %s is ignored: adapters are not supported", name, folder)
     if config is not None:
-        return with_checked_tensors(config, headers.names, headers.shape)
+        return with_checked_tensors(config, headers.names, headers.describe)
     if not machine.has_gpu:
         fields = text_fields(config_fields(folder)[0])
         dtype = choose_dtype(plan.compute.dtype, stored_dtype(fields), on_cpu=True)
-        _check_weights(plan, _numbers_of_layers(fields, headers), dtype, machine, ", --quantize int8")
+        numbers = _numbers_of_layers(fields, headers)
+        is_int8 = plan.compute.quantize is Quantize.int8
+        _check_weights(plan, numbers * (1 if is_int8 else NUMBER_BYTES[dtype]), dtype, machine, ", --quantize int8")
     return None
 
 
@@ -181,7 +184,9 @@ def _check_memory(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> No
     """MemoryLimitError if the machine's memory cannot suffice. A lower bound of what shards will need is compared."""
     dtype = choose_dtype(plan.compute.dtype, config.dtype, on_cpu=True)
     smaller = "" if config.moe is not None else ", --quantize int8"
-    weights = _check_weights(plan, sum(map(math.prod, shapes(config).values())), dtype, machine, smaller)
+    codes = INT8 if plan.compute.quantize is Quantize.int8 else None
+    weights = weight_bytes(config, NUMBER_BYTES[dtype], lambda _: codes)
+    _check_weights(plan, weights, dtype, machine, smaller)
     numbers: Dtype | KvCacheDtype = plan.compute.kv_cache_dtype or dtype
     per_slot = slot_bytes(config, plan.num_shard, numbers)
     available = cpu_bytes(machine.free_bytes - weights, plan.num_shard)
@@ -192,10 +197,9 @@ def _check_memory(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> No
     choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
 
 
-def _check_weights(plan: LaunchPlan, numbers: int, dtype: Dtype, machine: Machine, smaller: str) -> int:
-    """Bytes of the weights. MemoryLimitError if they do not fit. `smaller`: a flag that makes them smaller."""
+def _check_weights(plan: LaunchPlan, weights: int, dtype: Dtype, machine: Machine, smaller: str) -> None:
+    """MemoryLimitError if the weights, a number of bytes, do not fit. `smaller`: a flag that makes them smaller."""
     is_int8 = plan.compute.quantize is Quantize.int8
-    weights = numbers * (1 if is_int8 else NUMBER_BYTES[dtype])
     _check_addresses(weights, plan.num_shard, machine.addresses)
     if weights + SHARD_BYTES * plan.num_shard > machine.free_bytes:
         raise MemoryLimitError(
@@ -207,4 +211,3 @@ def _check_weights(plan: LaunchPlan, numbers: int, dtype: Dtype, machine: Machin
     if likely > machine.free_bytes:
         free = machine.free_bytes / GIB
         logger.warning("Memory may not suffice: %.1f GiB are free, and such shards took %.1f GiB", free, likely / GIB)
-    return weights

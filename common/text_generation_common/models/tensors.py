@@ -1,18 +1,60 @@
-"""Lists the tensors of a model with their shapes, and checks that the weights files hold exactly these."""
+"""Lists the tensors of a model with their shapes, checks that the weights files hold exactly these, and counts their
+bytes."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import Branches, ModelConfig, Moe
 from text_generation_common.models.names import MXFP4_BLOCK, ExpertLayout, LayerNames
-from text_generation_common.weights.headers import BUFFERS
+from text_generation_common.quantized.sizes import CodeSize
+from text_generation_common.weights.headers import BUFFERS, Stored
 
 Shape = tuple[int, ...]
 
 
-def shapes(config: ModelConfig) -> dict[str, Shape]:
-    """The shapes of all tensors of a model, by name."""
+@dataclass(frozen=True, slots=True)
+class LinearSize:
+    outputs: int
+    inputs: int
+    has_bias: bool = False
+
+
+# Given a linear layer's name and size: the tensors, by name, that files have in the place of its weight. None if they
+# have the weight's numbers.
+PackedShapes = Callable[[str, LinearSize], Mapping[str, Shape] | None]
+
+
+def no_codes(layer: str, size: LinearSize) -> None:
+    """The `PackedShapes` of files that have all weights as numbers."""
+
+
+def shapes(config: ModelConfig, packed: PackedShapes = no_codes) -> dict[str, Shape]:
+    """The shapes of all tensors of a model in the files, by name."""
+    found = _other_shapes(config)
+    for name, size in linear_sizes(config).items():
+        numbers = (size.inputs, size.outputs) if config.names.transposed else (size.outputs, size.inputs)
+        of_codes = packed(name, size)
+        found |= {f"{name}.weight": numbers} if of_codes is None else of_codes
+        if size.has_bias:
+            found[f"{name}.bias"] = (size.outputs,)
+    return found
+
+
+def weight_bytes(config: ModelConfig, number_bytes: int, codes_of: Callable[[str], CodeSize | None]) -> int:
+    """Bytes of all weights in memory. `codes_of` a linear layer, by its name: None if it is kept as numbers, which have
+    `number_bytes` each, as all other tensors."""
+    linear = linear_sizes(config)
+    codes = {name: found for name in linear if (found := codes_of(name)) is not None}
+    numbers = sum(math.prod(shape) for shape in shapes(config, lambda name, _: {} if name in codes else None).values())
+    return number_bytes * numbers + sum(
+        found.bytes_of(linear[name].outputs, linear[name].inputs) for name, found in codes.items()
+    )
+
+
+def _other_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """The shapes of all tensors but those of linear layers."""
     hidden, names = config.hidden_size, config.names
     found: dict[str, Shape] = {f"{names.embedding}.weight": (config.vocab_size, hidden)}
     if config.learned_positions:
@@ -36,7 +78,20 @@ def _norm_shapes(config: ModelConfig, name: str) -> dict[str, Shape]:
     return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
 
 
-def _layer_shapes(config: ModelConfig, names: LayerNames, moe: Moe | None) -> dict[str, Shape]:
+def linear_sizes(config: ModelConfig) -> dict[str, LinearSize]:
+    """The linear layers of attention and MLPs, by the names that they have in the files: without head, routers and
+    experts."""
+    found: dict[str, LinearSize] = {}
+    for layer in range(config.num_layers):
+        for name, outputs, inputs, has_bias in _linears(config, config.names.layer(layer), config.has_experts(layer)):
+            # Layers of the same name share a tensor.
+            before = found[name].outputs if name in found else 0
+            found[name] = LinearSize(before + outputs, inputs, has_bias)
+    return found
+
+
+def _linears(config: ModelConfig, names: LayerNames, has_experts: bool) -> list[tuple[str, int, int, bool]]:
+    """(name, outputs, inputs, whether it has a bias)"""
     hidden, wide, biases = config.hidden_size, config.intermediate_size, config.biases
     queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
     linears = [
@@ -45,18 +100,16 @@ def _layer_shapes(config: ModelConfig, names: LayerNames, moe: Moe | None) -> di
         (names.values, keys, hidden, biases.qkv),
         (names.attention_output, hidden, queries, biases.attention_output),
     ]
-    if moe is None:
+    if not has_experts:
         linears += [(names.gate, wide, hidden, biases.mlp)] if config.gated else []
         linears += [(names.up, wide, hidden, biases.mlp), (names.down, hidden, wide, biases.mlp)]
-    sizes: dict[str, tuple[int, int, bool]] = {}
-    for name, outputs, inputs, has_bias in linears:
-        before = sizes.get(name, (0,))[0]  # layers of the same name share a tensor
-        sizes[name] = (before + outputs, inputs, has_bias)
+    return linears
+
+
+def _layer_shapes(config: ModelConfig, names: LayerNames, moe: Moe | None) -> dict[str, Shape]:
+    """The shapes of a layer's tensors but those of linear layers."""
+    queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
     found = {} if moe is None else expert_shapes(config, moe, names)
-    for name, (outputs, inputs, has_bias) in sizes.items():
-        found[f"{name}.weight"] = (inputs, outputs) if config.names.transposed else (outputs, inputs)
-        if has_bias:
-            found[f"{name}.bias"] = (outputs,)
     found |= _norm_shapes(config, names.attention_norm)
     if config.branches is not Branches.parallel:
         found |= _norm_shapes(config, names.mlp_norm)
@@ -99,18 +152,21 @@ def expert_shapes(config: ModelConfig, moe: Moe, names: LayerNames) -> dict[str,
 
 
 def with_checked_tensors(
-    config: ModelConfig, names: Iterable[str], shape_of: Callable[[str], tuple[int, ...] | None]
+    config: ModelConfig,
+    names: Iterable[str],
+    describe: Callable[[str], Stored | None],
+    packed: PackedShapes = no_codes,
 ) -> ModelConfig:
     """The config with the names that tensors have in these files. ModelError for the first tensor that is missing, has
     another shape, or belongs to another kind of model. Reads no weights. Every rank checks whole tensors, of which it
     later reads a part."""
-    config = replace(config, names=config.names.as_in(lambda name: shape_of(name) is not None))
-    expected = shapes(config)
+    config = replace(config, names=config.names.as_in(lambda name: describe(name) is not None))
+    expected = shapes(config, packed)
     for name, shape in expected.items():
-        _check_shape(config, name, shape, shape_of(name))
+        _check_shape(config, name, shape, describe(name))
     for name in names:
         if name == f"{config.names.head}.weight":  # A tied model may have been saved with its head: see Decoder.
-            _check_shape(config, name, expected[f"{config.names.embedding}.weight"], shape_of(name))
+            _check_shape(config, name, expected[f"{config.names.embedding}.weight"], describe(name))
         elif name not in expected and name.startswith(config.names.within) and not BUFFERS.search(name):
             raise ModelError(
                 f"the weights files have a tensor {ascii(name)[1:-1]}, which a {config.model_type} with this"
@@ -119,14 +175,14 @@ def with_checked_tensors(
     return config
 
 
-def _check_shape(config: ModelConfig, name: str, expected: tuple[int, ...], stored: tuple[int, ...] | None) -> None:
+def _check_shape(config: ModelConfig, name: str, expected: Shape, stored: Stored | None) -> None:
     if stored is None:
         raise ModelError(
             f"the weights files have no tensor {name}, which a {config.model_type} with this config.json has: do they"
             " belong to it?"
         )
-    if stored != expected:
+    if stored.shape != expected:
         raise ModelError(
-            f"the tensor {name} has the shape {list(stored)} in the weights files, and config.json makes it"
+            f"the tensor {name} has the shape {list(stored.shape)} in the weights files, and config.json makes it"
             f" {list(expected)} in this {config.model_type}: do the weights belong to this config.json?"
         )

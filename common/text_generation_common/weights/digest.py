@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from text_generation_common.errors import WeightsError
-from text_generation_common.weights.headers import file_names, weight_files
+from text_generation_common.weights.headers import file_names, format_of, weight_files
 from text_generation_common.weights.names import SLOW_TOKENIZER_FILES
 
 # To be raised with every change after which the same request may get other tokens: of a kernel, of the noise, of the
 # order in which numbers are added.
 NUMERICS_VERSION = 1
+# The same for quantized weights of one format, by its name in `quantization.SERVED`.
+FORMAT_VERSIONS: Mapping[str, int] = {"mxfp4": 1}
 # Only the header and this many blocks of each weights file are read, so that a large folder takes milliseconds. A
 # difference between two blocks is not noticed.
 BLOCKS, BLOCK_BYTES = 16, 4096
@@ -45,6 +47,8 @@ def model_digest(folder: Path, settings: Mapping[str, str], has_weights: bool = 
     for name in sorted(settings):
         add(f"setting {name}", settings[name].encode())
     there = set(file_names(folder))
+    if has_weights and (quantized := format_of(folder)) is not None:
+        add(f"numerics version of {quantized}", str(FORMAT_VERSIONS[quantized]).encode())
     wanted = FILES if "tokenizer.json" in there else FILES + SLOW_TOKENIZER_FILES
     for name in wanted:
         if name in there:

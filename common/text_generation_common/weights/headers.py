@@ -125,7 +125,7 @@ class WeightHeaders:
         stored: dict[str, Stored] = {}
         where: dict[str, Path] = {}
         aliases: dict[str, str] = {}
-        served = _served_format(folder)
+        served = format_of(folder)
         for file in weight_files(folder):
             header = read_header(file)
             refuse_quantized_tensors(file, {name: tensor.type for name, tensor in header.tensors.items()}, served)
@@ -144,13 +144,12 @@ class WeightHeaders:
     def stored_name(self, name: str) -> str:
         return name if name in self.stored else self.aliases.get(name, name)
 
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Shape of the whole tensor, or None if there is no tensor of this name."""
-        tensor = self.stored.get(self.stored_name(name))
-        return None if tensor is None else tensor.shape
+    def describe(self, name: str) -> Stored | None:
+        """Type and shape of the whole tensor, or None if there is no tensor of this name."""
+        return self.stored.get(self.stored_name(name))
 
 
-def _served_format(folder: Path) -> str | None:
+def format_of(folder: Path) -> str | None:
     """The format in which the weights are quantized, if it is served."""
     config = folder / "config.json"
     return quantization.served_format(folder, read_json(config)) if config.exists() else None

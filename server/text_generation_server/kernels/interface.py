@@ -1,6 +1,6 @@
 """The functions of every kernel backend, and their arguments. The package's docstring has the legend of shapes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from text_generation_common.models.architecture import Activation, ClampedGate
+from text_generation_common.quantized.values import Weight
 
 # Constants of the weights that `Kernels.sample` sums: see there.
 LOG2E = 1.4426950216293335  # the float32 nearest to log2 e
@@ -30,11 +31,19 @@ class ExpertWeights:
     """E gated MLPs. Expert e computes down[e] · (silu(gate) * up) + down_bias[e], with gate and up the halves of
     gate_up[e] · x + gate_up_bias[e]; or what `clamped` says in the place of silu(gate) * up."""
 
-    gate_up: Tensor  # [E, 2I, H]
-    down: Tensor  # [E, H, I]
+    gate_up: Weight  # [E, 2I, H]
+    down: Weight  # [E, H, I]
     gate_up_bias: Tensor | None = None  # [E, 2I]
     down_bias: Tensor | None = None  # [E, H]
     clamped: ClampedGate | None = None
+
+
+class LinearKernel(Protocol):
+    def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
+        """A linear layer of x [T, K], see `Kernels.linear`. The result is written to `out`, if there is one: its rows
+        may lie apart, so that several products fill one tensor. `addend` [T, N], in float32 or in y's type, is added
+        before the bias: to gates and ups, if the layer is gated."""
+        ...
 
 
 @runtime_checkable
@@ -210,13 +219,12 @@ class Chosen:
 
 class Kernels(Protocol):
     def linear(
-        self, weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype
-    ) -> Callable[[Tensor], Tensor] | None:
-        """A layer that computes y = x Wᵀ + b for a weight [N, K], with y of type `dtype`; None if torch's own product
-        is the best here.
+        self, weight: Weight, bias: Tensor | None, *, gated: bool, x_type: torch.dtype, y_type: torch.dtype,
+        factor: float = 1.0,
+    ) -> LinearKernel:  # fmt: skip
+        """A layer that computes y = factor * x Wᵀ + b for a weight [N, K]. A dense weight has no factor but 1.
 
-        An int8 weight is multiplied by its scales, float32, one for each output. `gated`: the first half of the outputs
-        are gates, and y [T, N / 2] = silu(gate) * up.
+        `gated`: the first half of the outputs are gates, and y [T, N / 2] = silu(gate) * up.
         """
         ...
 

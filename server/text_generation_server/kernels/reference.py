@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_common.models.architecture import Activation, ClampedGate
+from text_generation_common.quantized.values import Weight
 from text_generation_server.kernels.interface import (
     HALVING,
     LOG2E,
@@ -28,10 +29,12 @@ from text_generation_server.kernels.interface import (
     ExpertWeights,
     HeadNorms,
     KvLayer,
+    LinearKernel,
     Masks,
     Routes,
     Segments,
 )
+from text_generation_server.kernels.products import torch_linear, weight_of_expert
 
 TILE = 64
 MIN_QUERIES = 16
@@ -310,12 +313,13 @@ def experts(x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
         if start == end:
             continue
         pairs = routes.pairs_P[start:end].long()
+        gate_up_weight, down_weight = (weight_of_expert(w, expert, x_TH.dtype) for w in (weights.gate_up, weights.down))
         # Row by row: no BLAS promises a row the same bits in products of different numbers of rows.
         for pair in pairs.tolist():
             x = x_TH[pair // chosen].unsqueeze(0)
-            gate_up = F.linear(x, weights.gate_up[expert], _of_expert(weights.gate_up_bias, expert))
+            gate_up = F.linear(x, gate_up_weight, _of_expert(weights.gate_up_bias, expert))
             inner = silu_mul(gate_up) if weights.clamped is None else _clamped(gate_up, weights.clamped)
-            out = F.linear(inner, weights.down[expert], _of_expert(weights.down_bias, expert))
+            out = F.linear(inner, down_weight, _of_expert(weights.down_bias, expert))
             parts[pair] = out[0] * routes.scores_P[pair].to(x_TH.dtype)
     return parts.view(tokens, chosen, width).float().sum(1).to(x_TH.dtype)
 
@@ -355,8 +359,10 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def linear(weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype) -> None:
-    """Returns None, because torch's product is the reference."""
+def linear(
+    weight: Weight, bias: Tensor | None, *, gated: bool, x_type: torch.dtype, y_type: torch.dtype, factor: float = 1.0
+) -> LinearKernel:
+    return torch_linear(weight, bias, gated=gated, x_type=x_type, y_type=y_type, factor=factor, silu_mul=silu_mul)
 
 
 def sample(logits_RV: Tensor, choices: Choices) -> Chosen:

@@ -44,7 +44,7 @@ class Head:
         softcap: float | None = None,
     ) -> None:  # fmt: skip
         """The logits are multiplied, then become softcap * tanh(logit / softcap)."""
-        self._linear = make_linear(kernels, dense(weight), bias, dtype=torch.float32)
+        self._linear = make_linear(kernels, dense(weight), bias, y_type=torch.float32)
         self._multiplier = multiplier if softcap is None else multiplier / softcap
         self._softcap = softcap
         self._vocab_size = vocab_size

@@ -1,40 +1,31 @@
-"""The forms in which the weights of linear layers are kept."""
+"""What linear layers make of the weights that the files have: the forms of --quantize, made while a model is loaded."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from text_generation_common.flags.kinds import Quantize
+from text_generation_common.quantized.values import Dense, Groups, Int8, Weight
 
 LARGEST_INT8 = 127
 SMALLEST_SCALE = 1e-12
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A weight W [N outputs, K inputs], which is `values`, or with scales `values * scales`."""
-
-    values: Tensor  # [N, K], of the type `dtype`, or int8 with scales
-    dtype: torch.dtype  # type of the layer's inputs and, unless another type is requested, of its outputs
-    scales_N: Tensor | None = None  # float32, one for each output
-
-
 WeightFormat = Callable[[Tensor], Weight]
 
 
-def dense(weight: Tensor) -> Weight:
+def dense(weight: Tensor) -> Dense:
     """Keeps the weight in its own type."""
-    return Weight(weight, weight.dtype)
+    return Dense(weight)
 
 
-def int8(weight: Tensor) -> Weight:
+def int8(weight: Tensor) -> Int8:
     """Converts the weight to 8 bits, rounded to the nearest, with one scale for each output."""
     exact = weight.float()
     scales_N = (exact.abs().amax(dim=1) / LARGEST_INT8).clamp(min=SMALLEST_SCALE)
     values = (exact / scales_N.unsqueeze(1)).round().to(torch.int8)
-    return Weight(values, weight.dtype, scales_N)
+    return Int8(values, Groups(weight.shape[1], scales_N.unsqueeze(1)))
 
 
 # Formats by the value of --quantize.

@@ -18,13 +18,13 @@ from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import config_fields, text_fields, unknown_type
 from text_generation_common.models.families import FAMILIES
 from text_generation_common.models.served import read_native
-from text_generation_common.models.tensors import with_checked_tensors
+from text_generation_common.models.tensors import no_codes, with_checked_tensors
 from text_generation_common.models.values import shown
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models.decoder import Decoder
 from text_generation_server.models.fallback.config import FallbackConfig, read_fallback_config
 from text_generation_server.models.fallback.load import load_fallback
-from text_generation_server.models.loading import Files, Loader
+from text_generation_server.models.loading import Files, Loader, PackedLayers
 from text_generation_server.models.model import Model
 from text_generation_server.platforms import Platform
 
@@ -39,9 +39,11 @@ def get_model(
     max_total_tokens: int,
     on_tensor: Callable[[], None],
     weight_format: WeightFormat = dense,
+    packed: PackedLayers | None = None,
 ) -> Model:
     """Loads this rank's part of the weights. `on_tensor` is called for each tensor, as a sign of life. `weight_format`
-    is the form in which linear layers keep their weights. ModelError, before any weights are read, if the files lack
+    is the form in which linear layers keep weights that the files have as numbers, and `packed` reads all others.
+    ModelError, before any weights are read, if the files lack
     tensors that `config` asks for or have others, and if the model cannot be split over the ranks."""
     if isinstance(config, FallbackConfig):
         return load_fallback(
@@ -53,7 +55,8 @@ def get_model(
             on_tensor=on_tensor,
             weight_format=weight_format,
         )
-    config = with_checked_tensors(config, files.names, files.shape)
+    in_codes = no_codes if packed is None else packed.tensors
+    config = with_checked_tensors(config, files.names, files.describe, in_codes)
     if config.names.within and platform.group.rank == 0:
         logger.info("the text model alone is loaded: of the files, only the tensors under %s", config.names.within)
     loader = Loader(
@@ -63,6 +66,7 @@ def get_model(
         on_tensor=on_tensor,
         weight_format=weight_format,
         transposed=config.names.transposed,
+        packed=packed,
     )
     model = Decoder(config, platform, loader, max_total_tokens)
     logger.info("loaded %d tensors, %.1f MiB read", loader.num_tensors, files.bytes_read / 2**20)

@@ -63,7 +63,7 @@ def load_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> Exp
             gate_up, down = _of_mxfp4(loader, names, own)
     if factor != 1:
         down = (down.float() * factor).to(loader.dtype)
-    weights = ExpertWeights(gate_up, down, clamped=moe.clamped)
+    weights = ExpertWeights(dense(gate_up), dense(down), clamped=moe.clamped)
     if not parts.config.biases.experts:
         return weights
     biases = _in_halves(loader.along(f"{names.expert_up}_bias", 1, _turns(own)))

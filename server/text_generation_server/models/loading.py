@@ -1,19 +1,22 @@
 """Reads the weights of one rank: from every tensor only the part that the rank needs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 from zlib import crc32
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_common import faults
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.tensors import shapes
+from text_generation_common.models.tensors import LinearSize, Shape, shapes
+from text_generation_common.quantized.values import Dense, Weight
+from text_generation_common.weights.headers import Stored
 from text_generation_server.device.arena import empty
-from text_generation_server.layers.linear import LinearOp, RowLinear, make_linear
+from text_generation_server.kernels.weight_parts import inputs_of, joined, on_outputs, on_tensors, padded_inputs
+from text_generation_server.layers.linear import LinearOp, RowLinear, make_fused, make_linear
 from text_generation_server.layers.vocabulary import pad_rows
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.platforms import Platform
@@ -27,11 +30,23 @@ class Files(Protocol):
     @property
     def names(self) -> list[str]: ...
 
-    def shape(self, name: str) -> tuple[int, ...] | None: ...
+    def describe(self, name: str) -> Stored | None: ...
 
     def get(self, name: str) -> Tensor: ...
 
     def get_slice(self, name: str, dim: int, start: int, stop: int) -> Tensor: ...
+
+
+class PackedLayers(Protocol):
+    """The linear layers whose weights are quantized in the files."""
+
+    def tensors(self, layer: str, size: LinearSize) -> Mapping[str, Shape] | None:
+        """The names and shapes of the tensors of a layer's weight; None if the files have it as numbers."""
+        ...
+
+    def weight(self, layer: str) -> Weight | None:
+        """The whole weight of a layer, on any device; None if the files have it as numbers."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +82,10 @@ class Loader:
         on_tensor: Callable[[], None],
         weight_format: WeightFormat = dense,
         transposed: bool = False,
+        packed: PackedLayers | None = None,
     ) -> None:
         """`weight_format` is that of linear layers; embedding and head are dense. `transposed`: the files have the
-        weights of linear layers as [inputs, outputs]."""
+        weights of linear layers as [inputs, outputs]. `packed`: the layers of which the files have codes instead."""
         self.num_tensors = 0
         self.dtype = dtype
         self._files = files
@@ -77,6 +93,7 @@ class Loader:
         self._on_tensor = on_tensor
         self._weight_format = weight_format
         self._transposed = transposed
+        self._packed = packed
         self._half = max(1, len(files.names) // 2)
 
     @property
@@ -85,7 +102,7 @@ class Loader:
         return self._weight_format is dense
 
     def has(self, name: str) -> bool:
-        return self._files.shape(name) is not None
+        return self._files.describe(name) is not None
 
     def whole(self, name: str, factor: float = 1.0) -> Tensor:
         return _multiplied(self._place(self._files.get(name)), factor)
@@ -102,34 +119,50 @@ class Loader:
     def fused(self, parts: Sequence[LayerPart], has_bias: bool, gated: bool = False, multiple: int = 1) -> LinearOp:
         """One product for several layers with the same input, each with this rank's part of its outputs. Zeros follow
         the outputs of each layer until they are a `multiple`."""
-        weight = self._joined(parts, "weight", multiple)
-        bias = self._joined(parts, "bias", multiple) if has_bias else None
-        return make_linear(self._platform.kernels, self._weight_format(weight), bias, gated=gated)
+        weights = [self._formed(weight) for weight in joined(self._weights(parts, multiple))]
+        bias = torch.cat(self._biases(parts, multiple)) if has_bias else None
+        return make_fused(self._platform.kernels, weights, bias, gated=gated, x_type=self.dtype)
 
-    def _joined(self, parts: Sequence[LayerPart], kind: str, multiple: int) -> Tensor:
+    def _weights(self, parts: Sequence[LayerPart], multiple: int) -> list[Weight]:
         ranges = dict.fromkeys((part.name, part.rows) for part in parts)  # parts of the same rows are read once
-        read = {(name, rows): self._outputs(name, rows, kind) for name, rows in ranges}
-        picked = [_picked(read[part.name, part.rows], part) for part in parts]
-        return torch.cat([pad_rows(rows, rows.shape[0] + -rows.shape[0] % multiple) for rows in picked])
+        read = {(name, rows): self._outputs(name, rows) for name, rows in ranges}
+        return [
+            on_outputs(read[part.name, part.rows], partial(_picked, part=part, multiple=multiple)) for part in parts
+        ]
 
-    def _outputs(self, layer: str, rows: range, kind: str) -> Tensor:
-        name = f"{layer}.{kind}"
-        is_turned = self._transposed and kind == "weight"
-        return self.columns(name, rows).t() if is_turned else self.rows(name, rows)
+    def _biases(self, parts: Sequence[LayerPart], multiple: int) -> list[Tensor]:
+        return [_picked(self.rows(f"{part.name}.bias", part.rows), part, multiple) for part in parts]
+
+    def _formed(self, weight: Weight) -> Weight:
+        return self._weight_format(weight.values) if isinstance(weight, Dense) else weight
+
+    def _outputs(self, layer: str, rows: range) -> Weight:
+        if (packed := self._packed_weight(layer)) is not None:
+            return on_outputs(packed, lambda numbers: numbers[rows.start : rows.stop])
+        name = f"{layer}.weight"
+        return Dense(self.columns(name, rows).t() if self._transposed else self.rows(name, rows))
+
+    def _inputs(self, layer: str, part: range) -> Weight:
+        if (packed := self._packed_weight(layer)) is not None:
+            return inputs_of(packed, part)
+        name = f"{layer}.weight"
+        return Dense(self.rows(name, part).t().contiguous() if self._transposed else self.columns(name, part))
+
+    def _packed_weight(self, layer: str) -> Weight | None:
+        weight = None if self._packed is None else self._packed.weight(layer)
+        return None if weight is None else on_tensors(weight, lambda tensor: self._place(tensor, tensor.dtype))
 
     def row_split(
         self, name: str, part: range, has_bias: bool, factor: float = 1.0, multiple: int = 1
     ) -> RowLinear:  # fmt: skip
         """A layer with this rank's part of its inputs, whose result is multiplied by `factor`. Only rank 0 adds the
         bias. Inputs until the next `multiple` are not used."""
-        platform = self._platform
-        bias = self.whole(f"{name}.bias", factor) if has_bias and platform.group.rank == 0 else None
-        name = f"{name}.weight"
-        columns = self.rows(name, part).t().contiguous() if self._transposed else self.columns(name, part)
-        if missing := -len(part) % multiple:
-            columns = F.pad(columns, (0, missing))
-        weight = self._weight_format(_multiplied(columns, factor))
-        return RowLinear(make_linear(platform.kernels, weight, bias), platform.group)
+        kernels, group = self._platform.kernels, self._platform.group
+        bias = self.whole(f"{name}.bias", factor) if has_bias and group.rank == 0 else None
+        weight = padded_inputs(self._inputs(name, part), multiple)
+        if isinstance(weight, Dense):
+            weight, factor = self._weight_format(_multiplied(weight.values, factor)), 1.0
+        return RowLinear(make_linear(kernels, weight, bias, x_type=self.dtype, factor=factor), group)
 
     def along(self, name: str, dim: int, part: range) -> Tensor:
         """The `part` of a dimension."""
@@ -152,8 +185,10 @@ class Loader:
         return tensor.to(device=self._platform.device, dtype=dtype or self.dtype)
 
 
-def _picked(rows: Tensor, part: LayerPart) -> Tensor:
-    return rows if part.picks is None else rows.view(-1, part.group, *rows.shape[1:])[:, part.picks].flatten(0, 1)
+def _picked(rows: Tensor, part: LayerPart, multiple: int) -> Tensor:
+    if part.picks is not None:
+        rows = rows.view(-1, part.group, *rows.shape[1:])[:, part.picks].flatten(0, 1)
+    return pad_rows(rows, rows.shape[0] + -rows.shape[0] % multiple)
 
 
 def _multiplied(weight: Tensor, factor: float) -> Tensor:
@@ -162,6 +197,7 @@ def _multiplied(weight: Tensor, factor: float) -> Tensor:
 
 
 DEVIATION = 0.02
+TYPE_OF = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # as safetensors spells them
 
 
 class DummyFiles:
@@ -179,8 +215,8 @@ class DummyFiles:
     def names(self) -> list[str]:
         return sorted(self._shapes)
 
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        return self._shapes.get(name)
+    def describe(self, name: str) -> Stored | None:
+        return Stored(TYPE_OF[self._dtype], self._shapes[name]) if name in self._shapes else None
 
     def get(self, name: str) -> Tensor:
         return self._make(name, self._shapes[name], name)

@@ -53,7 +53,7 @@ class MeasuringKernels:
         return reference.activate(x, activation, gated)
 
     def experts(self, x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
-        self._note("gates", torch.einsum("th,enh->ten", x_TH, weights.gate_up).chunk(2, dim=-1)[0])
+        self._note("gates", torch.einsum("th,enh->ten", x_TH, weights.gate_up.values).chunk(2, dim=-1)[0])
         return reference.experts(x_TH, routes, weights)
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Any:

@@ -30,7 +30,7 @@ from text_generation_server.distributed import Alone, Group
 from text_generation_server.grammars.compiler import GrammarCompiler
 from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import select_backend
-from text_generation_server.kernels.triton.layers import WideLinear
+from text_generation_server.kernels.triton.layers import UnroundedProduct
 from text_generation_server.models import get_model
 from text_generation_server.models.loading import DummyFiles
 from text_generation_server.platforms import Platform
@@ -204,14 +204,14 @@ def served(*case: Any) -> dict[str, Any]:
     return {"launched": len(warm), "waits": waits, "compiled": late}
 
 
-def multiply(self: WideLinear, x: Tensor) -> Tensor:
-    """As `WideLinear`, which torch cannot compute on a CPU."""
-    return torch.nn.functional.linear(x, self._weight, self._bias).float()
+def multiply(self: UnroundedProduct, x: Tensor, bias: Tensor | None) -> Tensor:
+    """As `UnroundedProduct`, which torch cannot compute on a CPU."""
+    return torch.nn.functional.linear(x, self._weight, bias).float()
 
 
 if __name__ == "__main__":
     pretend()
-    WideLinear.__call__ = multiply  # type: ignore[method-assign]
+    UnroundedProduct.__call__ = multiply  # type: ignore[method-assign]
     driver.set_active(AbsentDriver())
     print(json.dumps(served(LLAMA, 2, SIZES, torch.bfloat16)), flush=True)
     print(json.dumps(served(GPT2, 1, (), torch.int8)), flush=True)

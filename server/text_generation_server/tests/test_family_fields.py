@@ -105,8 +105,9 @@ def outcome(bench: Bench, variant: str, changed: Raw) -> Outcome:
     left_out = frozenset[str]()
     try:
         config, files = read_config(path), SafetensorsFiles(path)
-        expected = shapes(replace(config, names=config.names.as_in(lambda name: files.shape(name) is not None)))
-        if all(files.shape(name) == shape for name, shape in expected.items()):
+        expected = shapes(replace(config, names=config.names.as_in(lambda name: files.describe(name) is not None)))
+        stored = {name: found.shape for name in expected if (found := files.describe(name)) is not None}
+        if stored == expected:
             left_out = frozenset(files.names) - expected.keys()
         after = logits(path, left_out)
     except ModelError as error:

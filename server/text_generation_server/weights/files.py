@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.model_files import is_hub_id, is_meant_as_path, local_folder
-from text_generation_common.weights.headers import WeightHeaders
+from text_generation_common.weights.headers import Stored, WeightHeaders
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,9 +77,9 @@ class SafetensorsFiles:
     def names(self) -> list[str]:
         return self._headers.names
 
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Shape of the whole tensor, or None if there is no tensor of this name. Reads no file."""
-        return self._headers.shape(name)
+    def describe(self, name: str) -> Stored | None:
+        """Type and shape of the whole tensor, or None if there is no tensor of this name. Reads no file."""
+        return self._headers.describe(name)
 
     def get(self, name: str) -> "Tensor":
         """The whole tensor, on the CPU, in the file's type."""

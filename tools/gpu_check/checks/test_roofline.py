@@ -115,7 +115,7 @@ def test_products(layer: tuple[str, int, int], tokens: int, roofline: Roofline) 
 
     def make() -> Call:
         weight, x = dense(random_numbers(outputs, inputs)), random_numbers(tokens, inputs)
-        linear = make_linear(KERNELS, weight, gated=gated, dtype=written)
+        linear = make_linear(KERNELS, weight, gated=gated, y_type=written)
         return lambda: linear(x)
 
     moved = DTYPE.itemsize * inputs * (outputs + tokens) + written.itemsize * tokens * outputs // (1 + gated)

@@ -2,18 +2,19 @@
 reference.
 """
 
-from collections.abc import Callable
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from text_generation_common.models.architecture import Activation
+from text_generation_common.quantized.values import Dense, Int4, Int8, Weight
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.build import CONSTANTS
+from text_generation_server.kernels.cpu.codes import CodesLinear, has_product
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
-from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch, can_pack
+from text_generation_server.kernels.cpu.linear import Float32Linear, Gated, PackedLinear, Scratch, packable
 from text_generation_server.kernels.interface import (
     WORD_BITS,
     AttentionOptions,
@@ -22,10 +23,12 @@ from text_generation_server.kernels.interface import (
     ExpertWeights,
     HeadNorms,
     KvLayer,
+    LinearKernel,
     Masks,
     Routes,
     Segments,
 )
+from text_generation_server.kernels.products import torch_linear
 
 LANES = 16
 MAX_HEAD_SIZE = CONSTANTS["MAX_HEAD_SIZE"]
@@ -64,23 +67,25 @@ class CpuKernels:
         self._cut_scratch = torch.empty(0, dtype=torch.int64)
 
     def linear(
-        self, weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype
-    ) -> Callable[[Tensor], Tensor] | None:
-        if weight.dtype == dtype == torch.float32 and self.library.has("gemm_f32"):
-            linear = Float32Linear(self.library, self.threads, self._pages, weight, bias)
-            return (lambda x: self.silu_mul(linear(x))) if gated else linear
-        if not self.library.has("gemm") or weight.dtype == torch.float32 or not can_pack(weight, gated):
-            return None
-        return PackedLinear(
-            library=self.library,
-            threads=self.threads,
-            scratch=self._scratch,
-            pages=self._pages,
-            weight=weight,
-            bias=bias,
-            scales_N=scales_N,
-            gated=gated,
-            dtype=dtype,
+        self, weight: Weight, bias: Tensor | None, *, gated: bool, x_type: torch.dtype, y_type: torch.dtype,
+        factor: float = 1.0,
+    ) -> LinearKernel:  # fmt: skip
+        library, threads, pages = self.library, self.threads, self._pages
+        if x_type == torch.bfloat16 and library.has("gemm") and (rows := packable(weight, gated, factor)) is not None:
+            return PackedLinear(
+                library, threads, self._scratch, pages, weight=rows, bias=bias, gated=gated, y_type=y_type
+            )
+        if x_type == torch.bfloat16 and isinstance(weight, Int4 | Int8) and has_product(weight, gated):
+            return CodesLinear(
+                library, threads, self._scratch, pages, weight=weight, bias=bias, gated=gated, y_type=y_type,
+                factor=factor,
+            )  # fmt: skip
+        is_exact = x_type == y_type == torch.float32 and library.has("gemm_f32")
+        if isinstance(weight, Dense) and is_exact and weight.values.dtype == torch.float32:
+            linear = Float32Linear(library, threads, pages, weight.values, bias)
+            return Gated(linear, self.silu_mul) if gated else linear
+        return torch_linear(
+            weight, bias, gated=gated, x_type=x_type, y_type=y_type, factor=factor, silu_mul=self.silu_mul
         )
 
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:
@@ -307,7 +312,10 @@ class CpuKernels:
         return Routes(scores, pairs, offsets)
 
     def experts(self, x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
-        (tokens, width), (experts, _, inner), pairs = x_TH.shape, weights.down.shape, len(routes.pairs_P)
+        gate_up, down = weights.gate_up, weights.down
+        if not (isinstance(gate_up, Dense) and isinstance(down, Dense)):
+            return reference.experts(x_TH, routes, weights)
+        (tokens, width), (experts, _, inner), pairs = x_TH.shape, down.values.shape, len(routes.pairs_P)
         if width % LANES or inner % LANES:
             return reference.experts(x_TH, routes, weights)
         opened, parts = torch.empty((pairs, inner), dtype=x_TH.dtype), torch.empty((pairs, width), dtype=x_TH.dtype)
@@ -319,11 +327,11 @@ class CpuKernels:
         work, clamped = pairs * width * inner, weights.clamped
         limit, slope = (None, None) if clamped is None else (clamped.limit, clamped.slope)
         self._call(
-            work, "experts_up", x=x_TH, chosen=pairs // tokens, gate_up=weights.gate_up, bias=weights.gate_up_bias,
+            work, "experts_up", x=x_TH, chosen=pairs // tokens, gate_up=gate_up.values, bias=weights.gate_up_bias,
             limit=limit, slope=slope, out=opened, **common,
         )  # fmt: skip
         self._call(
-            work, "experts_down", x=opened, scores=routes.scores_P, down=weights.down, bias=weights.down_bias,
+            work, "experts_down", x=opened, scores=routes.scores_P, down=down.values, bias=weights.down_bias,
             out=parts, **common,
         )  # fmt: skip
         self._call(

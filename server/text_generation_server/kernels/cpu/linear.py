@@ -1,15 +1,22 @@
 """Linear layers by the compiled matrix products. Their weights are copied into panels, which csrc/README.md draws:
 panels of 16 outputs in bfloat16 and int8, of 32 outputs in float32."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from text_generation_common.quantized.values import Dense, Int8, Weight
 from text_generation_server.device.arena import SharedPages, empty
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
+from text_generation_server.kernels.interface import LinearKernel
+from text_generation_server.kernels.products import has_row_scales
 
 PANEL = 16
 CPU = torch.device("cpu")
+NO_ADDEND: dict[str, Argument] = dict.fromkeys(("addend", "addend_stride", "addend_type"))
 BLOCK = 2 * PANEL  # outputs and inputs must be multiples of this, because the matrix product takes pairs of panels
 
 
@@ -30,6 +37,28 @@ class Scratch:
         return self._memory[-1].data_ptr()
 
 
+@dataclass(frozen=True, slots=True)
+class RowScaled:
+    """W = values * scales, which `gemm` computes."""
+
+    values: Tensor  # [N, K]: bfloat16 or int8
+    scales_N: Tensor | None = None  # float32
+
+
+def packable(weight: Weight, gated: bool, factor: float) -> RowScaled | None:
+    """The weight times the factor for `gemm`. None if it is in another form, or does not fill whole panels: its inputs
+    must, and each half of its outputs must if `gated`."""
+    match weight:
+        case Dense(values) if values.dtype == torch.bfloat16 and factor == 1:
+            found = RowScaled(values)
+        case Int8(q) if has_row_scales(weight):
+            found = RowScaled(q, weight.groups.scales[:, 0].float() * factor)
+        case _:
+            return None
+    outputs, inputs = found.values.shape
+    return found if inputs % BLOCK == 0 and (not gated or outputs % BLOCK == 0) else None
+
+
 class PackedLinear:
     """y = x Wᵀ + b for bfloat16 x [T, K]. `gated`: the first half of the outputs are gates, and y = silu(gate) * up."""
 
@@ -39,39 +68,40 @@ class PackedLinear:
         threads: int,
         scratch: "Scratch",
         pages: SharedPages,
-        weight: Tensor,
+        weight: RowScaled,
         bias: Tensor | None,
-        scales_N: Tensor | None,
         gated: bool,
-        dtype: torch.dtype,
+        y_type: torch.dtype,
     ) -> None:
-        """The weight is [N, K] in bfloat16, or int8 with a scale for each output. `dtype` is the type of y."""
-        outputs, self._inputs = weight.shape
+        values = weight.values
+        outputs, self._inputs = values.shape
         self._outputs = outputs // 2 if gated else outputs
         self._library = library
         self._threads = threads
         self._gated = gated
-        self._dtype = dtype
-        order = _interleaved(outputs) if gated else None
-        self._weight = _panels(weight if order is None else weight[order], pages)
-        self._is_int8 = weight.dtype == torch.int8
+        self._y_type = y_type
+        order = interleaved(outputs) if gated else None
+        self._weight = panels(values if order is None else values[order], pages)
+        self._is_int8 = values.dtype == torch.int8
         self._scratch = scratch
         rows = self._weight.shape[0] * PANEL
         self._rows = rows
-        self._width = rows // 2 if gated else rows
         self._fixed: dict[str, Argument] = {
             "inputs": self._inputs, "weights": self._weight, "outputs": rows, "is_int8": int(self._is_int8),
-            "scales": _aligned(scales_N, order), "bias": _aligned(bias, order), "gated": int(gated),
-            "y_type": TYPES[dtype],
+            "scales": aligned(weight.scales_N, order), "bias": aligned(bias, order), "gated": int(gated),
+            "y_type": TYPES[y_type], "columns": self._outputs,
         }  # fmt: skip
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
         count = x.shape[0]
         x = x.contiguous()
         self._scratch.reserve(self._library.gemm_scratch(count, self._inputs, self._rows, self._is_int8, self._threads))
-        y = torch.empty((count, self._width), dtype=self._dtype)
-        self._library.call(self._threads, "gemm", x=x, rows=count, y=y, scratch=self._scratch.data_ptr(), **self._fixed)
-        return y if self._width == self._outputs else y[:, : self._outputs].contiguous()
+        y = torch.empty((count, self._outputs), dtype=self._y_type) if out is None else out
+        self._library.call(
+            self._threads, "gemm", x=x, rows=count, y=y, y_stride=y.stride(0), scratch=self._scratch.data_ptr(),
+            **addend_words(addend), **self._fixed,
+        )  # fmt: skip
+        return y
 
     @property
     def has_rows(self) -> bool:
@@ -94,12 +124,13 @@ class Float32Linear:
         self._weight = _wide_panels(weight, pages)
         self._bias = None if bias is None else bias.contiguous()
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
         x = x.contiguous()
-        y = torch.empty((x.shape[0], self._outputs), dtype=torch.float32)
+        y = torch.empty((x.shape[0], self._outputs), dtype=torch.float32) if out is None else out
+        words = addend_words(addend)
         self._library.call(
             self._threads, "gemm_f32", x=x, rows=x.shape[0], inputs=self._inputs, weights=self._weight,
-            outputs=self._outputs, bias=self._bias, y=y,
+            outputs=self._outputs, bias=self._bias, y=y, y_stride=y.stride(0), **words,
         )  # fmt: skip
         return y
 
@@ -107,6 +138,25 @@ class Float32Linear:
 
     def rows(self, ids_T: Tensor) -> Tensor:
         return _rows(self._library, self._threads, self._weight, ids_T, self._inputs)
+
+
+class Gated:
+    """y = silu(gate) * up of a product whose first half are gates."""
+
+    def __init__(self, linear: LinearKernel, silu_mul: Callable[[Tensor], Tensor]) -> None:
+        self._linear = linear
+        self._silu_mul = silu_mul
+
+    def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
+        y = self._silu_mul(self._linear(x, addend=addend))
+        return y if out is None else out.copy_(y)
+
+
+def addend_words(addend: Tensor | None) -> dict[str, Argument]:
+    if addend is None:
+        return NO_ADDEND
+    assert addend.stride(1) == 1
+    return {"addend": addend, "addend_stride": addend.stride(0), "addend_type": TYPES[addend.dtype]}
 
 
 def _rows(library: Library, threads: int, panels: Tensor, ids_T: Tensor, inputs: int) -> Tensor:
@@ -120,13 +170,7 @@ def _rows(library: Library, threads: int, panels: Tensor, ids_T: Tensor, inputs:
     return out
 
 
-def can_pack(weight: Tensor, gated: bool) -> bool:
-    """Whether the weight fills whole panels: its inputs must, and each half of its outputs must if `gated`."""
-    outputs, inputs = weight.shape
-    return inputs % BLOCK == 0 and (not gated or outputs % BLOCK == 0)
-
-
-def _panels(weight: Tensor, pages: SharedPages) -> Tensor:
+def panels(weight: Tensor, pages: SharedPages) -> Tensor:
     """The weight as [N / 16, K / 2, 16, 2]. Rows of zeros fill the last pair of panels."""
     missing = -weight.shape[0] % BLOCK
     weight = F.pad(weight, (0, 0, 0, missing)) if missing else weight
@@ -147,12 +191,12 @@ def _wide_panels(weight: Tensor, pages: SharedPages) -> Tensor:
     return packed
 
 
-def _interleaved(outputs: int) -> Tensor:
+def interleaved(outputs: int) -> Tensor:
     """The order of outputs in which each panel of gates is followed by the panel of the matching ups."""
     return torch.arange(outputs).view(2, -1, PANEL).transpose(0, 1).flatten()
 
 
-def _aligned(values_N: Tensor | None, order: Tensor | None) -> Tensor | None:
+def aligned(values_N: Tensor | None, order: Tensor | None) -> Tensor | None:
     """Scales or biases in float32, in the order of the panels, with zeros for the missing outputs of the last panel."""
     if values_N is None:
         return None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from text_generation_common.models.architecture import Activation, ClampedGate
+from text_generation_common.quantized.values import Dense
 from text_generation_server.kernels import triton as kernels
 from text_generation_server.kernels.interface import (
     Allowed,
@@ -93,8 +94,9 @@ def compile_experts(dtype: torch.dtype) -> None:
     x, gate_up, down = (torch.zeros(shape, dtype=dtype) for shape in ((5, 96), (6, 160, 96), (6, 96, 80)))
     routes = kernels.route(torch.zeros(5, 32, dtype=dtype)[:, :6], 2, False)
     kernels.route(x, 3, True)
-    kernels.experts(x, routes, ExpertWeights(gate_up, down))
-    biased = ExpertWeights(gate_up, down, gate_up[:, :, 0].contiguous(), down[:, :, 0].contiguous())
+    kernels.experts(x, routes, ExpertWeights(Dense(gate_up), Dense(down)))
+    biases = gate_up[:, :, 0].contiguous(), down[:, :, 0].contiguous()
+    biased = ExpertWeights(Dense(gate_up), Dense(down), *biases)
     kernels.experts(x, routes, replace(biased, clamped=ClampedGate(7.0, 1.702)))
     kernels.add_scored(x, x, x, x[0])
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from text_generation_common.cpu_features import NEEDS
 from text_generation_common.models.architecture import Activation, ClampedGate
+from text_generation_common.quantized.values import Dense
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import CpuKernels, backend
 from text_generation_server.kernels.interface import (
@@ -28,6 +29,8 @@ from text_generation_server.kernels.interface import (
     KvLayer,
     Segments,
 )
+from text_generation_server.kernels.products import exact_weight
+from text_generation_server.kernels.weight_parts import on_tensors
 
 if TYPE_CHECKING:
     from .conftest import Subject
@@ -839,7 +842,10 @@ def experts_of(subject: Subject, x: Tensor, logits: Tensor, weights: ExpertWeigh
     parts = {field.name: getattr(weights, field.name) for field in fields(weights)}
     on_device = {name: part.to(subject.device) for name, part in parts.items() if isinstance(part, Tensor)}
     routes = subject.kernels.route(logits.to(subject.device), min(2, logits.shape[1]), True)
-    return subject.kernels.experts(x.to(subject.device), routes, replace(weights, **on_device))
+    stacks = {
+        name: on_tensors(getattr(weights, name), lambda part: part.to(subject.device)) for name in ("gate_up", "down")
+    }
+    return subject.kernels.experts(x.to(subject.device), routes, replace(weights, **on_device, **stacks))
 
 
 def exact_expert(x: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
@@ -848,12 +854,12 @@ def exact_expert(x: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
     def of_expert(biases: Tensor | None) -> Tensor | float:
         return 0.0 if biases is None else biases[expert].double()
 
-    gate, up = (weights.gate_up[expert].double() @ x.double() + of_expert(weights.gate_up_bias)).chunk(2)
+    gate, up = (exact_weight(weights.gate_up)[expert].double() @ x.double() + of_expert(weights.gate_up_bias)).chunk(2)
     inner = torch.nn.functional.silu(gate) * up
     if clamped := weights.clamped:
         gate, up = gate.clamp(max=clamped.limit), up.clamp(-clamped.limit, clamped.limit)
         inner = (up + 1) * gate / (1 + torch.exp(-clamped.slope * gate))
-    return weights.down[expert].double() @ inner + of_expert(weights.down_bias)
+    return exact_weight(weights.down)[expert].double() @ inner + of_expert(weights.down_bias)
 
 
 @pytest.mark.parametrize("width", [48, 72])
@@ -866,10 +872,10 @@ def test_experts_compute_their_tokens_and_no_others(subject: Subject, width: int
     logits[:, 4] = -300.0  # no token goes to this expert, so its weights are not read
     gate_up = (torch.randn(count, 2 * inner, width) / width**0.5).to(subject.dtype)
     down = (torch.randn(count, width, inner) / inner**0.5).to(subject.dtype)
-    weights = ExpertWeights(gate_up, down)
+    weights = ExpertWeights(Dense(gate_up), Dense(down))
     if has_options:
         biases = (torch.randn(count, size).to(subject.dtype) for size in (2 * inner, width))
-        weights = ExpertWeights(gate_up, down, *biases, ClampedGate(1.25, 1.7))
+        weights = ExpertWeights(Dense(gate_up), Dense(down), *biases, ClampedGate(1.25, 1.7))
     for field in fields(weights):
         if isinstance(part := getattr(weights, field.name), Tensor):
             part[4] = NAN
@@ -889,7 +895,9 @@ def test_a_clamped_gate_keeps_what_is_not_finite(subject: Subject) -> None:
     gate_up, down = torch.eye(32).repeat(2, 1).unsqueeze(0), torch.eye(32).unsqueeze(0)
     x = torch.linspace(-3, 3, 64).view(2, 32)
     x[1, 5] = NAN
-    weights = ExpertWeights(gate_up.to(subject.dtype), down.to(subject.dtype), clamped=ClampedGate(2.0, 1.5))
+    weights = ExpertWeights(
+        Dense(gate_up.to(subject.dtype)), Dense(down.to(subject.dtype)), clamped=ClampedGate(2.0, 1.5)
+    )
     out = experts_of(subject, x.to(subject.dtype), torch.zeros(2, 1).to(subject.dtype), weights).cpu()
     assert out[1].isnan().all() and out[0].isfinite().all()
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from text_generation_common.quantized.values import Groups, Int8
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
 
@@ -23,6 +24,7 @@ from text_generation_server.kernels.triton.attend_decode import (  # noqa: E402
 )
 from text_generation_server.kernels.triton.attend_prefill import attend_prefill_tiled  # noqa: E402
 from text_generation_server.kernels.triton.interpreter import products_in_fixed_order  # noqa: E402
+from text_generation_server.kernels.triton.layers import UnroundedProduct  # noqa: E402
 from text_generation_server.kernels.triton.tiles import (  # noqa: E402
     attend_tile,
     prepare_queries,
@@ -313,7 +315,7 @@ def test_logits_are_float32_without_a_second_pass(dtype: torch.dtype, has_bias: 
     with FakeTensorMode(), Operations() as operations:
         weight, x = (torch.empty(n, 64, dtype=dtype, device="cuda") for n in (320, 3))
         bias = torch.empty(320, dtype=dtype, device="cuda") if has_bias else None
-        linear = make_linear(kernels, dense(weight), bias, dtype=torch.float32)  # type: ignore[arg-type]
+        linear = make_linear(kernels, dense(weight), bias, y_type=torch.float32)  # type: ignore[arg-type]
         operations.names.clear()
         logits = linear(x)
     assert (logits.dtype, logits.shape, logits.stride()) == (torch.float32, (3, 320), (320, 1))
@@ -323,9 +325,16 @@ def test_logits_are_float32_without_a_second_pass(dtype: torch.dtype, has_bias: 
 def test_all_other_products_are_torch_s() -> None:
     with FakeTensorMode():
         half, whole = (torch.empty(32, 64, dtype=t, device="cuda") for t in (torch.bfloat16, torch.float32))
-        assert kernels.linear(half, None, None, False, torch.bfloat16) is None
-        scales = torch.empty(32, device="cuda")
-        assert kernels.linear(half, None, scales, False, torch.float32) is None
-        assert kernels.linear(half, None, None, True, torch.float32) is None
-        assert kernels.linear(whole, None, None, False, torch.float32) is None
-    assert kernels.linear(torch.empty(32, 64, dtype=torch.bfloat16), None, None, False, torch.float32) is None
+        scaled = Int8(torch.empty(32, 64, dtype=torch.int8), Groups(64, torch.empty(32, 1)))
+        for weight, options in (
+            (dense(half), {}),
+            (dense(half), {"gated": True, "y_type": torch.float32}),
+            (dense(whole), {"y_type": torch.float32}),
+            (dense(whole), {"x_type": torch.float32, "y_type": torch.float32}),
+            (dense(half), {"y_type": torch.float32, "factor": 0.5}),
+            (scaled, {"x_type": torch.bfloat16, "y_type": torch.float32}),
+        ):
+            linear = kernels.linear(
+                weight, None, **{"gated": False, "x_type": half.dtype, "y_type": half.dtype} | options
+            )
+            assert not isinstance(linear._multiply, UnroundedProduct)

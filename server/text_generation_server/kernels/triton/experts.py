@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from text_generation_common.models.architecture import ClampedGate
+from text_generation_common.quantized.values import Dense
+from text_generation_server.kernels import reference
 from text_generation_server.kernels.interface import ExpertWeights, Routes
 
 MIN_PAIRS = 16  # least number of rows of a tl.dot
@@ -36,7 +38,10 @@ def route(logits_TE: Tensor, chosen: int, over_chosen: bool) -> Routes:
 
 
 def experts(x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
-    gate_up, down, clamped = weights.gate_up, weights.down, weights.clamped or ClampedGate(0.0, 0.0)
+    if not (isinstance(weights.gate_up, Dense) and isinstance(weights.down, Dense)):
+        return reference.experts(x_TH, routes, weights)
+    gate_up, down = weights.gate_up.values, weights.down.values
+    clamped = weights.clamped or ClampedGate(0.0, 0.0)
     (tokens, width), (count, _, inner), pairs = x_TH.shape, down.shape, len(routes.pairs_P)
     assert x_TH.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()
     biases = weights.gate_up_bias, weights.down_bias

@@ -3,14 +3,15 @@ activation of an MLP, with or without a gate, in float32 with one rounding at th
 kernels of our own would not be faster.
 """
 
-from collections.abc import Callable
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from text_generation_common.models.architecture import Activation
+from text_generation_common.quantized.values import Dense, Weight
+from text_generation_server.kernels.interface import LinearKernel
+from text_generation_server.kernels.products import TorchLinear, torch_linear
 from text_generation_server.kernels.triton.tuning import find_tile
 
 
@@ -93,22 +94,22 @@ HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
 def linear(
-    weight: Tensor, bias: Tensor | None, scales_N: Tensor | None, gated: bool, dtype: torch.dtype
-) -> Callable[[Tensor], Tensor] | None:
-    is_plain = scales_N is None and not gated and weight.device.type == "cuda"
-    if is_plain and weight.dtype in HALF_PRECISION and dtype == torch.float32:
-        return WideLinear(weight, bias)
-    return None
+    weight: Weight, bias: Tensor | None, *, gated: bool, x_type: torch.dtype, y_type: torch.dtype, factor: float = 1.0
+) -> LinearKernel:
+    if isinstance(weight, Dense) and not gated and factor == 1 and y_type == torch.float32:
+        values = weight.values
+        if values.device.type == "cuda" and values.dtype == x_type and x_type in HALF_PRECISION:
+            return TorchLinear(UnroundedProduct(values), bias, y_type)
+    return torch_linear(weight, bias, gated=gated, x_type=x_type, y_type=y_type, factor=factor, silu_mul=silu_mul)
 
 
-class WideLinear:
-    """y = x Wᵀ + b in float32, for x and W in half precision. cuBLAS adds up in float32, and y has these sums: they are
-    not rounded to half precision, and no second pass over y converts them."""
+class UnroundedProduct:
+    """x Wᵀ + b in float32, for x and W in half precision. cuBLAS adds up in float32, and the result has these sums:
+    they are not rounded to half precision, and no second pass over the result converts them."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self._weight = weight
-        self._bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         y = torch.mm(x, self._weight.t(), out_dtype=torch.float32)
-        return y if self._bias is None else y.add_(self._bias)
+        return y if bias is None else y.add_(bias)

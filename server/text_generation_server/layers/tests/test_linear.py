@@ -1,18 +1,21 @@
 """Products of packed weights equal torch's products, for every processor that has a compiled library."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_common.cpu_features import NEEDS
+from text_generation_common.quantized.values import Dense, Int8, Weight
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch
-from text_generation_server.kernels.interface import HoldsRows
+from text_generation_server.kernels.interface import HoldsRows, LinearKernel
 from text_generation_server.layers.linear import make_linear
-from text_generation_server.layers.weights import Weight, WeightFormat, dense, int8
+from text_generation_server.layers.weights import WeightFormat, dense, int8
 
 NAN = float("nan")
 GUARD = 77.0
@@ -40,16 +43,21 @@ def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def exact_values(weight: Weight) -> Tensor:
-    """The exact numbers that a weight represents, in float64."""
-    values = weight.values.double()
-    return values if weight.scales_N is None else values * weight.scales_N.double().unsqueeze(1)
+    """The exact numbers that a dense weight or one of 8 bits represents, in float64."""
+    assert isinstance(weight, Dense | Int8)
+    return weight.values.double() if isinstance(weight, Dense) else weight.q.double() * weight.groups.scales.double()
+
+
+def linear_of(kernels: Any, weight: Weight, bias: Tensor | None = None, **options: Any) -> LinearKernel:
+    """A layer of bfloat16 inputs."""
+    return make_linear(kernels, weight, bias, x_type=torch.bfloat16, **options)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_products_are_those_of_the_weights(kernels: CpuKernels, inputs: int, outputs: int, with_bias: bool) -> None:
     weight, bias = random(outputs, inputs), random(outputs) if with_bias else None
-    linear = make_linear(kernels, dense(weight), bias, dtype=torch.float32)
+    linear = make_linear(kernels, dense(weight), bias, y_type=torch.float32)
     assert isinstance(linear, PackedLinear)
     for rows in ROWS:
         x = random(rows, inputs)
@@ -60,7 +68,7 @@ def test_products_are_those_of_the_weights(kernels: CpuKernels, inputs: int, out
 
 def test_results_are_rounded_to_the_models_type(kernels: CpuKernels) -> None:
     weight, x = random(64, 64), random(20, 64)
-    y, precise = make_linear(kernels, dense(weight))(x), make_linear(kernels, dense(weight), dtype=torch.float32)(x)
+    y, precise = make_linear(kernels, dense(weight))(x), make_linear(kernels, dense(weight), y_type=torch.float32)(x)
     assert torch.equal(y, precise.bfloat16())
 
 
@@ -69,7 +77,7 @@ def test_gates_and_ups_meet(kernels: CpuKernels) -> None:
     for rows in ROWS:
         x = random(rows, 64)
         gate, up = exact(x, weight, None).chunk(2, dim=1)
-        y = make_linear(kernels, dense(weight), gated=True, dtype=torch.float32)(x)
+        y = make_linear(kernels, dense(weight), gated=True, y_type=torch.float32)(x)
         torch.testing.assert_close(y.double(), F.silu(gate) * up, atol=1e-3, rtol=1e-5)
 
 
@@ -78,7 +86,7 @@ def test_gates_that_are_closed_let_nothing_through(kernels: CpuKernels) -> None:
     x = torch.full((2, 32), 0.5).bfloat16()
     x[0, :8] = torch.tensor([-50.0, -89, -120, -177.5, -1e3, -1e4, -1e30, -3e38])
     gate, up = exact(x, weight, None).chunk(2, dim=1)
-    y = make_linear(kernels, dense(weight), gated=True, dtype=torch.float32)(x)
+    y = make_linear(kernels, dense(weight), gated=True, y_type=torch.float32)(x)
     torch.testing.assert_close(y.double(), F.silu(gate) * up, atol=1e-3, rtol=1e-5)
 
 
@@ -86,7 +94,7 @@ def test_gates_that_are_closed_let_nothing_through(kernels: CpuKernels) -> None:
 def test_8_bit_weights_are_multiplied_by_their_scales(kernels: CpuKernels, gated: bool) -> None:
     weight = random(2 * 48 if gated else 90, 64) * torch.rand(2 * 48 if gated else 90, 1).bfloat16()
     stored = exact_values(int8(weight))
-    linear = make_linear(kernels, int8(weight), gated=gated, dtype=torch.float32)
+    linear = linear_of(kernels, int8(weight), gated=gated, y_type=torch.float32)
     assert isinstance(linear, PackedLinear)
     for rows in ROWS:
         x = random(rows, 64)
@@ -130,7 +138,7 @@ def test_large_products_are_made_of_parts_that_add_up(
     weight, x = random(128, inputs) * 0.1, random(rows, inputs)
     kept = weight_format(weight)
     stored = exact_values(kept)
-    linear = make_linear(kernels, kept, gated=gated, dtype=torch.float32)
+    linear = linear_of(kernels, kept, gated=gated, y_type=torch.float32)
     y, expected = linear(x), exact(x, stored, None)
     if gated:
         gate, up = expected.chunk(2, dim=1)
@@ -143,15 +151,16 @@ def test_large_products_are_made_of_parts_that_add_up(
 def test_8_bits_round_to_the_nearest_of_255_steps() -> None:
     weight = torch.tensor([[127.0, 1.5, -0.49], [0.0, 0.0, 0.0], [-2.0, 1.0, 0.5]])
     kept = int8(weight)
-    assert kept.values.tolist() == [[127, 2, 0], [0, 0, 0], [-127, 64, 32]] and kept.scales_N is not None
-    assert kept.scales_N[0] == 1 and kept.scales_N[2] == pytest.approx(2 / 127)
+    scales = kept.groups.scales
+    assert kept.q.tolist() == [[127, 2, 0], [0, 0, 0], [-127, 64, 32]]
+    assert scales[0] == 1 and scales[2] == pytest.approx(2 / 127)
 
 
 @pytest.mark.parametrize("weight_format", [dense, int8])
 def test_a_rows_result_does_not_depend_on_its_neighbours(kernels: CpuKernels, weight_format: WeightFormat) -> None:
     """With a matrix unit, products of up to 4 rows use other instructions than products of more rows."""
     x = random(200, 2080)
-    linear = make_linear(kernels, weight_format(random(64, 2080)), dtype=torch.float32)
+    linear = linear_of(kernels, weight_format(random(64, 2080)), y_type=torch.float32)
     groups = [[1, 2, 3, 4], [5, 16, 17, 33, 200]]
     if kernels.library.target != "amx":
         groups = [[1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 16, 23, 24, 25, 31, 33, 63, 97, 200]]
@@ -193,7 +202,7 @@ def test_rows_of_the_weight_can_be_read_from_its_panels(
     exact_kernels: CpuKernels, outputs: int, dtype: torch.dtype
 ) -> None:
     weight = random(outputs, 96).to(dtype)
-    linear = make_linear(exact_kernels, dense(weight), dtype=torch.float32)
+    linear = make_linear(exact_kernels, dense(weight), y_type=torch.float32)
     if not isinstance(linear, HoldsRows):
         assert dtype == torch.bfloat16 and not exact_kernels.library.has("gemm")
         return
@@ -203,7 +212,7 @@ def test_rows_of_the_weight_can_be_read_from_its_panels(
 
 def test_weights_in_another_order_or_type_hold_no_rows(kernels: CpuKernels) -> None:
     for weight, gated in ((dense(random(64, 64)), True), (int8(random(64, 64)), False)):
-        linear = make_linear(kernels, weight, gated=gated)
+        linear = linear_of(kernels, weight, gated=gated)
         assert isinstance(linear, HoldsRows) and not linear.has_rows
 
 
@@ -235,7 +244,7 @@ def test_a_float32_row_is_the_same_to_the_bit_whatever_the_other_rows_are(
 def test_without_kernels_for_it_8_bits_are_the_same_numbers() -> None:
     weight, bias, x = random(24, 40), random(24), random(5, 40)
     kept = int8(weight)
-    y = make_linear(reference, kept, bias)(x)  # type: ignore[arg-type]
+    y = linear_of(reference, kept, bias)(x)
     expected = exact(x, exact_values(kept), bias)
     torch.testing.assert_close(y.double(), expected, atol=2e-2, rtol=2e-2)
 
@@ -260,7 +269,7 @@ def test_a_long_gated_product_of_8_bits_is_rounded_twice_at_most(target: str, si
     share = torch.sigmoid(gate)
     expected, slope = gate * share * up, gate * (share + gate * share * (1 - share)) * up
     limit = (slope.abs() + 2 * expected.abs()) * 2**-8 * 1.01 + 1e-6
-    linear = make_linear(kernels, int8((numbers * size).bfloat16()), gated=True)  # type: ignore[arg-type]
+    linear = linear_of(kernels, int8((numbers * size).bfloat16()), gated=True)
     difference = (linear(x).double() - expected).abs()
     assert bool((difference <= limit).all()), float((difference / limit).max())
 
@@ -269,3 +278,59 @@ def test_shapes_that_fill_no_panels_are_left_to_torch(kernels: CpuKernels) -> No
     assert not isinstance(make_linear(kernels, dense(random(32, 40))), PackedLinear)
     assert not isinstance(make_linear(kernels, dense(random(2 * 40, 32)), gated=True), PackedLinear)
     assert not isinstance(make_linear(kernels, dense(random(32, 32).float())), PackedLinear)
+
+
+BACKENDS = ["reference", *NEEDS]
+FORMS: list[tuple[torch.dtype, WeightFormat]] = [
+    (torch.float32, dense),
+    (torch.bfloat16, dense),
+    (torch.bfloat16, int8),
+]
+
+
+def backend(name: str) -> Any:
+    if (kernels := reference if name == "reference" else load_kernels(name)) is None:
+        pytest.skip(f"needs a processor with {name}, and a C compiler when the package is installed")
+    return kernels
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(("x_type", "weight_format"), FORMS)
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_products_write_into_columns_of_one_tensor(
+    name: str, x_type: torch.dtype, weight_format: WeightFormat, rows: int
+) -> None:
+    """In these columns are the bits that each product has alone, and all other columns stay."""
+    kernels, x = backend(name), random(rows, 64).to(x_type)
+    linears = [
+        make_linear(kernels, weight_format(random(outputs, 64).to(x_type)), x_type=x_type) for outputs in (90, 32, 5)
+    ]
+    fused = torch.full((rows, 160), GUARD, dtype=x_type)
+    for linear, columns in zip(linears, (range(1, 91), range(96, 128), range(155, 160)), strict=True):
+        alone, there = linear(x), fused[:, columns.start : columns.stop]
+        assert bool((there == GUARD).all())
+        assert linear(x, out=there).data_ptr() == there.data_ptr()
+        assert torch.equal(there, alone)
+    assert int((fused == GUARD).sum()) == rows * (160 - 90 - 32 - 5)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(("x_type", "weight_format"), FORMS)
+@pytest.mark.parametrize(("outputs", "gated"), [(90, False), (128, False), (192, True), (128, True)])
+def test_an_addend_is_added_to_the_product_before_bias_and_gate(
+    name: str, x_type: torch.dtype, weight_format: WeightFormat, outputs: int, gated: bool
+) -> None:
+    kept = weight_format(random(outputs, 64).to(x_type))
+    bias = random(outputs).to(x_type)
+    linear = make_linear(backend(name), kept, bias, gated=gated, x_type=x_type, y_type=torch.float32)
+    for rows in (1, 4, 7, 33):
+        x, addend = random(rows, 64).to(x_type), random(rows, outputs + 3)[:, 3:]
+        expected = exact(x, exact_values(kept), bias) + addend.double()
+        if gated:
+            gate, up = expected.chunk(2, dim=1)
+            expected = F.silu(gate) * up
+        # torch rounds products of bfloat16.
+        tolerance = 2**-6 if name == "reference" and x_type == torch.bfloat16 else 1e-4
+        for given in (addend, addend.float()):
+            y = linear(x, addend=given)
+            torch.testing.assert_close(y.double(), expected, atol=8 * tolerance, rtol=tolerance)

@@ -148,7 +148,8 @@ def _replace_linears(model: Any, kernels: Kernels, weight_format: WeightFormat, 
         if linear not in made:
             weight, bias = linear.weight.data, None if linear.bias is None else linear.bias.data
             form, out = (dense, torch.float32) if linear is head else (weight_format, None)
-            made[linear] = KernelLinear(make_linear(kernels, form(weight), bias, dtype=out), weight.dtype)
+            ours = make_linear(kernels, form(weight), bias, x_type=weight.dtype, y_type=out)
+            made[linear] = KernelLinear(ours, weight.dtype)
             on_linear()
         setattr(parent, name, made[linear])
 

@@ -15,7 +15,11 @@ from text_generation_common.flags.kinds import Dtype, KvCacheDtype
 from text_generation_common.model_files import demo_directory
 from text_generation_common.models.config import read_config
 from text_generation_common.models.fitting import check_length, choose_dtype, slot_bytes
+from text_generation_common.models.tensors import LinearSize, weight_bytes, with_checked_tensors
+from text_generation_common.quantized.sizes import INT8
+from text_generation_common.weights.headers import Stored
 from text_generation_server.distributed import Alone, Group
+from text_generation_server.layers.weights import int8
 from text_generation_server.load import DTYPES, KV_TYPES
 from text_generation_server.models import get_model
 from text_generation_server.models.kv_cache import KvShape, bytes_per_slot
@@ -195,3 +199,39 @@ def test_a_text_may_be_as_long_as_the_model_was_made_for() -> None:
 def test_every_type_of_numbers_has_torch_s() -> None:
     assert {str(dtype).removeprefix("torch.") for dtype in DTYPES.values()} == {dtype.value for dtype in Dtype}
     assert all(DTYPES[dtype] is getattr(torch, dtype.value) for dtype in Dtype)
+
+
+def test_bytes_are_counted_in_the_form_in_which_each_weight_is_kept(model: Path) -> None:
+    config, files = read_config(model), SafetensorsFiles(model)
+    tensors = {name: files.get(name).bfloat16() for name in files.names}
+    assert weight_bytes(config, 2, lambda _: None) == sum(tensor.nbytes for tensor in tensors.values())
+    queries = {f"{config.names.layer(i).queries}.weight" for i in range(config.num_layers)}
+    kept = 0
+    for name, tensor in tensors.items():
+        codes = int8(tensor) if name in queries else None
+        kept += tensor.nbytes if codes is None else codes.q.nbytes + codes.groups.scales.nbytes
+    counted = weight_bytes(config, 2, lambda layer: INT8 if f"{layer}.weight" in queries else None)
+    assert counted == kept
+
+
+def test_codes_may_lie_in_the_files_in_the_place_of_numbers(model: Path) -> None:
+    """The tensors that a format has are checked like all others, and the layer's numbers belong to no such model."""
+
+    def packed(layer: str, size: LinearSize) -> dict[str, tuple[int, ...]] | None:
+        return {f"{layer}.codes": (size.outputs, size.inputs // 2)} if layer.endswith("q_proj") else None
+
+    config, files = read_config(model), SafetensorsFiles(model)
+    name = "model.layers.1.self_attn.q_proj"
+    stored = {name: found for name in files.names if (found := files.describe(name)) is not None}
+    for layer in ("model.layers.0", "model.layers.2", "model.layers.1"):
+        with pytest.raises(ModelError, match=r"no tensor model.layers.\d.self_attn.q_proj.codes"):
+            with_checked_tensors(config, stored, stored.get, packed)
+        del stored[f"{layer}.self_attn.q_proj.weight"]
+        stored[f"{layer}.self_attn.q_proj.codes"] = Stored("U8", (64, 32))
+    with_checked_tensors(config, stored, stored.get, packed)
+    with pytest.raises(ModelError, match=rf"{name}.codes has the shape \[64, 31\] in the weights files"):
+        others = stored | {f"{name}.codes": Stored("U8", (64, 31))}
+        with_checked_tensors(config, others, others.get, packed)
+    with pytest.raises(ModelError, match=f"have a tensor {name}.weight, which"):
+        others = stored | {f"{name}.weight": Stored("F32", (64, 64))}
+        with_checked_tensors(config, others, others.get, packed)

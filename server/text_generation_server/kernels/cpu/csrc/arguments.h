@@ -281,18 +281,22 @@ struct check_finite_arguments {
   uint8_t *finite; /* [R] */
 };
 
-/* y = x Wᵀ + bias in float32. A row of y has the same bits whatever the other rows are. */
+/* y = x Wᵀ + addend + bias in float32. A row of y has the same bits whatever the other rows are. */
 struct gemm_f32_arguments {
   const float *x; /* [rows, inputs] */
   long rows;
   long inputs;
   const float *weights; /* [outputs / 32, inputs, 32]; zeros fill the last panel */
   long outputs;
-  const float *bias; /* [outputs], or null */
-  float *y;          /* [rows, outputs] */
+  const float *bias;  /* [outputs], or null */
+  const void *addend; /* [rows, outputs], rows addend_stride apart, or null */
+  long addend_stride; /* numbers from one row of the addend to the next */
+  long addend_type;   /* F32 or BF16 */
+  float *y;           /* [rows, outputs], rows y_stride apart */
+  long y_stride;
 };
 
-/* y = x Wᵀ * scales + bias. If gated: y = silu(gate) * up. Weights lie in panels: see README.md. */
+/* y = x Wᵀ * scales + addend + bias. If gated: y = silu(gate) * up. Weights lie in panels: see README.md. */
 struct gemm_arguments {
   const bf16 *x; /* [rows, inputs] */
   long rows;
@@ -302,10 +306,41 @@ struct gemm_arguments {
   long is_int8;        /* whether weights are int8 */
   const float *scales; /* [outputs] for int8, or null */
   const float *bias;   /* [outputs], or null */
+  const void *addend;  /* [rows, columns]; gated, [rows, 2 * columns]: gates, then ups; or null */
+  long addend_stride;  /* numbers from one row of the addend to the next */
+  long addend_type;    /* F32 or BF16 */
   long gated;          /* whether panels alternate: one of gates, then one of ups */
   long y_type;         /* F32 or BF16 */
-  void *y;             /* [rows, outputs]; gated, [rows, outputs / 2] */
-  bf16 *scratch;       /* aligned to 64 bytes; linear.py computes the size */
+  long columns;        /* numbers of a row of y: outputs, less those that only fill panels; gated, outputs / 2 */
+  void *y;             /* [rows, columns], rows y_stride apart */
+  long y_stride;
+  bf16 *scratch; /* aligned to 64 bytes; linear.py computes the size */
+};
+
+/* y = x Wᵀ + addend + bias, with W = scales * (codes - zeros). If gated: y = silu(gate) * up. Codes lie in panels, as
+   weights do in README.md, and so do scales and zeros. */
+struct gemm_codes_arguments {
+  const bf16 *x; /* [rows, inputs] */
+  long rows;
+  long inputs;         /* a multiple of 32 */
+  const void *codes;   /* [outputs / 16, inputs / 2, 16]: input 2i in the lower half of a byte; or int8 with [..., 2] */
+  long outputs;        /* a multiple of 32 */
+  long is_int4;        /* whether codes have 4 bits and no sign; otherwise 8 bits and a sign */
+  long group;          /* inputs of a group, an even number; the last group may have fewer */
+  const float *scales; /* [outputs / 16, groups, 16] */
+  const int8_t *zeros; /* [outputs / 16, groups, 16], or null */
+  long zero;           /* the zero point where there are no zeros */
+  const int32_t *order; /* [inputs]: the number of x that each input of W multiplies, or null */
+  const float *bias;    /* [outputs], or null */
+  const void *addend;   /* [rows, columns]; gated, [rows, 2 * columns]: gates, then ups; or null */
+  long addend_stride;   /* numbers from one row of the addend to the next */
+  long addend_type;     /* F32 or BF16 */
+  long gated;           /* whether panels alternate: one of gates, then one of ups */
+  long y_type;          /* F32 or BF16 */
+  long columns;         /* numbers of a row of y: outputs, less those that only fill panels; gated, outputs / 2 */
+  void *y;              /* [rows, columns], rows y_stride apart */
+  long y_stride;
+  bf16 *scratch; /* gemm_codes_scratch computes the size */
 };
 
 /* Chooses experts for each token: the `chosen` ones with the largest logits. A score is the expert's share of a softmax

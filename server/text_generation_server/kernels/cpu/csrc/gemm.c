@@ -67,8 +67,7 @@ INLINE void dot_1_to_4_rows(const struct product *g, long first, long rows, cons
   add_dot_products(sums, x, k, rows, w, w + panel, next, next + panel, last, k);
 #pragma GCC unroll 4
   for (long r = 0; r < rows; r++)
-    store_pair(g->y + (first + r) * g->y_stride, pair, 0, (vf)(sums[0][r][0] + sums[0][r][1]),
-               (vf)(sums[1][r][0] + sums[1][r][1]), &g->e);
+    store_pair(g, first + r, pair, 0, (vf)(sums[0][r][0] + sums[0][r][1]), (vf)(sums[1][r][0] + sums[1][r][1]));
 }
 
 /* Multiplies rows [first, end), four at a time. The compiler makes a copy of dot_1_to_4_rows for each number of
@@ -165,8 +164,7 @@ INLINE void multiply_pair_in_tiles(const struct product *g, const bf16 *w, long 
   _tile_stored(0, sums[0], 64);
   _tile_stored(1, sums[1], 64);
   MEMORY_IS_WRITTEN;
-  for (long r = 0; r < g->m; r++)
-    store_pair(g->y + r * g->y_stride, pair, 0, load(sums[0][r], 0, F32), load(sums[1][r], 0, F32), &g->e);
+  for (long r = 0; r < g->m; r++) store_pair(g, r, pair, 0, load(sums[0][r], 0, F32), load(sums[1][r], 0, F32));
 }
 
 static void multiply_few_rows(const struct product *g, struct team *team, int me) {
@@ -204,15 +202,22 @@ EXPORT void gemm(const void *arguments, struct team *team, int me) {
       .weights = a->weights,
       .n = a->outputs,
       .is_int8 = a->is_int8,
-      .e = {.scales = a->scales, .bias = a->bias, .gated = a->gated, .type = a->y_type},
+      .e = {.scales = a->scales,
+            .bias = a->bias,
+            .addend = a->addend,
+            .addend_stride = a->addend_stride * bytes_of(a->addend_type),
+            .addend_type = a->addend_type,
+            .columns = a->columns,
+            .gated = a->gated,
+            .type = a->y_type},
       .y = a->y,
+      .y_stride = a->y_stride * bytes_of(a->y_type),
       .scratch = a->scratch,
   };
-  g.y_stride = (g.e.gated ? g.n / 2 : g.n) * bytes_of(g.e.type);
 #if defined(__AMX_BF16__)
   if (g.m > 4) {
     if (g.m > FEW_ROWS) {
-      g.e.bypasses_caches = g.e.type == BF16 && (uintptr_t)g.y % 64 == 0;
+      g.e.bypasses_caches = g.e.type == BF16 && ((uintptr_t)g.y | g.y_stride) % 64 == 0;
       configure_tiles(16, 16);
       multiply_many_rows(&g, team, me);
     } else {

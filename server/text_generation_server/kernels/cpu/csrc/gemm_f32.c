@@ -1,5 +1,5 @@
-/* y = x Wᵀ + bias in float32. A row of y has the same bits whatever the other rows of x are, and for any number of
-   threads: the inputs are added in blocks of INPUTS_AT_ONCE, and within a block from first to last.
+/* y = x Wᵀ + addend + bias in float32. A row of y has the same bits whatever the other rows of x are, and for any
+   number of threads: the inputs are added in blocks of INPUTS_AT_ONCE, and within a block from first to last.
 
    Weights lie in panels of 32 outputs, [n / 32][k][32]. Zeros fill the last panel. */
 #include "team.h"
@@ -13,11 +13,24 @@
 struct f32_panel {
   const float *x; /* [rows, k] */
   long k;
-  const float *w;    /* [k, 32] */
-  const float *bias; /* bias of the panel's first output, or null */
-  float *y;          /* address of the panel's first output in row 0 */
-  long n;            /* number of outputs in a row of y */
+  const float *w;     /* [k, 32] */
+  const float *bias;  /* bias of the panel's first output, or null */
+  const char *addend; /* address of what is added to the panel's first output in row 0, or null */
+  long addend_stride; /* bytes from one row of the addend to the next */
+  enum type addend_type;
+  float *y;      /* address of the panel's first output in row 0 */
+  long y_stride; /* numbers from one row of y to the next */
 };
+
+/* What is added to output n of a row of the panel, beside the product. */
+INLINE float start_of_sum(const struct f32_panel *s, long row, long n) {
+  float bias = s->bias ? s->bias[n] : 0.0f, number;
+  if (!s->addend) return bias;
+  const char *addend = s->addend + row * s->addend_stride;
+  uint32_t bits = s->addend_type == BF16 ? (uint32_t)((const bf16 *)addend)[n] << 16 : ((const uint32_t *)addend)[n];
+  memcpy(&number, &bits, sizeof number);
+  return number + bias;
+}
 
 /* The number of outputs, a power of two of vectors, whose sums fit the registers for `rows` rows. */
 INLINE int outputs_at_once(int rows) {
@@ -45,11 +58,11 @@ INLINE void add_inputs(const struct f32_panel *s, long row, int rows, long from,
   }
 #pragma GCC unroll 12
   for (long r = 0; r < rows; r++) {
-    float *y = s->y + (row + r) * s->n + at, out[WIDE_PANEL];
+    float *y = s->y + (row + r) * s->y_stride + at, out[WIDE_PANEL];
     /* Copied vector by vector: the compiler would keep an array that is copied as a whole in memory. */
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; v++) store(out, v * LANES, sums[r][v], F32);
-    for (long j = 0; j < there; j++) y[j] = (from ? y[j] : s->bias ? s->bias[at + j] : 0.0f) + out[j];
+    for (long j = 0; j < there; j++) y[j] = (from ? y[j] : start_of_sum(s, row + r, at + j)) + out[j];
   }
 }
 
@@ -89,8 +102,11 @@ EXPORT void gemm_f32(const void *arguments, struct team *team, int me) {
   const struct gemm_f32_arguments *a = arguments;
   long m = a->rows, k = a->inputs, n = a->outputs, panels = (n + WIDE_PANEL - 1) / WIDE_PANEL;
   FOR_EACH_ITEM(panel, panels, 1, team) {
-    struct f32_panel s = {.x = a->x, .k = k, .w = a->weights + panel * WIDE_PANEL * k, .n = n};
+    struct f32_panel s = {.x = a->x, .k = k, .w = a->weights + panel * WIDE_PANEL * k, .y_stride = a->y_stride};
     s.bias = a->bias ? a->bias + panel * WIDE_PANEL : 0;
+    s.addend_type = a->addend_type;
+    s.addend_stride = a->addend_stride * bytes_of(s.addend_type);
+    s.addend = a->addend ? (const char *)a->addend + panel * WIDE_PANEL * bytes_of(s.addend_type) : 0;
     s.y = a->y + panel * WIDE_PANEL;
     long here = n - panel * WIDE_PANEL < WIDE_PANEL ? n - panel * WIDE_PANEL : WIDE_PANEL;
     for (long from = 0; from < k; from += INPUTS_AT_ONCE) {

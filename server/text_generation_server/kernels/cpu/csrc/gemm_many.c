@@ -52,7 +52,7 @@ struct weight_fetch {
 struct output_rows {
   strip_sums sums[2][2]; /* [set][pair of the group] */
   int set;               /* index of the set that is being stored */
-  char *y;               /* address of the row to be stored next */
+  long first;            /* number of the strip's first row */
   long pair;             /* index of the first pair of the group */
   int rows, at;          /* number of rows in the strip, and number of rows stored */
 };
@@ -146,15 +146,16 @@ INLINE void store_one_row(struct side_work *s) {
   struct output_rows *l = &s->outputs;
   int tile = l->at / 16 * 2, r = l->at % 16;
   strip_sums *sums = l->sums[l->set];
+  const struct product *g = s->g;
+  long row = l->first + l->at;
   vf first = load(sums[0][tile][r], 0, F32), second = load(sums[0][tile + 1][r], 0, F32);
   if (s->group == 2)
     store_two_vectors(
-        l->y, l->pair * PANEL_OUTPUTS, gate_outputs(l->pair, 0, first, second, &s->g->e),
-        gate_outputs(l->pair + 1, 0, load(sums[1][tile][r], 0, F32), load(sums[1][tile + 1][r], 0, F32), &s->g->e),
-        &s->g->e);
+        g->y + row * g->y_stride, l->pair * PANEL_OUTPUTS, gate_outputs(row, l->pair, 0, first, second, &g->e),
+        gate_outputs(row, l->pair + 1, 0, load(sums[1][tile][r], 0, F32), load(sums[1][tile + 1][r], 0, F32), &g->e),
+        &g->e);
   else
-    store_pair(l->y, l->pair, 0, first, second, &s->g->e);
-  l->y += s->g->y_stride;
+    store_pair(g, row, l->pair, 0, first, second);
   l->at++;
 }
 
@@ -259,7 +260,7 @@ INLINE void hand_over_outputs(struct side_work *s, long strip, long pair) {
   const struct product *g = s->g;
   store_remaining_rows(s);
   s->outputs.set = set_to_fill(s);
-  s->outputs.y = g->y + strip * STRIP_ROWS * g->y_stride;
+  s->outputs.first = strip * STRIP_ROWS;
   s->outputs.pair = pair;
   s->outputs.rows = g->m - strip * STRIP_ROWS < STRIP_ROWS ? g->m - strip * STRIP_ROWS : STRIP_ROWS;
   s->outputs.at = 0;

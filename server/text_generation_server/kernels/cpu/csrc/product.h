@@ -10,6 +10,10 @@
 struct epilogue {
   const float *scales; /* scale of each output, for int8 weights; or null */
   const float *bias;   /* bias of each output, or null */
+  const char *addend;  /* what is added to each sum before the bias, or null */
+  long addend_stride;  /* bytes from one row of the addend to the next */
+  enum type addend_type;
+  long columns;        /* numbers of a row of y */
   int gated;           /* whether panels come in pairs, the first for gates, the second for ups: y = silu(gate) * up */
   enum type type;      /* type of y */
   int bypasses_caches; /* whether lines of y are written to memory directly: y is bfloat16 and aligned to 64 bytes */
@@ -23,45 +27,68 @@ struct product {
   long n;
   int is_int8;
   struct epilogue e;
-  char *y;       /* [m, n], or gated [m, n / 2] */
+  char *y;       /* [m, columns] */
   long y_stride; /* bytes from one row of y to the next */
   bf16 *scratch;
 };
 
-/* The sums of LANES outputs, beginning with output n, after scaling and adding the bias. */
-INLINE vf scale_and_add_bias(vf sum, const struct epilogue *e, long n) {
+/* Numbers n … n + LANES - 1 of a row of the addend; zeros behind its `count` numbers. */
+static __attribute__((noinline)) vf load_addend(const struct epilogue *e, long row, long n, long count) {
+  char numbers[4 * LANES] = {0};
+  long size = bytes_of(e->addend_type), left = count - n < LANES ? count - n : LANES;
+  if (left > 0) memcpy(numbers, e->addend + row * e->addend_stride + n * size, left * size);
+  return load(numbers, 0, e->addend_type);
+}
+
+/* The sums of LANES outputs of a row of y, after scaling and adding addend and bias. They begin with output n of the
+   panels, which is number `from` of a row of the addend. */
+INLINE vf finish_sums(vf sum, const struct epilogue *e, long row, long n, long from) {
   if (e->scales) sum *= load(e->scales, n, F32);
+  if (__builtin_expect(e->addend != 0, 0)) sum += load_addend(e, row, from, e->gated ? 2 * e->columns : e->columns);
   if (e->bias) sum += load(e->bias, n, F32);
   return sum;
+}
+
+/* Stores LANES outputs of a row of y, from output n on, up to the row's end. */
+INLINE void store_outputs(char *y_row, long n, vf x, const struct epilogue *e) {
+  if (__builtin_expect(n + LANES <= e->columns, 1)) {
+    store(y_row, n, x, e->type);
+  } else if (n < e->columns) {
+    char numbers[4 * LANES];
+    store(numbers, 0, x, e->type);
+    memcpy(y_row + n * bytes_of(e->type), numbers, (e->columns - n) * bytes_of(e->type));
+  }
 }
 
 /* Stores LANES outputs of a row of y, from output n on, and LANES from output n + PANEL_OUTPUTS on. */
 INLINE void store_two_vectors(char *y_row, long n, vf first, vf second, const struct epilogue *e) {
 #if defined(__AMX_BF16__)
-  if (e->bypasses_caches) {
+  if (e->bypasses_caches && n + PAIR_OUTPUTS <= e->columns) {
     _mm512_stream_si512((__m512i *)((bf16 *)y_row + n), (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
     return;
   }
 #endif
-  store(y_row, n, first, e->type);
-  store(y_row, n + PANEL_OUTPUTS, second, e->type);
+  store_outputs(y_row, n, first, e);
+  store_outputs(y_row, n + PANEL_OUTPUTS, second, e);
 }
 
-/* The outputs that a pair of gated panels makes, from output `at` of the panels on. sums0 belong to the gate panel,
-   sums1 to the up panel. */
-INLINE vf gate_outputs(long pair, long at, vf sums0, vf sums1, const struct epilogue *e) {
-  return silu(scale_and_add_bias(sums0, e, pair * PAIR_OUTPUTS + at)) *
-         scale_and_add_bias(sums1, e, pair * PAIR_OUTPUTS + PANEL_OUTPUTS + at);
+/* The outputs of a row that a pair of gated panels makes, from output `at` of the panels on. sums0 belong to the gate
+   panel, sums1 to the up panel. */
+INLINE vf gate_outputs(long row, long pair, long at, vf sums0, vf sums1, const struct epilogue *e) {
+  long n = pair * PAIR_OUTPUTS + at, from = pair * PANEL_OUTPUTS + at;
+  return silu(finish_sums(sums0, e, row, n, from)) * finish_sums(sums1, e, row, n + PANEL_OUTPUTS, e->columns + from);
 }
 
 /* Computes outputs at … at + LANES - 1 of both panels of a pair for one row from their sums, and stores them in that
    row of y. */
-INLINE void store_pair(char *y_row, long pair, long at, vf sums0, vf sums1, const struct epilogue *e) {
-  long n = pair * PAIR_OUTPUTS + at;
+INLINE void store_pair(const struct product *g, long row, long pair, long at, vf sums0, vf sums1) {
+  const struct epilogue *e = &g->e;
+  long n = pair * PAIR_OUTPUTS + at, m = n + PANEL_OUTPUTS;
+  char *y_row = g->y + row * g->y_stride;
   if (e->gated)
-    store(y_row, pair * PANEL_OUTPUTS + at, gate_outputs(pair, at, sums0, sums1, e), e->type);
+    store_outputs(y_row, pair * PANEL_OUTPUTS + at, gate_outputs(row, pair, at, sums0, sums1, e), e);
   else
-    store_two_vectors(y_row, n, scale_and_add_bias(sums0, e, n), scale_and_add_bias(sums1, e, n + PANEL_OUTPUTS), e);
+    store_two_vectors(y_row, n, finish_sums(sums0, e, row, n, n), finish_sums(sums1, e, row, m, m), e);
 }
 
 #if defined(__AVX512BF16__)

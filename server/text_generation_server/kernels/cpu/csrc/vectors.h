@@ -131,18 +131,26 @@ INLINE void store_bf16(bf16 *p, vf x) {
 #endif
 }
 
-/* Magnitudes below 8 are multiples of 2^-9. They are converted as integers, because moving their bits into a float
-   would make a denormal number, which is slow to compute with. */
-INLINE vf load_f8(const uint8_t *p) {
+/* LANES unsigned numbers of 8 bits. */
+INLINE vi load_u8(const void *p) {
 #if defined(__AVX512F__)
-  vu u = (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+  return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
 #elif defined(__AVX2__)
-  vu u = (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+  return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#elif defined(__SSE2__)
+  __m128i none = _mm_setzero_si128();
+  return (vi)_mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_loadu_si32(p), none), none);
 #else
   vu8 b;
   memcpy(&b, p, sizeof b);
-  vu u = __builtin_convertvector(b, vu);
+  return __builtin_convertvector(b, vi);
 #endif
+}
+
+/* Magnitudes below 8 are multiples of 2^-9. They are converted as integers, because moving their bits into a float
+   would make a denormal number, which is slow to compute with. */
+INLINE vf load_f8(const uint8_t *p) {
+  vu u = (vu)load_u8(p);
   vu magnitude = u & 0x7f;
   vf small = __builtin_convertvector((vi)magnitude, vf) * 0x1p-9f, large = vf_bits((magnitude << 20) + (120 << 23));
   return vf_bits(vu_bits(blend(magnitude < 8, small, large)) | (u & 0x80) << 24);

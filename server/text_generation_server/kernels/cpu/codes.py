@@ -1,0 +1,68 @@
+"""Linear layers of codes of 4 or 8 bits in groups, by the compiled product of codes. csrc/README.md draws panels."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from text_generation_common.quantized.values import Int4, Int8, Weight
+from text_generation_server.device.arena import SharedPages
+from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
+from text_generation_server.kernels.cpu.linear import BLOCK, PANEL, Scratch, addend_words, aligned, interleaved, panels
+from text_generation_server.kernels.products import MIDDLE_OF_INT4
+from text_generation_server.kernels.weight_parts import size_of
+
+
+def has_product(weight: Weight, gated: bool) -> bool:
+    """Whether `CodesLinear` computes this weight, which must fill whole panels."""
+    if not isinstance(weight, Int4 | Int8) or weight.groups.offsets is not None:
+        return False
+    outputs, inputs = size_of(weight)
+    return inputs % BLOCK == 0 and weight.groups.size % 2 == 0 and (not gated or outputs % BLOCK == 0)
+
+
+class CodesLinear:
+    """y = x Wᵀ + b for bfloat16 x [T, K]. `gated`: the first half of the outputs are gates, and y = silu(gate) * up."""
+
+    def __init__(
+        self, library: Library, threads: int, scratch: Scratch, pages: SharedPages, *, weight: Int4 | Int8,
+        bias: Tensor | None, gated: bool, y_type: torch.dtype, factor: float,
+    ) -> None:  # fmt: skip
+        outputs, self._inputs = size_of(weight)
+        self._outputs = outputs // 2 if gated else outputs
+        self._library = library
+        self._threads = threads
+        self._scratch = scratch
+        self._y_type = y_type
+        order = interleaved(outputs) if gated else None
+
+        def in_panels(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+            """[N, M] as [N / 16, M, 16]. Zeros fill the last panels."""
+            numbers = numbers if order is None else numbers[order]
+            numbers = F.pad(numbers, (0, 0, 0, -outputs % BLOCK))
+            out = pages.empty((numbers.shape[0] // PANEL, numbers.shape[1], PANEL), dtype)
+            return out.copy_(numbers.view(-1, PANEL, numbers.shape[1]).transpose(1, 2))
+
+        groups, is_int4 = weight.groups, isinstance(weight, Int4)
+        codes = (
+            in_panels(weight.q, torch.uint8)
+            if is_int4
+            else panels(weight.q if order is None else weight.q[order], pages)
+        )
+        self._fixed: dict[str, Argument] = {
+            "inputs": self._inputs, "codes": codes, "outputs": codes.shape[0] * PANEL, "is_int4": int(is_int4),
+            "group": groups.size, "scales": in_panels(groups.scales.float() * factor, torch.float32),
+            "zeros": None if groups.zeros is None else in_panels(groups.zeros, torch.int8),
+            "zero": MIDDLE_OF_INT4 if is_int4 else 0,
+            "order": None if weight.order is None else weight.order.int().contiguous(),
+            "bias": aligned(bias, order), "gated": int(gated), "y_type": TYPES[y_type], "columns": self._outputs,
+        }  # fmt: skip
+
+    def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
+        x, count = x.contiguous(), x.shape[0]
+        self._scratch.reserve(self._library.gemm_codes_scratch(count, self._inputs, self._threads))
+        y = torch.empty((count, self._outputs), dtype=self._y_type) if out is None else out
+        self._library.call(
+            self._threads, "gemm_codes", x=x, rows=count, y=y, y_stride=y.stride(0), scratch=self._scratch.data_ptr(),
+            **addend_words(addend), **self._fixed,
+        )  # fmt: skip
+        return y
