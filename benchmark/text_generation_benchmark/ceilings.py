@@ -12,6 +12,7 @@ from text_generation_benchmark.load import LoadResult
 from text_generation_benchmark.roofline import Ceilings
 from text_generation_benchmark.workload import Run, Workload
 from text_generation_common.cpu_features import processor_flags
+from text_generation_common.quantized.values import Dense
 from text_generation_server.device.arena import empty
 from text_generation_server.kernels.cpu import load_kernels
 
@@ -31,7 +32,10 @@ class Meter:
         weight, self._x = (torch.randn(SIZE, SIZE, generator=generator).to(dtype) for _ in range(2))
         self._products: list[Callable[[Tensor], Tensor]] = [lambda x: x @ weight.T]
         kernels = load_kernels()
-        if kernels is not None and (ours := kernels.linear(weight, None, None, False, dtype)) is not None:
+        if (
+            kernels is not None
+            and (ours := kernels.linear(Dense(weight), None, gated=False, x_type=dtype, y_type=dtype)) is not None
+        ):
             self._products.append(ours)
 
     def measure(self) -> Ceilings:
