@@ -22,7 +22,7 @@ MORE_FILLED = ((re.compile(r"\$\{\w+\}"), "0"), (re.compile(r"\bPORT$"), "3000")
 ASSIGNMENT = re.compile(r"[A-Z][A-Z_]*=\S*")
 SERVER = re.compile(r"localhost:(?:3000|8080)\b")  # itself, and in a container
 IMAGE = "tgi-py"
-CONTROL = ("certs", "scale", "replicas", "restart-fronts")
+CONTROL = ("certs", "scale", "replicas", "restart-fronts", "completion")
 
 
 @dataclass(frozen=True, slots=True)
