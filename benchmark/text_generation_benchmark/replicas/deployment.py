@@ -13,9 +13,8 @@ from text_generation_benchmark.replicas.front import HASHER, NAMESPACE, Policy, 
 from text_generation_benchmark.simulation.cost import SimulatedModel
 from text_generation_benchmark.simulation.stepped import Arrival, SteppedEngine, StepProgress, play_arrivals
 from text_generation_benchmark.simulation.trace import Floats
-from text_generation_router.fleet.cache_news import BLOCK_TOKENS, CacheLog
+from text_generation_router.fleet.cache_news import BLOCK_TOKENS, EVERY_MS, CacheLog, next_pace_ms
 from text_generation_router.fleet.choice import GAIN_S, EngineLoad, Move, QueuedRequest, plan_moves
-from text_generation_router.fleet.values import EVERY_MS, next_pace_ms
 from text_generation_router.scheduling.request import GenerationRequest, Limits, Share
 
 TICK_S = EVERY_MS / 1000  # between two news of an engine, if there are few engines

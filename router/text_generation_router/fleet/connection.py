@@ -21,8 +21,9 @@ from text_generation_proto import engine_pb2_grpc as pb_grpc
 from text_generation_router.fleet import reading
 from text_generation_router.fleet.attempts import Attempts
 from text_generation_router.fleet.books import FrontBooks
+from text_generation_router.fleet.cache_news import EVERY_MS, next_pace_ms
 from text_generation_router.fleet.engines import EngineView, Fleet
-from text_generation_router.fleet.values import EVERY_MS, EngineLoss, NewsBudget, RemoteCounts, next_pace_ms
+from text_generation_router.fleet.values import EngineLoss, NewsBudget, RemoteCounts
 from text_generation_router.wire.version import VERSION, WireError
 
 logger = logging.getLogger("text_generation_router")
