@@ -88,8 +88,8 @@ def stop_shard(run: Run) -> Outcome:
 
 
 def raise_in_steps(run: Run) -> Outcome:
-    """Injects exceptions into steps. A single shard must survive all of them in one process. With several shards, each
-    exception ends an epoch."""
+    """Injects exceptions into forward steps. A single shard must survive all of them without a restart of its process.
+    With several shards, each exception makes the server restart the shards, which begins a new epoch."""
     scale, asked = run.scale, run.scale.exceptions[run.num_shard]
     first, apart = min(FIRST_RAISE, scale.new_tokens // 3), STEPS_BETWEEN_RAISES
     if run.num_shard == 1:

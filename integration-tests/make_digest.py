@@ -289,7 +289,8 @@ def served(run: str, launcher: Path, environ: Mapping[str, str]) -> tuple[Digest
 def answers_with_calls(
     kind: tuple[str, str, bool], launcher: Path, environ: Mapping[str, str]
 ) -> tuple[str, list[Said]]:
-    """The kernels of a server whose model writes calls in one format, and its answers."""
+    """Starts a server whose model writes tool calls in the format `kind`. Returns the name of the server's kernels, and
+    its answers to all requests of the calls run."""
     answers: list[Said] = []
     with (
         tempfile.TemporaryDirectory(prefix="tgi-calls-") as folder,

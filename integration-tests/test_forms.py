@@ -1,4 +1,5 @@
-"""Texts of a whole server have the form that their requests ask for: each kind of form, by the fields of each API."""
+"""Each API's fields for the form of the output (JSON schema, regular expression, grammar, choice) make a whole server
+write text of that form."""
 
 import json
 import re

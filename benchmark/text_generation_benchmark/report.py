@@ -44,7 +44,7 @@ class Row:
     workload: Workload
     ours: Sequence[LoadResult]
     peers: Mapping[str, Sequence[LoadResult]]
-    work: LoadWork  # what the load has to read and to compute
+    work: LoadWork  # bytes that the steps of the load read, and operations that they compute
     ceilings: Sequence[Ceilings]
 
     @property

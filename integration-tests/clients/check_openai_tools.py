@@ -30,6 +30,7 @@ NAMED = {"type": "function", "function": {"name": "say"}}
 FORM = {"type": "json_schema", "json_schema": {"name": "say", "schema": SCHEMA, "strict": True}}
 
 
+# The client sends the docstrings of these two classes as the descriptions of the tools `Say` and `Count`.
 class Say(BaseModel):
     """Says a word."""
 
@@ -110,7 +111,8 @@ def stream_of_calls(call: Call) -> None:
 
 
 def results_of_calls(folder: str, call: Call) -> None:
-    """A call and its result are part of the conversation that follows, with the tools and without."""
+    """A conversation with a tool call of the assistant and the call's result is answered: with the tools in the
+    request, with `tool_choice` "none", and without tools."""
     message = call(CHAT, **ONE_CALL).choices[0].message
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "It is done."}
     told = [*MESSAGES, message.model_dump(exclude_none=True), result]

@@ -49,7 +49,8 @@ class RouterFlags:
     placement: PlacementPolicy = flag(
         PlacementPolicy.SCORE, "How an engine is chosen for a request, of several.", env=False, hidden=True
     )
-    # The launcher gives it in the environment only, because every user of the machine can read command lines.
+    # The launcher passes `block_hash_key` and `usage_key` in environment variables only, because every user of the
+    # machine can read command lines.
     block_hash_key: str = flag("", "Key of what engines tell of their caches.", hidden=True, secret=True)
     usage_key: str = flag("", "Key of the digests of API keys on /metrics.", hidden=True, secret=True)
     security: SecurityFlags = SecurityFlags()

@@ -234,9 +234,9 @@ async def _serve(config: ShardConfig) -> None:
 
 
 def _share_interpreter(device: torch.device) -> None:
-    """A GPU's worker spends milliseconds in Python to launch a step with prompts. Waiter and event loop have the tokens
-    of the step before to deliver at that time, and would wait for up to 5 ms, Python's default.
-    """
+    """Shortens the GIL switch interval, 5 ms by default, where a GPU computes. Its worker thread spends milliseconds in
+    Python to launch a step with prompts. The waiter thread and the event loop need the GIL in this time to deliver the
+    tokens of the step before."""
     if device.type == "cuda":
         sys.setswitchinterval(SWITCH_S)
 

@@ -118,5 +118,6 @@ def merged(rows: Sequence[Row]) -> list[Row]:
 
 
 def _option(asked: AskedSampling, name: str) -> str:
-    """An optional value as TGI, which is written in Rust, prints it."""
+    """The value of an optional sampling parameter in Rust's notation, as TGI's benchmark prints it: `Some(0.9)` or
+    `None`."""
     return f"Some({getattr(asked.values, name)})" if name in asked.given else "None"

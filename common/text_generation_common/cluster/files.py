@@ -31,7 +31,8 @@ def read_file(path: Path, is_key: bool) -> bytes:
 
 
 def _check_private(path: Path, found: os.stat_result) -> None:
-    """A key is this user's with mode 600, or root's with mode 640, as Kubernetes mounts secrets for a group."""
+    """Raises CredentialsError if any other user has rights to the file of a key. If root owns the file, the file's
+    group may read it, because Kubernetes mounts secrets for a group."""
     if found.st_uid not in (0, os.geteuid()):
         raise CredentialsError(f"{path} belongs to another user (uid {found.st_uid}): make it yours, with mode 600")
     allowed = 0o740 if found.st_uid == 0 else 0o700

@@ -86,7 +86,8 @@ class TensorNames:
         gpt_neox), which files leave out that were written without the head; and in a model of texts and images, as
         transformers has written it until version 4.51 and since. Experts lie as in the files."""
         first = self.embedding.partition(".")[0] + "."
-        # What may stand in the place of the first word, and where the text model is in a model of texts and images.
+        # Each prefix that the names of tensors may have in place of `first`, with the prefix under which a model of
+        # texts and images has its text model; "" in a model of texts.
         older, newer = "language_model.", "model.language_model."
         starts = {first: "", "": "", older + first: older, newer: newer}
         embedding = self.embedding.removeprefix(first)

@@ -68,12 +68,13 @@ class RayClient:
         self._has_reported = False
         self._was_silent = False
         self._number = 0  # number of the last `Wanted` message
-        # Set if the last report answers the last `Wanted` and has neither replicas nor fronts.
+        # Set if the driver's last report answers the last `Wanted` message and lists neither replicas nor fronts.
         self._is_cleared = asyncio.Event()
         self._front_order: FrontOrder | None = None
         self._front_restart = ""
-        self._fronts: dict[str, RayStatus] = {}  # by their names
-        # Set if there never were fronts, or the last report answers the last `Wanted` and has no fronts.
+        self._fronts: dict[str, RayStatus] = {}  # fronts of each other machine, by actor
+        # Set if no fronts were ever wanted on other machines, or if the driver's last report answers the last `Wanted`
+        # message and lists no fronts.
         self._has_no_fronts = asyncio.Event()
         self._has_no_fronts.set()
 
@@ -153,7 +154,7 @@ class RayClient:
             await cancelled(watching)
 
     async def _run_one(self) -> Child:
-        """Runs one driver to its end."""
+        """Starts a driver, and returns its process when it has ended."""
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
         try:

@@ -31,8 +31,8 @@ class RayReplicas:
     """The replicas of one deployment in a Ray cluster: those in `namespace`."""
 
     def __init__(self, address: str, namespace: str, node: str) -> None:
-        """Connects to the cluster at `address`, or with "auto" to the one of which this machine is a part. `node`: this
-        machine's address in the cluster, or "" where Ray finds it by itself."""
+        """Connects to the cluster at `address`, or with "auto" to the cluster of which this machine is a part. `node`:
+        this machine's address in the cluster, or "" if Ray is to find the address itself."""
         self._namespace = namespace
         self._handles: dict[str, ray.actor.ActorHandle] = {}
         self._open: dict[ActorCall, ray.ObjectRef] = {}
@@ -173,14 +173,14 @@ class RayReplicas:
             with _raising_cluster_lost():
                 try:
                     self._handles[name] = ray.get_actor(name)
-                except ValueError:  # there is none
+                except ValueError:  # there is no actor of this name
                     return None
         return self._handles[name]
 
     def _group(self, name: str) -> PlacementGroup | None:
         try:
             return get_placement_group(self._group_name(name))
-        except ValueError:  # there is none
+        except ValueError:  # there is no placement group of this name
             return None
 
     def _group_name(self, name: str) -> str:

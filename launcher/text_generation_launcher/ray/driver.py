@@ -120,7 +120,7 @@ def _end_without_node() -> None:
 
 
 def _read(line: socket.socket, take: Callable[[Wanted], None]) -> None:
-    """Ends the process when the launcher has closed the line or has ended. The actors live on."""
+    """Ends the process when the launcher has closed the line or has ended. The actors go on."""
     with line.makefile("rb") as lines:
         for text in lines:
             take(from_json(Wanted, text))

@@ -1,5 +1,5 @@
-"""Keeps the fronts of a server on the machines of a cluster: one actor on each living machine, except that of the
-command, whose launcher has fronts of its own. Decides what to ask Ray for, without input, output or a clock.
+"""Keeps the fronts of a server on the machines of a cluster: one actor on each living machine, except the machine of
+the launch command, whose launcher has fronts of its own. Decides what to ask Ray for, without input, output or a clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,8 @@ class _OneMachine:
 
 
 class NodeFronts:
-    """`keepers`: for each actor with fronts, by name; the driver hands them the answers to their calls."""
+    """Keeps the fronts of all other machines. `keepers`: for each actor with fronts, by the actor's name, its
+    ReplicaKeeper; the driver gives each keeper the answers to its calls."""
 
     def __init__(self, cluster: FrontCluster) -> None:
         self.keepers: dict[str, ReplicaKeeper] = {}
@@ -88,7 +89,7 @@ class NodeFronts:
                 self.keepers[name].drain()
 
     def turn(self, now_s: float, engines: Sequence[str]) -> None:
-        """`engines`: addresses of the engines that serve now."""
+        """Makes the calls that are due. `engines`: addresses of the engines that serve now."""
         if self._order is not None and now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._follow_machines(self._order)

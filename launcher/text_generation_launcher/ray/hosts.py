@@ -74,7 +74,7 @@ class ReplicaHost:
             if not is_running and time.monotonic() - self._called_s > DESERTED_S:
                 group = ray.util.get_current_placement_group()
                 if group is not None:
-                    ray.util.remove_placement_group(group)  # with this actor in it
+                    ray.util.remove_placement_group(group)  # Ray ends this actor, too
                 else:
                     os._exit(0)
                 return
@@ -100,7 +100,7 @@ class FrontHost(ReplicaHost):
     def __init__(self) -> None:
         super().__init__()
         self._order: FrontOrder | None = None
-        self._engines = ""  # the text of the file
+        self._engines = ""  # text of the file with the engines' addresses
         self._restart: str | None = None  # name of the newest restart that is done
         self._serves = False
         self._demand: Demand | None = None

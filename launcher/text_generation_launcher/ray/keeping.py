@@ -90,7 +90,7 @@ class ReplicaKeeper:
         self._looked_s = self._began_s = float("-inf")
         self._next_s = float("-inf")
         self._backoff = Backoff(FIRST_WAIT_S, MAX_WAIT_S, LONG_RUN_S)
-        self._failures = 0  # starts in a row after which nothing served
+        self._failures = 0  # number of consecutive starts after which no engine or front served
         self._why = ""
 
     @property
@@ -155,7 +155,7 @@ class ReplicaKeeper:
             if self._state is not None and self._state.address == self._address:
                 self._address = ""
             if not self._is_draining:
-                self._cluster.remove(self.name)  # with its room, so that Ray may choose another machine
+                self._cluster.remove(self.name)  # with its placement group, so that Ray may choose another machine
             self._lose(f"its engine has ended: {answer.why}", now_s)
         else:
             self._state = answer

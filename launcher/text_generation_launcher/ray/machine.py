@@ -1,4 +1,5 @@
-"""A launcher on this machine, as a child of an actor's process: it ends with the actor, however that ends."""
+"""A launcher on this machine, as a child of an actor's process: the launcher ends with the actor, however the actor
+ends."""
 
 import os
 import shutil
@@ -14,8 +15,8 @@ from text_generation_common.report import last_told
 from text_generation_launcher.process import die_with_parent
 from text_generation_launcher.ray.values import ADDRESS_FILE, EnginePhase, EngineState, Order
 
-# Bytes of a log after which its older part is dropped, and of an ended launcher's log in which the reason is looked
-# for.
+# Maximum number of bytes of a log, beyond which its older part is dropped; number of last bytes of an ended launcher's
+# log in which the reason of its end is looked for.
 MAX_LOG_BYTES, REASON_BYTES = 16 * 1024 * 1024, 2000
 # Seconds between two touches of the files: systems remove old files from /tmp, and actors files older than LOG_KEPT_S.
 TOUCH_S = 3600.0
@@ -44,7 +45,7 @@ class HostedLauncher:
         self._log = folder / "log"
         self._address = ""
         self._touched_s = time.monotonic()
-        self._asked_s: float | None = None  # when it was asked to end
+        self._asked_s: float | None = None  # when the launcher was asked to end
         with open(self._log, "ab", opener=private) as log:
             self._process = subprocess.Popen(
                 order.command(node, folder),

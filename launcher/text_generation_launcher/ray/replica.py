@@ -58,7 +58,8 @@ class RayReplica:
         return "no machine of the Ray cluster has room" if self.is_pending else self._status.why
 
     async def run(self) -> None:
-        """See AnyReplica. Raises RayFailed after MAX_FAILURES starts without serving."""
+        """Keeps the replica until it is gone (see AnyReplica). Raises RayFailed after MAX_FAILURES starts without
+        serving."""
         self._client.want(self._number, self._take)
         try:
             while not self._over.is_set():
@@ -75,7 +76,7 @@ class RayReplica:
             self._client.forget(self._number)
 
     def stop(self) -> None:
-        """See AnyReplica."""
+        """Lets the replica drain and end (see AnyReplica)."""
         self._is_stopping = True
         self._client.drop(self._number)
 
@@ -95,8 +96,8 @@ def engine_order(plan: LaunchPlan) -> EngineOrder:
 
 
 def front_order(plan: LaunchPlan, port: int) -> FrontOrder:
-    """The order for the fronts of a machine. `port`: that of the command's own fronts. The order has no keys, but may
-    name a file of their digests."""
+    """The order for the fronts of a machine. `port`: the port of the fronts beside the launch command. The order has no
+    API keys, but may name a file with digests of keys."""
     listens_everywhere = ip_address(plan.http.hostname).is_unspecified
     argv = commands.fronts_only(with_whole_paths(plan))
     drain_s = plan.http.graceful_termination_timeout + DRAIN_MARGIN_S

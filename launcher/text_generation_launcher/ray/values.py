@@ -51,8 +51,8 @@ class EngineOrder:
 @dataclass(frozen=True, slots=True)
 class FrontOrder:
     """The fronts that an actor has to run, on one machine. `argv`: the flags of a launcher without those that the actor
-    chooses. `hostname`: where they listen; empty: on the machine's address in the cluster. `program`: as in
-    EngineOrder."""
+    chooses. `hostname`: the address on which the fronts listen; empty: the machine's address in the cluster. `program`:
+    as in EngineOrder."""
 
     argv: tuple[str, ...]
     port: int
@@ -60,7 +60,7 @@ class FrontOrder:
     drain_s: float = 90.0  # seconds that the fronts get to end after SIGTERM, before SIGKILL
     program: tuple[str, ...] = ()
 
-    threads = 0  # on CPUs a front needs no share of cores
+    threads = 0  # fronts have no shards, so OMP_NUM_THREADS is not set for them
 
     def command(self, node: str, folder: Path) -> tuple[str, ...]:
         where = (
@@ -104,8 +104,8 @@ class EngineState:
 class Wanted:
     """What the launcher wants of the driver; each message replaces the one before. `replicas`: the names of the
     replicas that are to serve, each with the address that the launcher knows, or ""; all others are drained and
-    removed. `number`: messages are counted, and a report has the number of the last message before it. `fronts`: what
-    every other machine of the cluster is to run; None: nothing, and fronts that run there are drained.
+    removed. `number`: number of this message; a report repeats the number of the last message that the driver has read.
+    `fronts`: what every other machine of the cluster is to run; None: nothing, and fronts that run there are drained.
     `front_restart`: name of the newest order to replace all fronts; empty: there was no such order."""
 
     order: EngineOrder
@@ -125,8 +125,8 @@ class RayPhase(StrEnum):
 @dataclass(frozen=True, slots=True)
 class RayStatus:
     """What the driver reports about one replica, or the fronts of one machine. `address` may be set in every phase: an
-    engine that drains still serves, and an engine whose machine Ray does not reach may serve. `failures`: starts in a
-    row after which nothing served. `demand`: what the clients of the fronts want."""
+    engine that drains still serves, and an engine whose machine Ray does not reach may serve. `failures`: consecutive
+    starts after which no engine or front served. `demand`: what the clients of the fronts want."""
 
     name: str
     phase: RayPhase
@@ -140,7 +140,7 @@ class RayStatus:
 @dataclass(frozen=True, slots=True)
 class RayReport:
     """What the driver reports about all replicas: sent at each change, and each second to show that the driver runs.
-    `number`: that of the last `Wanted` message that it has read."""
+    `number`: number of the last `Wanted` message that the driver has read."""
 
     replicas: tuple[RayStatus, ...]
     number: int = 0

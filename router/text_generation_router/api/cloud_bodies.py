@@ -20,7 +20,7 @@ class VertexRequest(Body):
     instances: tuple[GenerateRequest | ChatOptions, ...] = Field(description="Bodies of /generate, or of chats.")
 
 
-# The body's own field decides which kind it answers.
+# A body to /invocations is read and answered by the route of the first of these fields that the body has.
 INVOKED: dict[str, RequestBody[Any]] = {
     "inputs": COMPAT_GENERATE_BODY,
     "messages": CHAT_BODY,
@@ -30,7 +30,8 @@ INSTANCES: dict[str, RequestBody[Any]] = {"inputs": GENERATE_BODY, "messages": C
 
 
 def answered(value: Any, kinds: Mapping[str, RequestBody[Any]], where: str = "") -> RequestBody[Any]:
-    """The first of `kinds` whose field the value has. `where`: the value's place in the body."""
+    """The kind of body of the first name in `kinds` that is a field of `value`. UnprocessableError if there is none:
+    its text begins with `where`, the path of `value` in the whole body."""
     for name, kind in kinds.items():
         if isinstance(value, dict) and name in value:
             return kind

@@ -38,7 +38,8 @@ Dump = Callable[[dict[str, Any], ListLimits], Dumped]
 
 
 def setup_of(template: ChatTemplate | None, ways: CallWays, chat_ways: CallWays) -> bytes:
-    """`chat_ways`: those of the chats that follow --tgi-dialect; the other routes' are `ways`."""
+    """The setup that each child process gets, as JSON. `chat_ways`: how tools are called in chats of the routes that
+    follow --tgi-dialect. `ways`: the same for the chats of all other routes."""
     return orjson.dumps([None if template is None else template.setup, ways, chat_ways])
 
 

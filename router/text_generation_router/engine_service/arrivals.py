@@ -10,9 +10,10 @@ from dataclasses import dataclass
 # Rates at which a front may send messages and call for news. A message beyond the rate waits in the front's own
 # connection.
 
-# Units of a front's messages at once, and each second. A message is one unit, and one more for each PART bytes.
+# Maximum number of units that a front's messages may have at once, and per second. A message has one unit, and one more
+# for each PART bytes.
 MESSAGES_AT_ONCE, MESSAGES_PER_SECOND, PART = 16384, 16384, 4096
-# News calls of a front at once, and each second.
+# Maximum number of News calls that a front may make at once, and per second.
 NEWS_AT_ONCE, NEWS_PER_SECOND = 8, 2
 
 
@@ -39,7 +40,7 @@ class Pace:
 
 # Maximum number of fronts of an engine, and of its fronts at one address, so that no machine alone takes all places.
 MAX_FRONTS, MAX_AT_ADDRESS = 256, 128
-# New streams at once, and each second: of one front, from one address, and of all.
+# Maximum number of new streams at once, and per second: of one front, from one address, and of all fronts.
 FRONT_AT_ONCE, FRONT_PER_SECOND = 8, 0.5
 ADDRESS_AT_ONCE, ADDRESS_PER_SECOND = MAX_AT_ADDRESS, 8
 AT_ONCE, PER_SECOND = 2 * MAX_FRONTS, 16
@@ -78,7 +79,7 @@ class ArrivingFront:
     """A front that opens a stream."""
 
     front_id: str
-    address: str  # the machine's; empty: this machine, whose processes use a unix socket
+    address: str  # address of the machine; empty: this machine, whose processes use a unix socket
 
 
 def arriving_front(front_id: str, peer: str) -> ArrivingFront:

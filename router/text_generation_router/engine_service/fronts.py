@@ -8,7 +8,8 @@ from text_generation_router.engine.protocol import Snapshot
 from text_generation_router.engine_service.work import FrontCounts, FrontWork
 from text_generation_router.errors import FrontLostError
 
-# An engine's permits are leased to its fronts: the lease of a front is the number of requests that it may have there.
+# An engine's permits are leased to its fronts: the lease of a front is the number of requests that the front may have
+# on the engine.
 
 F = TypeVar("F", bound=Hashable)
 

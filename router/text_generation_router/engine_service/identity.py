@@ -17,7 +17,7 @@ WITHOUT_EFFECT = ("dtype", "cuda_graphs", "cuda_memory_fraction", "cpu_target")
 class EngineIdentity:
     engine_id: str  # new at each start of the engine's process
     term: int  # incarnation number of the replica's engine
-    digest: bytes  # what decides the tokens of a request
+    digest: bytes  # digest of everything that decides the tokens of a request
 
 
 def engine_digest(
@@ -27,8 +27,8 @@ def engine_digest(
     shard: ShardFlags,
     load_format: LoadFormat = LoadFormat.auto,
 ) -> bytes:
-    """What decides the tokens of a request: the model in `folder`, what the shards report about themselves, and flags.
-    WeightsError: the model's files cannot be read."""
+    """Digest of everything that decides the tokens of a request: the model in `folder`, what the shards report about
+    themselves, and flags. WeightsError: the model's files cannot be read."""
     flags = {
         field.name: str(getattr(given, field.name))
         for given in (compute, shard)

@@ -17,13 +17,15 @@ from text_generation_router.fleet.cache_news import MAX_HASHES, CacheLog, CacheN
 from text_generation_router.scheduling.request import Share
 from text_generation_router.wire.version import UINT64, packed
 
-# Seconds between two Loads, and the shortest time between them, so that fronts that come and go cost little.
+# Seconds between two Loads; and the minimum, when events ask for a Load at once, so that fronts that come and go cost
+# little.
 EVERY_S, PAUSE_S = 0.25, 0.02
 # Maximum number of seconds between two Loads that a front may ask for. An engine that is silent for 3 s counts as lost.
 MAX_EVERY_S = 1.0
 # Seconds after its last request for which a tenant's service is reported.
 ACTIVE_S = 60.0
-# Seconds for which the cache is observed after the last call for its changes: fronts call again after a break.
+# Seconds for which the cache is observed after the last News call that wants its changes: fronts call again after a
+# break.
 OBSERVED_S = 30.0
 # Maximum number of bytes that one Load reports about tenants.
 SERVED_BYTES = 2**20
@@ -39,12 +41,12 @@ class NewsReader:
         self.front_id = front_id
         self.wants_cache = snapshot is not None
         self._snapshot: deque[CacheNews] = deque(snapshot or ())
-        self._changes: dict[int, bool] = {}  # for each hash: whether it was added, or removed
+        self._changes: dict[int, bool] = {}  # for each hash: True if its block was added, False if removed
         self._load: pb.Load | None = None
         # Loads are made every EVERY_S. A call whose Load is due gets it now if waiting for the next Load would make it
         # late by more than half of EVERY_S.
         self._every_s = min(every_s, MAX_EVERY_S) - EVERY_S / 2
-        # `is_ready` and `is_draining` of the last Load: a change of these goes out at once.
+        # `is_ready` and `is_draining` of the last Load: if either changes, a Load is sent at once.
         self._reported: tuple[bool, bool] | None = None
         self._reported_s = 0.0
         self._sequence = 0
@@ -200,7 +202,8 @@ class NewsPublisher:
             served.append(one)
         return served
 
-    # Calls of the engine, as an EpochWatcher: both events change `is_ready`.
+    # EpochWatcher's methods: the engine calls `lost` when its shards are lost, and `ready` when new shards are ready.
+    # Both change `is_ready`, so the next Load is made at once.
 
     def lost(self, reason: str, aboard: Collection[int]) -> None:
         self.hurry()

@@ -23,7 +23,7 @@ from text_generation_router.metrics.metrics import Metrics
 MAX_CALLS = 1024
 # Maximum number of calls at a time on one connection: further calls wait at the front.
 MAX_CALLS_OF_FRONT = 16
-# Seconds for calls to end once the engine has.
+# Seconds that open calls get to end after the engine has ended.
 CLOSE_S = 1.0
 
 
@@ -39,8 +39,8 @@ class EngineServer:
         security: Security,
         cache: CacheLog | None = None,
     ) -> None:
-        """`security`: that of an engine. `cache`: collects the changes of the prefix cache for fronts that want
-        them; None: changes are not reported."""
+        """`security`: how ports with the role of an engine are protected. `cache`: collects the changes of the prefix
+        cache for the fronts that ask for them; None: changes are not reported."""
         self._engine = engine
         self._security = security
         self._servicer = EngineServicer(engine, identity, metrics, max_concurrent_requests, cache)
@@ -72,7 +72,8 @@ class EngineServer:
         self._servicer.news.hurry()
 
     async def close(self) -> None:
-        """Closes the engine. Every request ends with ENGINE_CLOSED, and its front goes on with it on another engine."""
+        """Closes the engine. Every request ends with ENGINE_CLOSED, and the front continues the request on another
+        engine."""
         await self._servicer.close()
         await self._server.stop(CLOSE_S)
         if self._news is not None:

@@ -28,7 +28,7 @@ from text_generation_router.wire.version import WireError, check_version, facts_
 
 logger = logging.getLogger("text_generation_router")
 
-# Seconds for the first message of a front, and for the last of the engine.
+# Deadlines in seconds: for a front's first message, and for the engine's last message to be sent.
 HELLO_S, LAST_S = 5.0, 1.0
 MAX_ID_CHARS = 128
 # Maximum number of requests of one front, in multiples of the engine's permits: after a loss of other engines, a front
@@ -100,7 +100,7 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
             logger.warning("a front%s is turned away: %s", f" of {caller.address}" if caller.address else "", reason)
 
     async def _hold(self) -> None:
-        """Waits until a new stream may be refused."""
+        """Waits until a refused stream may be told of its refusal."""
         if self._num_refused >= MAX_REFUSED:
             return
         self._num_refused += 1

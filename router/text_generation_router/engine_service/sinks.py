@@ -13,7 +13,7 @@ from text_generation_router.wire.steps import FrontTokens, ended_to_pb, pieces_o
 
 # The messages that wait to be sent to one front.
 
-# Seconds for which a front may leave a message unread, and bytes that may wait for it.
+# Maximum number of seconds for which a front may leave a message unread.
 STALL_S = 3.0
 MAX_BYTES = 64 * 2**20
 
@@ -25,7 +25,7 @@ class Outbox:
     def __init__(self, stall_s: float | None = None, max_bytes: int = MAX_BYTES) -> None:
         self._stall_s = STALL_S if stall_s is None else stall_s
         self._max_bytes = max_bytes
-        self._messages: deque[tuple[pb.EngineMessage, int]] = deque()  # each with its size
+        self._messages: deque[tuple[pb.EngineMessage, int]] = deque()  # each with its size in bytes
         self._bytes = 0
         self._is_full = self._is_closing = False
         self._changed = asyncio.Event()
@@ -69,7 +69,7 @@ class Trial:
 
     def __init__(self) -> None:
         self._group = ""
-        self._count = 0  # suspects of the group that have neither made a token here nor ended
+        self._count = 0  # number of suspects of `_group` without a token on this engine and without an end
 
     def takes(self, group: str) -> bool:
         """Whether a request of this group may be submitted. An empty name: the request is not a suspect."""
@@ -147,8 +147,8 @@ class RequestSink:
         trial: Trial | None = None,
     ) -> None:
         """`wire_index`: the front's index of the request. `position`: number of output tokens that came with it. `end`
-        is called at its end, with an Ended that is still to be sent. `trial`: the engine's trial if the request is a
-        suspect; the request leaves the trial with its first tokens or its end."""
+        is called when the request ends, with the Ended that is still to be sent. `trial`: the engine's trial if the
+        request is a suspect; the request leaves the trial with its first tokens or its end."""
         self.index = 0  # the engine's index of the request
         self._wire_index = wire_index
         self._position = position

@@ -102,7 +102,8 @@ class FrontWork:
         version: int = VERSION,
     ) -> None:
         """`max_open`: maximum number of requests of the front at a time. `note_share` is called with the share of each
-        request that is accepted. `trial`: the engine's. `version`: of the protocol, that both sides speak."""
+        request that is accepted. `trial`: the Trial of the engine. `version`: version of the protocol that both sides
+        speak."""
         self.front_id = front_id
         self.outbox = outbox
         self._engine = engine
@@ -129,7 +130,7 @@ class FrontWork:
         return max(self._last_index, 0)
 
     def handle(self, message: pb.FrontMessage) -> float:
-        """Returns the seconds to wait before the next message is read."""
+        """Handles one message of the front. Returns the seconds to wait before the next message is read."""
         size = message.ByteSize()
         self._handle(message, size)
         return self._pace.take(1 + size // PART, time.monotonic())

@@ -30,10 +30,10 @@ class Attempts:
         self._next = 1
         self._num_late = 0
         self._live: dict[int, RemoteRequest] = {}
-        self._groups: dict[int, RemoteGroup] = {}  # unanswered ones, by their first index
+        self._groups: dict[int, RemoteGroup] = {}  # unanswered groups, by their first index
 
     def __len__(self) -> int:
-        """Number of requests that are on the stream."""
+        """Number of requests on the stream."""
         return len(self._live)
 
     @property

@@ -20,11 +20,11 @@ from text_generation_router.scheduling.request import EndReason, GenerationReque
 from text_generation_router.wire.steps import TokenRun
 from text_generation_router.wire.version import WireError
 
-# Reasons that the front can check, because they follow from the tokens.
+# End reasons that the front checks itself, because the request's tokens and its maximum number of tokens decide them.
 BY_TOKENS = frozenset({EndReason.LENGTH, EndReason.EOS_TOKEN, EndReason.COMPLETE})
-# Reasons after which a request goes on with another engine.
+# End reasons after which the front submits the request to another engine.
 ELSEWHERE = frozenset({EndReason.WITHDRAWN, EndReason.CLOSED})
-# Reasons for which only a front ends a request.
+# End reasons that an engine may report only after the front has asked for the end of the request.
 FRONTS_OWN = frozenset({EndReason.STOPPED, EndReason.CANCELLED})
 # Seconds that a request waits for an engine of the build that made its tokens, while engines of other builds are there.
 STRANDED_S = 30.0
@@ -53,7 +53,7 @@ class FrontBooks:
     def now(self) -> float:
         return self._clock()
 
-    # Methods that the front calls.
+    # Methods that `RemoteEngine` calls.
 
     @property
     def num_requests(self) -> int:
@@ -67,7 +67,8 @@ class FrontBooks:
         credits: int,
         on_answer: Callable[[RefusedError | None], None],
     ) -> list[int]:
-        """Returns the indexes of the requests. `on_answer` is called once, later."""
+        """Takes the sequences of one prompt. Returns the indexes of their requests. `on_answer` is called once, after
+        this method has returned."""
         now = self._clock()
         group = RemoteGroup(self._next, requests[0], now, on_answer)
         for index, (request, sink) in enumerate(zip(requests, sinks, strict=True), self._next):
@@ -99,7 +100,7 @@ class FrontBooks:
                 attempts.credit(request, given)
 
     def has_begun(self, index: int) -> bool:
-        """Whether any engine has begun the request."""
+        """Whether any engine has decided the request's first step."""
         request = self._open.get(index)
         return request is not None and (request.is_begun or request.begun_s > 0 or request.group.has_run)
 
@@ -152,7 +153,7 @@ class FrontBooks:
         self.place()
 
     def look(self) -> None:
-        """To be called once a second: gives up requests that have waited too long, and moves queued ones."""
+        """To be called once a second: gives up requests that have waited too long, and moves queued requests."""
         self.give_up_stranded()
         self._fleet.balance(self._clock())
         self.place()
@@ -196,7 +197,7 @@ class FrontBooks:
                 request.is_begun = request.group.has_run = True
 
     def tokens(self, engine: EngineView, run: TokenRun, first: EngineFirst | None, ended: Ended | None) -> None:
-        """`ended` is given with the request's last tokens."""
+        """Gives new tokens of a request to its sink. `ended`: how the request ended, if these are its last tokens."""
         if (request := engine.attempts.find(run.wire_index)) is None:
             self._counts.dropped_tokens += len(run.ids)
             return
@@ -261,7 +262,8 @@ class FrontBooks:
             self._close(request, reported)
 
     def _go_elsewhere(self, request: RemoteRequest, reported: Ended) -> None:
-        """Lets a request wait for another engine. Losses that count against the request still count there."""
+        """Lets a request wait for another engine. Losses that the first engine counted against the request also count
+        on the next engine."""
         group = request.group
         request.lose(self._clock())
         self._counts.moves += 1
@@ -283,8 +285,8 @@ class FrontBooks:
         self.place()
 
     def epoch(self, engine: EngineView, snapshot: Snapshot | None, aboard: Iterable[int]) -> None:
-        """Notes that the engine's shards are lost, with the requests `aboard`, or that `snapshot` describes new
-        shards."""
+        """Notes that the engine has lost its shards, or that `snapshot` describes its new shards. `aboard`: indexes of
+        the requests whose steps the lost shards had not answered."""
         engine.attempts.note_useless()  # an engine that reports one epoch after the other floods the front
         if snapshot is not None:
             engine.facts = replace(engine.facts, snapshot=snapshot)
@@ -304,7 +306,8 @@ class FrontBooks:
                 self._waiting.append(group)
 
     def give_up_stranded(self) -> None:
-        """Fails the requests that have waited too long for an engine of their build, while others are there."""
+        """Fails the requests that have waited too long for an engine of their build, while engines of other builds are
+        connected."""
         now = self._clock()
         for group in list(self._waiting):
             if not self._fleet.is_stranded(group):
@@ -314,7 +317,7 @@ class FrontBooks:
             elif now - group.stranded_s >= STRANDED_S:
                 self._fail(group, STRANDED)
 
-    # Methods that call sinks.
+    # Methods that call the sinks of requests.
 
     def _fail(self, group: RemoteGroup, cause: str) -> None:
         for index in list(group.members):

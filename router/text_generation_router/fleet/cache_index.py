@@ -1,7 +1,7 @@
 """Which engines have which blocks in their caches, as one front knows from their news.
 
 Engines have small numbers, and a set of engines is an int with a bit for each. An engine never caches a block without
-the blocks before it, so the engines that have the first n blocks are those of the n-th one.
+the blocks before it, so the engines that have the first n blocks are the engines that have the n-th block.
 """
 
 from array import array
@@ -25,13 +25,14 @@ MAX_LOOKS = 32
 class KnownCache:
     """The blocks of one engine's cache that its news have reported."""
 
-    bit: int  # the set of this engine alone; one object, which all its blocks share
+    bit: int  # the set of this engine alone: one int object for all its blocks
     max_blocks: int
     sequence: int = 0  # number of the last news taken; 0: a snapshot has to come first
     num_blocks: int = 0
     # Hashes of all blocks, and perhaps of blocks that were removed since.
     hashes: "array[int]" = field(default_factory=lambda: array("Q"))
-    # Blocks that requests sent to the engine will add, and until when the engine's report of each block is awaited.
+    # Hashes of the blocks that requests sent to the engine will add to its cache. Each has the time, in seconds, until
+    # which the engine's report of the block is awaited.
     expected: dict[int, float] = field(default_factory=dict)
 
 
@@ -175,7 +176,8 @@ class CacheIndex:
 
 
 def _looks(blocks: int) -> Sequence[int]:
-    """Numbers of first blocks that are looked for, the last of them all blocks."""
+    """Lengths in blocks of the beginnings of a prompt that are looked for, rising; the last length is the whole prompt.
+    """
     if blocks <= MAX_LOOKS:
         return range(1, blocks + 1)
     step = -(-blocks // MAX_LOOKS)

@@ -1,5 +1,5 @@
-"""What an engine reports to its fronts about its prefix cache, and how often: first all of it, then changes; and the
-names for cached tokens that fronts and engines agree on.
+"""What an engine reports to its fronts about its prefix cache, and how often: first the whole cache, then changes; and
+the names for cached tokens that fronts and engines agree on.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +13,8 @@ from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.memory.radix_tree import Node
 from text_generation_router.scheduling.request import Namespace
 
-# Milliseconds between two news of an engine: the fewest and the most, and how many more for each engine of the front.
-# A message costs a front about 0.1 ms, so reading takes about 1 % of a core, or 0.1 ms for each engine and second.
+# Milliseconds between two news of an engine: minimum, maximum, and the increase for each engine of the front. A message
+# costs a front about 0.1 ms, so reading takes about 1 % of a core, or 0.1 ms for each engine and second.
 EVERY_MS, MAX_EVERY_MS, MS_PER_ENGINE = 250, 1000, 10
 
 
@@ -32,18 +32,18 @@ def next_pace_ms(pace_ms: int, engines: int) -> int:
 # Names for cached tokens that fronts and engines agree on: a hash for each whole block of BLOCK_TOKENS tokens.
 #
 # A hash is 8 bytes of keyed BLAKE2b over the hash before it and the block's token ids, as 32-bit integers in
-# little-endian order. So it stands for all tokens from the first to the end of its block. Before the first block comes
-# the hash of the namespace. All processes of a deployment have the same key; without it, a hash says nothing about its
-# tokens.
+# little-endian order. So a hash stands for all tokens from the first to the end of its block. Before the first block
+# comes the hash of the namespace. All processes of a deployment have the same key; without it, a hash says nothing
+# about its tokens.
 
 Ids = npt.NDArray[np.int32]
 
 BLOCK_TOKENS = 64
 HASH_BYTES = 8
-KEY_BYTES = (16, 64)  # fewest and most bytes of a key: fewer can be guessed, more BLAKE2b does not take
+KEY_BYTES = (16, 64)  # minimum, because a shorter key can be guessed; BLAKE2b's maximum
 
 _BLOCK_BYTES = 4 * BLOCK_TOKENS
-_NAMESPACE = b"namespace"  # keeps hashes of namespaces apart from those of blocks
+_NAMESPACE = b"namespace"  # makes the hash of a namespace differ from hashes of blocks
 
 
 class BlockHasher:
@@ -54,7 +54,7 @@ class BlockHasher:
         if not fewest <= len(key) <= most:
             raise ValueError(f"a key of {len(key)} bytes for hashes of blocks: give it {fewest} to {most}")
         self._key = key
-        self._empty = blake2b(digest_size=HASH_BYTES, key=key)  # copied for each block: its key is read in already
+        self._empty = blake2b(digest_size=HASH_BYTES, key=key)  # BLAKE2b after its key; copied for each block
 
     def root(self, namespace: Namespace) -> int:
         """The hash before the first block."""
@@ -191,7 +191,7 @@ class CachedBlocks:
         return blocks
 
     def _hash_before(self, node: Node) -> int:
-        """The hash of the last block known on the path to the end of `node`, or that of the namespace."""
+        """The hash of the last block known on the path to the end of `node`, or the hash of the namespace."""
         for held in node.path():
             if (blocks := self._of.get(held)) is not None and blocks.hashes:
                 return blocks.hashes[-1]
@@ -232,7 +232,7 @@ class CacheLog:
 
     def __init__(self, hasher: BlockHasher) -> None:
         self._blocks = CachedBlocks(hasher, self._add, self._remove)
-        self._changes: dict[int, bool] = {}  # for each hash: whether it was added, or removed
+        self._changes: dict[int, bool] = {}  # for each hash: True if its block was added, False if removed
 
     @property
     def observer(self) -> CacheObserver:

@@ -1,9 +1,9 @@
 """Which engine gets a request: the one with the best score.
 
-The score is `matched / blocks − LOAD_WEIGHT × (load − least) / (mean + 1)`. `matched` of the prompt's `blocks` are
-cached by the engine. Its `load` is the number of tokens of prompts that it still has to compute, plus ROW_TOKENS for
-each request that it has: as the engine reported last, with what this front has sent since. `least` and `mean` are those
-of all engines that may be chosen.
+The score is `matched / blocks − LOAD_WEIGHT × (load − least) / (mean + 1)`. The engine has cached `matched` of the
+prompt's `blocks`. An engine's `load` is the number of prompt tokens that it still has to compute, plus ROW_TOKENS for
+each request that it has: the load of its last report, plus the load that this front has sent since. `least` and `mean`
+are the smallest and the mean load of all engines that may be chosen.
 """
 
 from collections import deque
@@ -69,15 +69,16 @@ class EngineLoad:
 class EngineChoice:
     """The loads of all engines, as one front knows them. An engine may be chosen once it has reported its load.
 
-    `turn`: among equal engines, the next one after it is chosen, so fronts with different turns choose different ones.
+    `turn`: of engines with equal scores and loads, the engine with the next number after `turn` is chosen, so fronts
+    with different turns choose different engines.
     """
 
     def __init__(self, num_engines: int, turn: int = 0) -> None:
         self._reported: list[EngineLoad | None] = [None] * num_engines
         self._loads_E = np.zeros(num_engines)
-        self._sent: list[deque[tuple[int, int]]] = [deque() for _ in range(num_engines)]  # index and load
+        self._sent: list[deque[tuple[int, int]]] = [deque() for _ in range(num_engines)]  # sent requests: index, load
         self._open: Numbers = np.empty(0, dtype=np.intp)  # engines that may be chosen
-        self._open_list: list[int] = []  # the same
+        self._open_list: list[int] = []  # `_open` as a list
         self._turn = turn % num_engines
 
     @property
@@ -145,10 +146,10 @@ class EngineChoice:
         self._open_list = self._open.tolist()
 
 
-# Which queued requests move to another engine, by Withdraw. Each moves at most once, and off an engine that drains.
-# Running requests leave such an engine too, a few at a time. The wait that an engine reports is the wait of a request
-# behind all others. So a front looks at its newest queued requests first: for these requests the reported wait is about
-# right.
+# Which queued requests move to another engine, by Withdraw. Each request moves at most once, except off an engine that
+# drains, where it always may. Running requests leave such an engine too, a few at a time. The wait that an engine
+# reports is the wait of a request behind all others. So a front looks at its newest queued requests first: for these
+# requests the reported wait is about right.
 
 # A request moves only if the other engine's wait is at most this part of the present wait, and at least GAIN_S seconds
 # shorter.
@@ -192,11 +193,12 @@ def plan_leaves(tokens: Iterable[int]) -> int:
 
 def plan_moves(queued: Iterable[QueuedRequest], loads: Mapping[int, EngineLoad]) -> list[Move]:
     """The moves that shorten waits, newest request first. `loads`: the last report of each engine; an engine that is
-    not in it is never a target. Each planned move changes the waits that the next one is compared with: by its tokens,
-    at the engine's own rate of tokens queued and seconds expected.
+    not in it is never a target. Each planned move changes the waits that the next one is compared with: by the move's
+    tokens, at the engine's own rate of seconds expected for each queued token.
 
-    An engine that does not drain loses one request at a time, because all fronts see the same waits: if each moved all
-    that seems right, they would move too many. The next reports of engines show what is left to move."""
+    An engine that does not drain loses one request at a time, because all fronts see the same waits: if each front
+    moved every request that seems right, the fronts together would move too many. The next reports of engines show what
+    is left to move."""
     if not any(load.is_draining or load.wait_s >= GAIN_S for load in loads.values()):
         return []
     waits = {engine: load.wait_s for engine, load in loads.items()}
@@ -221,26 +223,28 @@ def _seconds_per_token(load: EngineLoad) -> float:
     return load.wait_s / load.uncomputed if load.uncomputed else 0.0
 
 
-# What other engines have served to a tenant: a front sends it to an engine with each request.
+# The tokens that other engines have served to a tenant: a front sends this number to an engine with each request of the
+# tenant.
 #
-# An engine reports what it has served since its process started, which only grows. A *life* is one run of that process,
-# known by its incarnation number. A front keeps the greatest number for each engine, life and tenant, so a message that
-# comes twice, late or never changes nothing once a later one is there. The engine in turn keeps the greatest sum that
-# any front has sent it (`Tenant.elsewhere`).
+# An engine reports the number of tokens that it has served to each tenant since its process started. A *life* is one
+# run of that process, known by its incarnation number. Within a life the number only grows, and a front keeps the
+# greatest number for each engine, life and tenant. So a report that is repeated, late or lost changes nothing once a
+# later report has come. The engine in turn keeps the greatest sum that any front has sent to it (`Tenant.elsewhere`).
 
 IDLE_S = 60.0  # seconds after which a tenant without new service is forgotten
-MAX_LIVES = 8  # lives of one engine that are remembered one by one; older ones only as their sum
+MAX_LIVES = 8  # lives of one engine that are remembered singly; older lives only as a sum
 
 
 @dataclass(slots=True)
 class ServiceOfTenant:
-    served: dict[int, dict[int, float]] = field(default_factory=dict)  # by engine and life
-    total: float = 0.0  # the sum of `served`, and of lives that are not remembered one by one
+    served: dict[int, dict[int, float]] = field(default_factory=dict)  # tokens, by engine and life
+    total: float = 0.0  # the sum of `served`, and of lives that are not remembered singly
     grew_s: float = 0.0  # when `total` last grew
 
 
 class ServiceBook:
-    """The service of all engines, as one front knows it. Lives of an engine have rising numbers."""
+    """The tokens that all engines have served to each tenant, as one front knows them. A later life of an engine has a
+    greater number."""
 
     def __init__(self) -> None:
         self._tenants: dict[Share, ServiceOfTenant] = {}
@@ -271,6 +275,6 @@ class ServiceBook:
                 tenant.grew_s = now_s
 
     def elsewhere(self, engine: int, life: int, share: Share) -> float:
-        """Tokens served to the tenant by all engines and lives but this one."""
+        """Tokens served to the tenant by all other engines, and by this engine in its other lives."""
         tenant = self._tenants.get(share)
         return 0.0 if tenant is None else tenant.total - tenant.served.get(engine, {}).get(life, 0.0)

@@ -1,5 +1,5 @@
-"""The connection to one engine: tries until it answers, carries orders and messages, and connects again after a
-loss."""
+"""The connection to one engine: tries to connect until the engine answers, carries orders and messages, and connects
+again after a loss."""
 
 import asyncio
 import logging
@@ -28,22 +28,23 @@ from text_generation_router.wire.version import VERSION, WireError
 
 logger = logging.getLogger("text_generation_router")
 
-# Maximum size of a message in bytes. A Submit may be that large: 4 bytes for each token of the longest context, and 1
-# MiB.
+# Maximum size of a message in bytes: a Submit has 4 bytes for each token of the longest context, and up to 1 MiB of
+# other fields.
 MESSAGE_BYTES = 16 * 2**20
-# Seconds: until an engine has answered Hello; without any message, after which it is lost (it reports its load every
-# 0.25 to 1 s); until a Submit is answered; until Health is answered.
+# Deadlines in seconds: for the engine's answer to Hello; for its next message, after which the engine counts as lost
+# (its load comes every 0.25 to 1 s); for its answer to a Submit; for its answer to Health.
 CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
 # An engine that has sent nothing for this time, in seconds, before its stream breaks did not die by itself: the link
 # was cut, or the process was stopped from outside. gRPC notices that by its pings, perhaps before SILENT_S.
 QUIET_S = 1.0
-# Codes with which an engine that lives ends a front's stream.
+# gRPC status codes with which an engine that still runs ends a front's stream.
 CUT_OFF = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
-# gRPC's text, with the code INTERNAL, for a write after the end of a call whose true code it has not read yet.
+# gRPC's text, with the code INTERNAL, for a write to a call that has ended while gRPC has not read the call's own
+# status yet.
 WRITE_FAILED = "Internal error from Core"
-# Seconds between two looks at the clock. If a look is STOPPED_S late, this process itself was stopped.
+# Seconds between two readings of the clock. If a reading is STOPPED_S late, this process itself was stopped.
 WATCH_S, STOPPED_S = 0.25, 1.0
-# Seconds between two Loads that are read: an engine that sends more of them waits.
+# Minimum number of seconds between two Loads that the front reads. An engine that sends more Loads has to wait.
 LEAST_LOAD_GAP_S = 0.01
 # Seconds until the first try to connect again, and the longest wait.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
@@ -217,8 +218,8 @@ class EngineConnection:
                 await _send(work, reading.message_of(order))
 
     async def _listen(self, stub: Any, news: Any, engine: EngineView) -> None:
-        """Reads news. A News call that ends is made again: only a loss of Work is a loss of the engine. It is made
-        again too if news of the cache are missing, begin to be wanted, or are not wanted any more."""
+        """Reads news. A News call that ends is made again: only a loss of Work is a loss of the engine. The call is
+        also made again if news of the cache are missing, or if the front begins or ceases to want news of the cache."""
         wants_cache = False
         while True:
             try:
@@ -282,7 +283,7 @@ class EngineConnection:
 
 
 async def _send(call: Any, message: pb.FrontMessage) -> None:
-    """Raises AioRpcError if the call is over."""
+    """Writes a message to the call. Raises AioRpcError if the call has ended."""
     try:
         await call.write(message)
     except asyncio.InvalidStateError:

@@ -30,8 +30,8 @@ LOOK_S = 1.0
 
 
 class RemoteEngine:
-    """Implements EngineRun. All methods belong to the event loop's thread. Requests survive the loss of any engine, and
-    wait while there is none."""
+    """Implements EngineRun. All methods are to be called on the event loop's thread. Requests survive the loss of any
+    engine, and wait while no engine is connected."""
 
     def __init__(
         self,
@@ -151,7 +151,8 @@ class RemoteEngine:
         return self._books.has_begun(index)
 
     def snapshot(self) -> Snapshot:
-        """To be called after `start`. Without any engine it returns the last known facts."""
+        """The facts of all connected engines together (see `Fleet.snapshot`); without any engine, the last known facts.
+        To be called after `start`."""
         assert self._snapshot is not None
         return self._snapshot
 

@@ -26,8 +26,8 @@ async def addresses_of(name: str) -> list[str]:
 
 
 class FollowedName:
-    """`run` is to be started as a task. It asks for the addresses of `name` again and again, and gives them to
-    `connect`.
+    """`run` is to be started as a task. `run` looks up the addresses of `name` again and again, and gives the addresses
+    to `connect`.
 
     An address that the name no longer has is kept while its engine is connected: Kubernetes takes the name from an
     engine as soon as it is to end, and the engine's streams go on until it has drained.
@@ -40,7 +40,7 @@ class FollowedName:
         is_connected: Callable[[TcpEndpoint], bool],
         resolve: Resolve = addresses_of,
     ) -> None:
-        """`name`: the host is a DNS name."""
+        """`name`: its host is a DNS name."""
         self._name = name
         self._connect = connect
         self._is_connected = is_connected
@@ -58,7 +58,7 @@ class FollowedName:
             async with asyncio.timeout(ANSWER_S):
                 found = await self._resolve(self._name.host)
         except (OSError, TimeoutError) as error:
-            # The engines that are known go on: they may well live while DNS does not.
+            # Known engines stay connected: engines may well run while DNS fails.
             if not self._has_failed:
                 logger.warning("%s has no address: %s", self._name.host, str(error) or "no answer in time")
             self._has_failed = True
@@ -112,9 +112,9 @@ def _text_of_one(path: Path) -> str:
 
 
 class FollowedFile:
-    """`run` is to be started as a task. It reads `path`, a file or a folder of files, again and again, and gives the
-    addresses to `connect`. While `path` is missing, has no address or cannot be understood, the engines that are
-    known stay."""
+    """`run` is to be started as a task. `run` reads `path`, a file or a folder of files, again and again, and gives the
+    addresses to `connect`. While `path` is missing, has no address or cannot be understood, the engines that are known
+    stay."""
 
     def __init__(self, path: Path, connect: Callable[[Collection[Endpoint]], Awaitable[None]]) -> None:
         self._path = path

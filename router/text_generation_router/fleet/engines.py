@@ -26,10 +26,10 @@ class EngineView:
     report: LoadReport
     attempts: Attempts
     is_full: bool = False  # whether the engine has refused a resubmission since its last report
-    has_other_suspects: bool = False  # whether it has refused a suspect since then, for those of another group
+    has_other_suspects: bool = False  # whether it has refused a suspect since that report: it has another group
     heard_s: float = 0.0  # time of the event loop at which the engine last sent a message
     is_open: bool = field(init=False)  # whether the engine takes requests
-    is_ready: bool = field(init=False)  # whether it has shards too
+    is_ready: bool = field(init=False)  # whether the engine has shards, too
     _is_closing: bool = False  # whether the engine has refused requests because the engine ends
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class EngineView:
         self._look()
 
     def close(self) -> None:
-        """The engine has refused a request because the engine ends."""
+        """Notes that the engine has refused a request because the engine ends."""
         self._is_closing = True
         self._look()
 
@@ -70,8 +70,8 @@ class Fleet:
         id."""
         self.engines: dict[int, EngineView] = {}
         self.suspects = Suspects(front)
-        self._cut: dict[int, str] = {}  # for each engine whose stream broke, its `engine_id` then
-        self.permits = 0  # requests that the engines allow this front; without any engine: what they allowed last
+        self._cut: dict[int, str] = {}  # engines whose stream broke: the `engine_id` at that time
+        self.permits = 0  # requests that the engines allow this front; without any engine, the number allowed last
         self._placement = placement
         self._resumes_across_builds = resumes_across_builds
         self._service = ServiceBook()
@@ -206,7 +206,7 @@ class Fleet:
                     view.attempts.withdraw(group, even_begun=True)
 
     def balance(self, now: float) -> None:
-        """Takes queued groups back from engines whose expected wait is much longer than that of another one."""
+        """Takes queued groups back from engines whose expected wait is much longer than the wait on another engine."""
         if len(self.engines) < 2:
             return
         loads = {engine: view.report.load for engine, view in self.engines.items() if view.is_open}
@@ -225,7 +225,7 @@ class Fleet:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """The facts of one engine, with the smallest limits of all. None: no engine is connected."""
+        """The facts of one engine, with the smallest limits of all engines. None: no engine is connected."""
         known = [view.facts.snapshot for view in self.engines.values()]
         if not known:
             return None

@@ -21,26 +21,26 @@ class Placement(ABC):
     engine."""
 
     wants_cache = False  # whether engines are to report changes of their caches
-    num_cached_blocks = 0  # number of different blocks that they are known to have
+    num_cached_blocks = 0  # number of different blocks that engines are known to have
 
     @abstractmethod
     def joined(self, engine: int, capacity: int, num_open: Callable[[], int]) -> None:
-        """An engine with `capacity` token slots is connected. `num_open` returns how many requests of this front it
-        has."""
+        """Notes that an engine with `capacity` token slots is connected. `num_open` returns the number of this front's
+        requests on the engine."""
 
     @abstractmethod
     def reported(self, engine: int, report: LoadReport, newest_index: int, now: float) -> None:
-        """An engine has reported its load. `newest_index`: greatest index of the front's requests that it had
-        answered."""
+        """Notes that an engine has reported its load. `newest_index`: greatest index of the front's requests that the
+        engine had answered."""
 
     def cached(self, engine: int, sequence: int, news: CacheNews) -> bool:
-        """An engine has reported changes of its cache. False: earlier changes are missing, so the call has to be made
-        again."""
+        """Notes that an engine has reported changes of its cache. False: earlier changes are missing, so the News call
+        has to be made again."""
         return True
 
     @abstractmethod
     def sent(self, engine: int, group: RemoteGroup) -> None:
-        """The group was submitted."""
+        """Notes that the group was submitted to the engine."""
 
     @abstractmethod
     def lost(self, engine: int) -> None: ...
@@ -52,8 +52,8 @@ class Placement(ABC):
 
 
 class LeastLoad(Placement):
-    """The engine with the smallest load, of tokens to compute and rows: as reported, with what this front has sent
-    since. What engines have in their caches does not count.
+    """Chooses the engine with the smallest load, that is, tokens to compute and rows: the load of its last report, plus
+    the load that this front has sent since. Cached blocks do not count.
 
     `turn`: see `EngineChoice`."""
 
@@ -77,8 +77,8 @@ class LeastLoad(Placement):
 
 
 class LeastRequests(Placement):
-    """The engine with the fewest unfinished requests of this front; of equal engines the next in turn. For comparison:
-    load balancers do this."""
+    """Chooses the engine with the fewest unfinished requests of this front; of several such engines, the next in turn.
+    For comparison with load balancers, which choose so."""
 
     def __init__(self, turn: int = 0) -> None:
         self._turn = turn
@@ -102,7 +102,7 @@ class LeastRequests(Placement):
 
 
 class RoundRobin(Placement):
-    """One engine after the other, whatever their loads. For comparison: load balancers do this."""
+    """Chooses one engine after the other, whatever their loads. For comparison with load balancers, which choose so."""
 
     def __init__(self, turn: int = 0) -> None:
         self._turn = turn
@@ -124,13 +124,13 @@ class RoundRobin(Placement):
 
 # Seconds for which the blocks of a request that was sent count as cached, unless the engine reports them before.
 EXPECTED_S = 10.0
-# Blocks that are remembered of an engine, for each block that fits into its token slots: texts that part within a block
-# share slots, but not that block.
+# Number of blocks remembered of an engine for each block that fits into its token slots. A cache may have more blocks
+# than fit into the slots: two texts that first differ within a block share slots, but not the hash of that block.
 BLOCKS_PER_BLOCK = 2
 
 
 class BestScore(Placement):
-    """The engine with the best score (`fleet/choice.py`). With fewer than two engines nothing is hashed, and no
+    """Chooses the engine with the best score (`fleet/choice.py`). With fewer than two engines nothing is hashed, and no
     engine is asked for news of its cache.
 
     `turn`: see `EngineChoice`."""
@@ -190,7 +190,7 @@ class BestScore(Placement):
 
 
 def placement_of(policy: PlacementPolicy, key: bytes | None, turn: int) -> Placement:
-    """`key`: that of the block hashes. Without a key engines report nothing about their caches, and the load alone
+    """`key`: key of the block hashes. Without a key engines report nothing about their caches, and the load alone
     decides."""
     if policy is PlacementPolicy.SCORE and key is not None:
         return BestScore(key, turn)

@@ -1,4 +1,5 @@
-"""Messages of proto/engine.proto: those of an engine for the front's books, and the front's orders as messages."""
+"""Converts messages of proto/engine.proto: an engine's messages to calls of the front's books, and the front's orders
+to messages."""
 
 from collections.abc import Callable, Mapping
 from math import isfinite
@@ -48,7 +49,8 @@ def message_of(order: Order) -> pb.FrontMessage:
 
 
 def facts_of_welcome(message: pb.EngineMessage) -> EngineFacts:
-    """Raises WireError if the message is not a Welcome of a version that this build understands."""
+    """The facts in a Welcome. Raises WireError if the message is not a Welcome of a version that this build
+    understands."""
     if message.WhichOneof("message") != "welcome":
         raise WireError("the engine's first message is not a Welcome")
     welcome = message.welcome
@@ -112,7 +114,7 @@ def _ending_tokens(
     engine: EngineView,
     books: FrontBooks,
 ) -> None:
-    """Tokens of a step, some of which are the last of their requests."""
+    """Gives the tokens of a step to the books. `ended` has the requests that end with this step."""
     last = {run.wire_index: place for place, run in enumerate(runs)}
     for place, run in enumerate(runs):
         end = ended.pop(run.wire_index, None) if place == last[run.wire_index] else None

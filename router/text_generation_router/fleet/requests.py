@@ -16,34 +16,35 @@ from text_generation_router.wire.steps import TokenRun, check_positions
 from text_generation_router.wire.submits import Submitted
 from text_generation_router.wire.version import WireError
 
-# Maximum number of tokens beyond the credits of a request: tokens of steps that were sent while it had credits.
+# Maximum number of tokens beyond the credits of a request: tokens of steps that were sent while the request had
+# credits.
 BEYOND_CREDITS = 512
 
 
 @dataclass(slots=True, eq=False)
 class RemoteGroup:
-    """Requests of one prompt, which are on one engine together. Times are those of the front's clock."""
+    """Requests of one prompt, all of them on the same engine. Times are those of the front's clock."""
 
-    number: int  # rises with each arrival
-    request: GenerationRequest  # the first member's
+    number: int  # rises with each group that arrives
+    request: GenerationRequest  # the request of the first member
     arrived_s: float
     on_answer: Callable[[RefusedError | None], None]
     members: "dict[int, RemoteRequest]" = field(default_factory=dict)  # the requests that have not ended, by index
     engine: int | None = None  # number of the engine that has the group; None: it waits for an engine
-    submitted_s: float = 0.0  # when it was submitted to that engine
-    wire_indexes: list[int] = field(default_factory=list)  # indexes of the Submit
+    submitted_s: float = 0.0  # time of the Submit to that engine
+    wire_indexes: list[int] = field(default_factory=list)  # indexes of the members in the Submit
     is_accepted: bool = False  # whether any engine has accepted the group
     is_answered: bool = False  # whether this engine has answered the Submit
-    is_leaving: bool = False  # whether Withdraw was sent
-    is_suspect: bool = False  # whether it was submitted as a suspect
-    has_run: bool = False  # whether any engine has begun a member
+    is_leaving: bool = False  # whether the engine was sent a Withdraw for the group
+    is_suspect: bool = False  # whether the group was submitted as suspects
+    has_run: bool = False  # whether any engine has decided the first step of a member
     digest: bytes | None = None  # digest of the engine that made the group's tokens; None: no token was made
-    suspicions: int = 0  # see `Blame`
+    suspicions: int = 0  # losses counted before a member had to run alone, as in `Blame`
     counts: int = 0
-    has_moved: bool = False  # whether Withdraw was ever sent
+    has_moved: bool = False  # whether any engine was sent a Withdraw for the group
     moved: "RemoteGroup | None" = None  # the group of the members that have left this one for another engine
     origin: "RemoteGroup | None" = None  # the group that the members of this one have left
-    stranded_s: float | None = None  # since when only engines of other builds are there
+    stranded_s: float | None = None  # since when only engines of other builds are connected
 
     def answer(self, refused: RefusedError | None = None) -> None:
         """Calls `on_answer`, unless it was called before. None: the group is accepted."""
@@ -79,14 +80,14 @@ class RemoteGroup:
 
 @dataclass(slots=True, eq=False)
 class RemoteRequest(OpenRequest):
-    """A request that any engine may have. Times are those of the front's clock, of all engines."""
+    """A request that any engine may have. Times are those of the front's clock, whichever engine has reported them."""
 
     group: RemoteGroup
     output_ids: list[int] = field(default_factory=list)
     deadline_s: float | None = None
     wire_index: int = 0  # index on the current Work stream
     debt: int = 0  # tokens by which the credits were below zero at the last Submit
-    attempt_begun_s: float = 0.0  # first step on the current engine, known with its first tokens
+    attempt_begun_s: float = 0.0  # time of the first step on the current engine, sent with the first tokens
     is_begun: bool = False  # whether the current engine has reported that the first step is decided
     cached_tokens: int = 0
     has_given: bool = False  # whether the sink has got its FirstStep
@@ -95,7 +96,7 @@ class RemoteRequest(OpenRequest):
     def submitted(
         self, index: int, now: float, served_elsewhere: float, trial: SuspectTrial | None = None
     ) -> Submitted:
-        """The request as it is now, for a Submit. `trial`: None unless it is a suspect."""
+        """The request as it is now, for a Submit. `trial`: None unless the request is a suspect."""
         asked, group = self.request, self.group
         self.wire_index, self.attempt_begun_s, self.prompt, self.is_begun = index, 0.0, None, False
         if asked.prompt_logprobs is not None:
@@ -119,7 +120,7 @@ class RemoteRequest(OpenRequest):
 
     def take(self, run: TokenRun, first: EngineFirst | None, now: float) -> Tokens | None:
         """The tokens of `run` that are new, for the sink. None: no token is new. Raises WireError if tokens are missing
-        before them, or if they are more than the request may get."""
+        before them, or if there are more tokens than the request may get."""
         known = len(self.output_ids)
         if (new := check_positions(run, known)) is None:
             return None
@@ -138,7 +139,7 @@ class RemoteRequest(OpenRequest):
         return Tokens(ids, new.logprobs, tops, now - self.begun_s, first_step)
 
     def computed(self, first: EngineFirst, now: float) -> Tokens:
-        """The one answer, without a token, to a request whose `max_new_tokens` is 0."""
+        """The only answer, without a token, to a request whose `max_new_tokens` is 0."""
         self.begin(now - first.inference_s, first)
         return Tokens((), (), (), now - self.begun_s, self._first_step())
 
@@ -169,7 +170,7 @@ class RemoteRequest(OpenRequest):
         if self.prompt is None:
             if self.request.prompt_logprobs is None or self.attempt_begun_s:
                 raise WireError("log-probabilities of a prompt came that are not wanted")
-            return  # another sequence of the Submit wants them
+            return  # another sequence of the Submit collects the log-probabilities
         if start != self.prompt.count + 1 or start + len(piece) > len(self.request.input_ids):
             raise WireError(f"log-probabilities of a prompt from {start} on follow {self.prompt.count}")
         if piece.top_ids_PK.shape[1] != self.request.prompt_logprobs:
@@ -183,7 +184,7 @@ class RemoteRequest(OpenRequest):
 
     def credit(self, tokens: int) -> int:
         """Adds credits. Returns how many of them the current engine gets. Credits that were below zero at the Submit
-        were sent as 0, so the first credits make up for them."""
+        were sent as 0, so the first credits make up for the difference."""
         self.credits += tokens
         paid = min(self.debt, tokens)
         self.debt -= paid

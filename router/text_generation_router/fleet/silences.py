@@ -1,8 +1,8 @@
-"""Counts the engines that fell silent with a request that made no token there, so that a request that hangs engines is
-found.
+"""Counts, for each request, the engines that fell silent while they had the request and had made no token of it, so
+that a request that hangs engines is found. An engine is silent if it sends no message.
 
 The usual cause of a silence is a cut link or a stopped process, so a first silence makes no suspects. A request that
-meets MAX_SILENCES in a row without a token between is a suspect.
+meets MAX_SILENCES silences in a row, without a token in between, is a suspect.
 
 A silence is sure if another engine sent messages meanwhile. Otherwise the front's own link may have been cut: the
 silence is unsure, and counts until the engine comes back as the same process. `life`: the `engine_id` of a process.
@@ -19,8 +19,8 @@ class MetSilences:
     """The silences that one request has met since its last token."""
 
     count: int = 0
-    engines: set[int] = field(default_factory=set)  # engines that fell silent with the request and are not back
-    unsure: dict[int, str] = field(default_factory=dict)  # engines whose silence is unsure, and their `engine_id` then
+    engines: set[int] = field(default_factory=set)  # silent engines that had the request and are not back
+    unsure: dict[int, str] = field(default_factory=dict)  # engines with an unsure silence: the `engine_id` at that time
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class UnsureSilence:
     """An unsure silence of an engine that had suspects because of earlier silences."""
 
     life: str
-    requests: set[int]  # suspects that have not been sent elsewhere since
+    requests: set[int]  # suspects that were not submitted to another engine since
 
 
 class Silences:
@@ -59,8 +59,8 @@ class Silences:
         self._unsure[engine] = UnsureSilence(life, set(suspects))
 
     def returned(self, engine: int, life: str) -> UnsureSilence | None:
-        """Notes that the engine is back; an empty `life`: it will never be. Returns its unsure silence if the engine is
-        another process now, so that the silence was its own."""
+        """Notes that the engine is back; an empty `life`: the engine will never be back. Returns its unsure silence if
+        the engine is another process now, so that the silence was the engine's own."""
         for met in self._met.values():
             met.engines.discard(engine)
             if met.unsure.pop(engine, None) == life:

@@ -1,25 +1,25 @@
 """Keeps requests that may have ended an engine apart until they make a token, so that a bad request is found.
 
-A loss is the death of an engine. All requests that a front had begun there are *suspects*, unless the cause came from
-outside: a cut link, a stopped process. The suspects of one loss are a *group*; those that had made no token there, and
-so are likelier to be the cause, are a group of their own. The requests of a group go to one engine only, and that
-engine takes no suspects of another group. If a group meets another loss, its requests part: into halves, and then each
-alone. A suspect that is tried alone is the only request in its engine's steps, and the engine takes no other request of
-this front, until the suspect has made a token. The third loss that a request meets alone ends it.
+A loss is the death of an engine. All requests of a front that had begun on the engine are *suspects*, unless the cause
+came from outside: a cut link, a stopped process. The suspects of one loss are a *group*; the suspects that had made no
+token on the engine are likelier to be the cause, and are a group of their own. The requests of a group go to one engine
+only, and that engine takes no suspects of another group. If a group meets another loss, its requests part: into halves,
+and then each alone. A suspect that is tried alone is the only request in its engine's steps, and the engine takes no
+other request of this front, until the suspect has made a token. The third loss that a request meets alone ends it.
 
 A group waits until every engine that it may have ended is back, so that a bad request has one engine down at a time:
 for at most FIRST_WAIT_S, and WAIT_S from its second loss on. Requests that had made tokens on the engine of their first
 loss do not wait: their streams go on at once, because they are hardly ever the cause.
 
 So each bad request ends at most 3 + MAX_ALONE engines, one after the other, and one engine more if it ends some of them
-before they have reported its begin. A good request fails only if another cause ends the engine each time that the
-request is tried alone.
+before they have reported that it has begun. A good request fails only if another cause ends the engine each time that
+the request is tried alone.
 
-A request that had not begun may still be the cause: it may end its engine before the engine has reported its begin. So
-this request too waits until the engine is back, at most FIRST_WAIT_S, and is free then. From its second loss without
-progress on, the request is a suspect; losses of engines that tried a suspect alone do not count. A suspect that had not
-begun on a lost engine is counted as aboard from the second such loss on: at the first another request is the likelier
-cause.
+A request that had not begun may still be the cause: it may end its engine before the engine has reported that the
+request has begun. So this request too waits until the engine is back, at most FIRST_WAIT_S, and is free then. From its
+second loss without progress on, the request is a suspect; losses of engines that tried a suspect alone do not count. A
+suspect that had not begun on a lost engine is counted as aboard from the second such loss on: at the first such loss
+another request is the likelier cause.
 
 A request may also hang its engine, which falls silent then. Silence has most often another cause, so only a request
 that meets several silences in a row without a token is a suspect (`silences.py`). Then silences count for its group as
@@ -34,8 +34,8 @@ from typing import NamedTuple
 from text_generation_router.fleet.silences import Silences
 
 MAX_ALONE = 3  # losses met alone that end a request
-# Seconds for which suspects wait at most until the engines that they may have ended are back: after their first loss,
-# when a lost machine is as likely, and later.
+# Maximum number of seconds for which suspects wait until the engines that they may have ended are back: after their
+# first loss, which a lost machine may as well have caused, and after later losses.
 FIRST_WAIT_S, WAIT_S = 10.0, 120.0
 # Maximum wait in seconds of suspects that may have hung engines: a launcher kills an engine after 8 s of silence.
 SILENT_WAIT_S = 30.0
@@ -50,15 +50,15 @@ class LostRequests:
     begun: Collection[int] = ()
     proven: Collection[int] = ()  # part of `begun`: requests that have made a token there
     queued: Collection[int] = ()  # requests that had not begun
-    has_died: bool = True  # False: the engine lives, so nothing waits until it is back
-    silent: Collection[int] = ()  # requests without a token there, of an engine that fell silent
+    has_died: bool = True  # False: the engine still runs, so no request waits for its return
+    silent: Collection[int] = ()  # requests without a token on the engine, if it fell silent
     is_sure: bool = False  # whether the engine itself was silent, and not the front's own link cut
 
 
 class SuspectTrial(NamedTuple):
     """How a suspect is submitted."""
 
-    group: str  # name of its group, which all fronts have
+    group: str  # name of the suspect's group, the same on all fronts
     is_alone: bool
 
 
@@ -74,18 +74,18 @@ class HeldRequest:
 class SuspectGroup:
     """Suspects that go to one engine together."""
 
-    key: str  # the loss, and which part of its suspects: the same on all fronts
-    losses: int  # losses that its requests have met in a row until they are alone
-    loss: str  # name of the newest of them
+    key: str  # the loss, and the part of its suspects: the same on all fronts
+    losses: int  # losses in a row that the group has met before its requests are alone
+    loss: str  # name of the newest loss
     requests: set[int] = field(default_factory=set)
-    engine: int | None = None  # the engine that has any of them
+    engine: int | None = None  # the engine that has requests of the group
     sent: set[int] = field(default_factory=set)  # requests of the group that the engine has
-    is_alone: bool = False  # whether it was made of one request, which is tried alone
-    alone_losses: int = 0  # losses that its only request has met alone
-    counts_queued: bool = False  # whether losses count that its requests meet before they have begun
-    has_hung: bool = False  # whether its requests are suspects because engines fell silent
-    down: set[int] = field(default_factory=set)  # engines that it may have ended and that are not back
-    waits_until: float = 0.0  # when it no longer waits for them
+    is_alone: bool = False  # whether the group began with one request, which is tried alone
+    alone_losses: int = 0  # losses that the only request of the group has met alone
+    counts_queued: bool = False  # whether losses count that meet a request before its first step
+    has_hung: bool = False  # whether the group are suspects because engines fell silent
+    down: set[int] = field(default_factory=set)  # engines that the group may have ended and that are not back
+    waits_until: float = 0.0  # time until which the group waits for these engines
 
 
 class Suspects:
@@ -106,7 +106,7 @@ class Suspects:
         return request in self._groups
 
     def trial(self, request: int) -> SuspectTrial | None:
-        """None: the request is not a suspect."""
+        """How the request is to be submitted as a suspect. None: the request is not a suspect."""
         group = self._groups.get(request)
         return SuspectTrial(group.key, group.is_alone) if group is not None else None
 
@@ -190,8 +190,8 @@ class Suspects:
             group.engine = None
 
     def returned(self, engine: int, life: str = "", now: float = 0.0) -> list[int]:
-        """Notes that the engine is back. `life`: its `engine_id` now; empty: it will never be back. Returns the
-        requests that this ends, which are not suspects any more."""
+        """Notes that the engine is back. `life`: its `engine_id` now; empty: the engine will never be back. Returns the
+        requests that have to fail, which are not suspects any more."""
         silence = self._silences.returned(engine, life)
         ended = self._lose_silent(engine, silence.life, silence.requests, now) if silence is not None else []
         for group in set(self._groups.values()):
@@ -202,7 +202,7 @@ class Suspects:
         return ended
 
     def absolve(self, loss: str) -> None:
-        """Notes that the engine of this loss lives: only the connection to it was lost."""
+        """Notes that the engine of this loss still runs: only the connection to it was lost."""
         for group in set(self._groups.values()):
             if group.loss != loss:
                 continue
@@ -213,7 +213,8 @@ class Suspects:
                 group.alone_losses -= 1
 
     def lose(self, engine: int, loss: LostRequests, now: float) -> list[int]:
-        """Notes the loss of an engine. Returns the requests that this loss ends, which are not suspects any more."""
+        """Notes the loss of an engine. Returns the requests that have to fail because of this loss, which are not
+        suspects any more."""
         tried = self._trials.pop(engine, None)
         if tried is not None:
             tried.engine = None
@@ -242,7 +243,8 @@ class Suspects:
         return self._part(tried, aboard, engine, loss.name, now) if tried is not None and aboard else []
 
     def _meet_silence(self, engine: int, loss: LostRequests, now: float) -> list[int]:
-        """The engine fell silent with requests that had made no token there. Returns those that end."""
+        """Notes that the engine fell silent with requests that had made no token on it. Returns the requests that have
+        to fail."""
         hung = [request for request in loss.silent if (group := self._groups.get(request)) and group.has_hung]
         if loss.is_sure:
             ended = self._lose_silent(engine, loss.name, hung, now)
@@ -269,15 +271,15 @@ class Suspects:
         group.waits_until = max(group.waits_until, now + SILENT_WAIT_S)
 
     def _lose_silent(self, engine: int, loss: str, suspects: Collection[int], now: float) -> list[int]:
-        """The engine was silent with these requests, which are suspects because of earlier silences. Returns those that
-        end."""
+        """Counts the engine's silence as a loss of `suspects`, which are suspects because of earlier silences. Returns
+        the requests that have to fail."""
         aboard: dict[SuspectGroup, list[int]] = {}
         for request in suspects:
             aboard.setdefault(self._groups[request], []).append(request)
         return [end for group, requests in aboard.items() for end in self._part(group, requests, engine, loss, now)]
 
     def _part(self, group: SuspectGroup, aboard: list[int], engine: int, loss: str, now: float) -> list[int]:
-        """Notes another loss of the group. `aboard`: its requests that were on the lost engine."""
+        """Notes another loss of the group. `aboard`: the group's requests that were on the lost engine."""
         if group.is_alone:
             group.alone_losses += 1
             group.loss, group.waits_until = loss, now + WAIT_S

@@ -44,8 +44,8 @@ class EngineLoss(Enum):
     # The engine fell silent while another engine sent messages: a request that meets several such losses may be the
     # cause.
     SILENT = "silent"
-    DIED = "died"  # the engine, as far as the front can know
-    CUT_OFF = "cut off"  # the engine, which lives, has ended this front's stream, perhaps for an unanswered Submit
+    DIED = "died"  # the engine's process died, as far as the front can know
+    CUT_OFF = "cut off"  # the engine still runs, and has ended this front's stream, perhaps for an unanswered Submit
 
 
 # A list is a Submit: the sequences of one prompt.
@@ -55,8 +55,8 @@ Order = list[Submitted] | EndAt | Cancel | Withdraw | Credit
 class EngineFirst(NamedTuple):
     """What an engine reports with the first tokens that it made for a request."""
 
-    queue_s: float  # seconds from Submit to the first step there
-    inference_s: float  # seconds from that step to the tokens
+    queue_s: float  # seconds from Submit to the first step on this engine
+    inference_s: float  # seconds from the first step to these tokens
     cached_tokens: int
 
 
@@ -76,7 +76,7 @@ class LoadReport:
     """What an engine reports regularly about its load."""
 
     load: EngineLoad
-    permits: int  # requests that this front may have there
+    permits: int  # requests that this front may have on the engine
     # Tokens served to each tenant since the engine's process started, as `Account.served` counts them.
     served: Mapping[Share, float] = field(default_factory=dict)
     # Greatest index of this front's Submits that the load includes; None: the engine does not report it.
@@ -88,7 +88,7 @@ class RemoteCounts:
     """What happened between a front and its engines since the front began."""
 
     lost_engines: int = 0
-    resumes: int = 0  # requests that were submitted again after a loss
+    resumes: int = 0  # requests that were submitted again after the loss of their engine
     withdrawals: int = 0  # requests that an engine was asked to give back, if possible
     moves: int = 0  # requests that were withdrawn from an engine and submitted to another one
     late: int = 0  # messages about requests that had ended or moved
@@ -100,8 +100,8 @@ class RemoteCounts:
 
 # How often a front wants news of its engines, and how much news an engine may send.
 
-# Bytes that may come at once: the whole cache of an engine with 8 million blocks. Then bytes per second: many times the
-# news of an engine that computes 100,000 tokens per second.
+# Bytes of news that an engine may send at once: the whole cache of an engine with 8 million blocks. Then bytes per
+# second: many times the news of an engine that computes 100,000 tokens per second.
 BURST_BYTES, BYTES_PER_S = 64 * 2**20, 2 * 2**20
 # Bytes that each message counts in addition to its size: reading this number of bytes takes as long as reading an empty
 # message.
@@ -117,7 +117,7 @@ class NewsBudget:
         self._at = now
 
     def take(self, size: int, now: float) -> None:
-        """Raises WireError for a message of `size` bytes that is too much."""
+        """Counts a message of `size` bytes. Raises WireError if the engine has sent too much."""
         self._left = min(self._left + (now - self._at) * BYTES_PER_S, BURST_BYTES) - size - MESSAGE_BYTES
         self._at = now
         if self._left < 0:

@@ -60,7 +60,7 @@ def half_doublings(maximum: int) -> list[float]:
 # Reasons why a request waits in the queue: earlier requests, TGI's joining rule, no free row, too little memory, the
 # step's budget of prompt tokens, or a prefix that is being computed for another request.
 WAITS = ("turn", "rule", "rows", "memory", "budget", "prefix")
-MAX_REQUESTS = 1024  # the last bound of the sizes of batches
+MAX_REQUESTS = 1024  # requests: largest bucket of the histogram of batch sizes
 # What fronts count about their engines (`RemoteCounts`): the end of each metric's name, and its description.
 FRONT_COUNTS = {
     "lost_engines": ("lost_engines", "Connections to engines that were lost"),

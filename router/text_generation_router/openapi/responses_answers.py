@@ -181,7 +181,7 @@ class ResponseJson(AnswerJson):
     truncation: Literal["disabled"]
     """Always `disabled`."""
     usage: ResponseUsageJson | None
-    """The tokens of the request; null until the answer is complete."""
+    """Numbers of tokens of the prompt and the answer; null until the answer is complete."""
 
 
 class ResponseEvent(AnswerJson):

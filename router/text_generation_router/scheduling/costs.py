@@ -42,7 +42,7 @@ class QueryBlocks:
 
     @property
     def tokens(self) -> int:
-        """The most tokens whose queries fit into one block, at least 1."""
+        """Maximum number of tokens whose queries fit into one block, at least 1."""
         return max(1, self.queries // self.per_token)
 
     def tokens_computed(self, tokens: int) -> float:

@@ -21,8 +21,8 @@ from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
 
 TOKENIZER = byte_level_tokenizer()
-MAX_FREE = 30  # tokens of a request without a grammar
-MOST = 120  # no text of these grammars has more tokens
+MAX_FREE = 30  # maximum number of tokens of a request without a grammar
+MOST = 120  # maximum number of tokens of a text in any of these grammars
 SUM = lark_grammar(r"""
 start: number (" " operator " " number){1,3}
 number: /[1-9][0-9]{0,2}/

@@ -39,7 +39,8 @@ def _by_column(numbers: Tensor, groups: Groups, inputs: int) -> Tensor:
 
 
 def _in_order(columns: Tensor, order: Tensor | None) -> Tensor:
-    """The columns at the inputs that they multiply. Columns of one input are added: all of them but one are 0."""
+    """Moves each column of a weight matrix to the index in `order`, that of the input that the column multiplies. If
+    several columns have the same index, all of them except one are 0, so they are added."""
     if order is None:
         return columns
     found = columns.new_zeros(*columns.shape[:-1], int(order.max()) + 1)

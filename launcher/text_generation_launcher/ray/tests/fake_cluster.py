@@ -1,4 +1,4 @@
-"""A Ray cluster that notes what it is asked, for tests of the driver's decisions."""
+"""A fake Ray cluster that records the driver's calls."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ ORDER = EngineOrder(("--model-id", "m"), cores=1.0)
 
 
 class FakeReplicaCluster:
-    """Notes what it is asked, and answers what the test says."""
+    """Records the calls, and answers with the values that the test sets."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -17,11 +17,11 @@ class FakeReplicaCluster:
         self.ready: dict[ActorCall, Answer] = {}
         self.room: set[str] = set()
         self.actors: set[str] = set()
-        self.nodes: dict[str, str] = {}  # Ray's names of the other machines, by their addresses
+        self.nodes: dict[str, str] = {}  # by address: Ray's node id of each other machine
         self.fronts: set[str] = set()
-        self.told: list[tuple[str, tuple[str, ...]]] = []  # machines, and the engines that they were told
-        self.restarts: list[tuple[str, str]] = []  # machines, and the restarts that they were told
-        self.started_on: list[tuple[str, str]] = []  # machines, and Ray's names of them
+        self.told: list[tuple[str, tuple[str, ...]]] = []  # report_engines: machine, addresses of engines
+        self.restarts: list[tuple[str, str]] = []  # report_engines: machine, name of the newest restart
+        self.started_on: list[tuple[str, str]] = []  # start_fronts: machine, Ray's node id
         self._number = 0
 
     def start(self, name: str, order: EngineOrder) -> ActorCall:

@@ -39,7 +39,7 @@ class PlayedDriver:
         self._rest = b""
 
     async def wish(self) -> Wanted:
-        """The newest wish that has come."""
+        """The newest `Wanted` message that has come."""
         while b"\n" not in self._rest:
             self._rest += await asyncio.get_running_loop().sock_recv(self._line, 2**20)
         *lines, self._rest = self._rest.split(b"\n")
@@ -92,7 +92,7 @@ def test_what_is_cleared_is_gone_only_once_a_driver_that_knows_of_it_says_so() -
         clearing = asyncio.create_task(bench.client.clear())
         second = await driver.wish()
         assert not second.replicas
-        driver.report(first.number)  # the driver has not read the second wish yet
+        driver.report(first.number)  # the driver has not read the second `Wanted` yet
         driver.report(second.number, RayStatus(f"{digest_of(ORDER)}-0", RayPhase.DRAINING))
         driver.report(first.number)
         await asyncio.sleep(0.05)
@@ -124,7 +124,7 @@ def test_a_driver_that_dies_meanwhile_is_followed_by_one_that_clears() -> None:
 
 def test_fronts_elsewhere_tell_what_their_clients_want_and_are_gone_once_none_is_reported() -> None:
     async def scenario(bench: Bench) -> None:
-        await bench.client.fronts_gone(LIMIT_S)  # there never were any
+        await bench.client.fronts_gone(LIMIT_S)  # no fronts were ever wanted
         bench.client.want_fronts(FrontOrder((), 3000))
         driver = await bench.drivers.get()
         wish = await driver.wish()

@@ -1,4 +1,4 @@
-"""The actor of fronts, in this process and without Ray. The launcher that it runs is pretended."""
+"""The actor of fronts, in this process and without Ray. A fake launcher stands for the real one."""
 
 import asyncio
 import sys

@@ -42,7 +42,7 @@ class Bench:
     def serve(self, name: str, address: str) -> None:
         self.cluster.room.add(name)
         self.answer(name, serving(address))
-        self.driver.turn()  # in this turn the next question is asked
+        self.driver.turn()  # this turn makes the next call
 
     def status(self, name: str) -> RayStatus:
         return {status.name: status for status in self.reports[-1].replicas}[name]
@@ -70,7 +70,7 @@ def test_a_replica_without_room_is_pending_then_starts_then_serves() -> None:
 def test_an_actor_that_ray_never_starts_is_replaced_by_another() -> None:
     bench = Bench(a="h:1")
     bench.after(2 * ACTOR_START_S)
-    assert bench.asked() == [("start", "a")]  # Without room it waits for ever.
+    assert bench.asked() == [("start", "a")]  # Without room the replica waits without a limit.
     bench.cluster.room.add("a")
     bench.after(LOOK_S)
     bench.after(ACTOR_START_S - 1.0)

@@ -1,4 +1,4 @@
-"""What actors are told to run."""
+"""The command lines that actors run on their machines."""
 
 import os
 from collections.abc import Sequence

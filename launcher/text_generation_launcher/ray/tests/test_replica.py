@@ -1,4 +1,4 @@
-"""A replica on Ray as the launcher's set sees it. The client is played by the test."""
+"""RayReplica: its endpoint, readiness and end follow from the statuses that a fake RayClient reports."""
 
 import asyncio
 from collections.abc import Callable

@@ -70,7 +70,7 @@ def _turns(value: dict[str, Any]) -> tuple[str, ...]:
         unknown += unknown_fields(turn, TURN, where)
         for place, block in objects_of(turn.get("content"), f"{where}content"):
             unknown += _block(block, place)
-            unknown += _blocks(block.get("content"), f"{place}content")  # the blocks of a result
+            unknown += _blocks(block.get("content"), f"{place}content")  # content blocks of a tool_result
     return tuple(unknown[:MAX_NAMES])
 
 

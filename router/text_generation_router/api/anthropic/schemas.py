@@ -74,12 +74,12 @@ class ToolChoiceBody(Body):
 
 
 class ThinkingConfig(Body):
-    """Whether the model writes for itself before its answer."""
+    """Whether the model reasons before its answer."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     """`enabled` and `disabled` set the template's variable `enable_thinking`; otherwise the template decides."""
     budget_tokens: U32 | None = None
-    """Most tokens of the thinking, with the type `enabled`."""
+    """Maximum number of tokens of the reasoning, with the type `enabled`."""
     display: Annotated[
         Literal["summarized", "omitted"] | None,
         Field(description="`omitted` leaves the thinking out of the answer. It is never summarized."),
@@ -128,7 +128,7 @@ class PromptOptions(Body):
     tool_choice: ToolChoiceBody | None = None
     """Whether the answer calls tools. Default: the model decides."""
     thinking: ThinkingConfig | None = None
-    """Whether the model writes for itself before its answer. Default: as its chat template says."""
+    """Whether the model reasons before its answer. Default: as its chat template says."""
     output_config: OutputConfig | None = None
     """How the answer is made."""
 
@@ -157,21 +157,21 @@ class TextBlock(Body):
 class ThinkingBlock(Body):
     type: Annotated[Literal["thinking"], kind_of("block")]
     thinking: str
-    """What the model has written for itself."""
+    """The text of the model's reasoning in an earlier answer."""
     signature: str = ""
-    """Not looked at: this server signs nothing."""
+    """Ignored: this server does not sign reasoning."""
 
 
 class RedactedThinkingBlock(Body):
     type: Annotated[Literal["redacted_thinking"], kind_of("block")]
     data: str
-    """Not looked at: only the server that has made it can read it."""
+    """Ignored: only the server that has made the encrypted reasoning can read it."""
 
 
 class ToolUseBlock(Body):
     type: Annotated[Literal["tool_use"], kind_of("block")]
     id: str
-    """The name by which the result refers to this call."""
+    """The id of this call, which the `tool_use_id` of the tool_result block repeats."""
     name: str
     """The tool's name."""
     input: dict[str, Any]
@@ -225,7 +225,7 @@ TextBlocks = Annotated[
 class ToolResultBlock(Body):
     type: Annotated[Literal["tool_result"], kind_of("block")]
     tool_use_id: str
-    """The id of the call that it is the result of."""
+    """The `id` of the tool_use block that made the call."""
     content: TextBlocks = Field(default_factory=list)
     """The result: a text, or a list of blocks of text."""
     is_error: Annotated[

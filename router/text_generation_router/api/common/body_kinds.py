@@ -143,7 +143,8 @@ def unknown_fields(value: dict[str, Any], contract: Contract, where: str = "") -
 def unknown_fields_of_kind(
     value: dict[str, Any], kind: Any, contracts: Mapping[str, Contract], where: str
 ) -> tuple[str, ...]:
-    """An object of another kind is refused by the schema."""
+    """Paths of the unknown fields of `value`, by the contract of its `kind`. Empty if `contracts` has no such kind: the
+    schema refuses the object then."""
     contract = contracts.get(kind) if isinstance(kind, str) else None
     return () if contract is None else unknown_fields(value, contract, where)
 

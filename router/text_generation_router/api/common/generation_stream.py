@@ -76,7 +76,7 @@ class GenerationStream:
         self._output = TextOutput(vocabulary, request, rules)
         self._events: deque[TokenEvent] = deque()
         self._error: InferenceError | None = None
-        self.failure: str | None = None  # the failure's `err` in tgi_request_failure, counted there or not
+        self.failure: str | None = None  # the failure's label `err` in tgi_request_failure, even if not counted
         self.first_token_s: float | None = None  # seconds from the first step to the first token; None before
         self.end: Ended | None = None  # the engine's report of the end
         self._finished = False  # no more events will come

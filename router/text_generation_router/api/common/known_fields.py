@@ -47,15 +47,17 @@ NOT_HERE = "is not supported on this route, send the request to /v1/chat/complet
 NO_BEAMS = "is not supported: there is no beam search"
 NOT_STORED = "is not supported: answers are not stored, send the whole conversation in"
 ALL_MESSAGES = "is not supported: every message is part of the prompt"
-# What agents send with every request: all thinking is kept, as it is here.
+# The value of `context_management` that agents send with every request: it keeps all reasoning, as this server always
+# does.
 ALL_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 CACHED = "every prompt is looked up in the prefix cache"
 
 TABLE: tuple[Row, ...] = (
-    # The form of the text.
+    # Fields that set the form of the text.
     renamed(FORM, "grammar", on="native"),
     refused(f"grammar {FORM}", on=OTHER_CHATS),
-    # Beside `parameters`, where most fields of `parameters` are unknown, the form of the text is not passed over.
+    # On native routes, a `grammar` beside `parameters` is refused, although most fields beside `parameters` are ignored
+    # as unknown.
     refused("grammar", on="beside", why="is a field of `parameters`"),
     renamed("response_format", "grammar", FREE_TEXT, on="native"),
     refused("response_format", FREE_TEXT, on="responses", why=send("`text`")),
@@ -66,9 +68,9 @@ TABLE: tuple[Row, ...] = (
     refused("structural_tag custom_logit_processor custom_params repetition_detection"),
     refused("guided_whitespace_pattern", why="is not supported: white space is at most one space"),
     tolerated("guided_decoding_backend", "there is one engine for grammars"),
-    # The weights.
+    # Fields that choose weights.
     refused("adapter_id lora lora_path"),
-    # The tools.
+    # Fields about tools and their calls.
     refused("tools", []),
     refused("tool_choice", "none", "auto"),
     refused("tool_prompt", "", on=TEXTS),
@@ -104,7 +106,7 @@ TABLE: tuple[Row, ...] = (
     tolerated("name namespace", "the call has the function's name", on="items.function_call_output"),
     refused("toolset_name", on="blocks.tool_use blocks.tool_result", why="is not supported: there are no toolsets"),
     tolerated("action", "another server has searched", on="items.web_search_call"),
-    # The prompt.
+    # Fields that make the prompt.
     refused("inputs", on=OPENAI, why="is a field of /generate"),
     refused(
         "parameters", {}, on=OPENAI, why="is a field of /generate: on this route its fields stand in the body itself"
@@ -143,7 +145,7 @@ TABLE: tuple[Row, ...] = (
     tolerated("image", "there are no images here", on="responses"),
     tolerated("citations", "citations are not part of the prompt", on="blocks.text"),
     refused("kv_transfer_params ec_transfer_params bootstrap_host bootstrap_port bootstrap_room"),
-    # The choice of tokens, and the end of the text.
+    # Fields that choose tokens, and that end the text.
     refused("n num_return_sequences", 1),
     refused("best_of", 1, on=OPENAI),
     refused("use_beam_search", False, why=f"{NO_BEAMS}, send `n` for several texts"),
@@ -182,7 +184,7 @@ TABLE: tuple[Row, ...] = (
     renamed("ignore_eos", "ignore_eos_token", False, on="native"),
     renamed("ignore_eos_token", "ignore_eos", False, on=OPENAI),
     refused("task_budget", on="output_config", why="is not supported: `max_tokens` is the only limit"),
-    # Reasoning.
+    # Fields about reasoning.
     refused("thinking_token_budget", on="native completions responses messages"),
     renamed("thinking_token_budget", "max_thinking_tokens", on="chat"),
     renamed("thinking_budget_tokens", "max_thinking_tokens", -1, on="chat"),
@@ -199,7 +201,7 @@ TABLE: tuple[Row, ...] = (
     tolerated("context", "the chat template says which reasoning is part of the prompt", on="responses.reasoning"),
     tolerated("encrypted_content", "only the server that has made it can read it", on="items.reasoning"),
     refused("block_binding", on="thinking", why="is not supported: thinking is not signed"),
-    # The content of the answer.
+    # Fields that say what the answer contains besides its text.
     refused("modalities", ["text"], on="chat"),
     renamed("logprobs", "top_n_tokens", False, 0, on="native"),
     refused("logprobs", False, on="responses", why=send("`include`")),
@@ -218,7 +220,7 @@ TABLE: tuple[Row, ...] = (
     refused("return_full_text", False, on=OPENAI, why=send("`echo`")),
     refused("decoder_input_details", False, on=OPENAI, why=send("`prompt_logprobs`")),
     tolerated("details", "the details are always part of the answer", on=OPENAI),
-    # How the request is served.
+    # Fields that say how the request is served.
     refused("store", False, on="native completions chat messages", why="is not supported: answers are not stored"),
     refused("store", False, on="responses", why="is not supported: answers are not stored, leave the field out"),
     refused("background", False, on="responses", why="is not supported: keep the connection, or send `stream`"),

@@ -133,7 +133,8 @@ class ToolBody(Body):
     """The function."""
 
     def for_template(self) -> dict[str, Any]:
-        """As templates know tools from transformers, without fields that the request does not have."""
+        """The tool in the form in which transformers passes tools to chat templates. Fields that the request leaves out
+        are left out here, too."""
         function = self.function.model_dump(exclude_none=True, exclude={"strict"})
         return {"type": "function", "function": function}
 

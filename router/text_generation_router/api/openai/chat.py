@@ -74,7 +74,7 @@ class ChatRoutes:
     def _head(self, kind: str, asked: ChatOptions) -> dict[str, Any]:
         model = self._services.served_name
         if self._style.is_tgis and asked.model not in (None, "tgi"):
-            model = asked.model  # TGI repeats the name of an adapter
+            model = asked.model  # as in TGI: the request's `model`, the name of an adapter
         return chunk_json(kind, self._style.identity("chatcmpl"), model, self._services.system_fingerprint)
 
     async def _choice(self, index: int, result: Generation, asked: ChatOptions) -> dict[str, Any]:
@@ -219,7 +219,8 @@ class TgiCallEncoder(ChatEncoder):
 
 
 def reasoning_json(made: Sequence[Generation]) -> dict[str, Any]:
-    """The fields of `usage` about reasoning, if texts are divided into pieces."""
+    """The field of `usage` with the number of reasoning tokens, or no field if the answers are not divided into
+    reasoning and text."""
     if not any(text.is_divided for text in made):
         return {}
     return {"completion_tokens_details": {"reasoning_tokens": sum(text.reasoning_tokens for text in made)}}

@@ -179,7 +179,7 @@ class FunctionResultItem(Body):
 
     type: Annotated[Literal["function_call_output", "custom_tool_call_output"], kind_of("item")]
     call_id: str
-    """The call that it is the result of."""
+    """The `call_id` of the call that returned this result."""
     output: Content
     """The result: a text, or a list of parts."""
 
@@ -187,17 +187,17 @@ class FunctionResultItem(Body):
 class ReasoningPart(Body):
     type: Annotated[Literal["reasoning_text", "summary_text"], kind_of("part")]
     text: str
-    """The text."""
+    """The text of this part of the reasoning."""
 
 
 class ReasoningItem(Body):
-    """What the model has written for itself, as an answer has it."""
+    """Reasoning that the model wrote in an earlier answer, as the item of that answer."""
 
     type: Annotated[Literal["reasoning"], kind_of("item")]
     summary: Annotated[list[ReasoningPart], Field(fail_fast=True)] = Field(default_factory=list)
-    """A summary, which counts if there is no content."""
+    """A summary of the reasoning, which is used only if the item has no `content`."""
     content: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
-    """The reasoning itself."""
+    """The text of the reasoning, in parts."""
 
 
 PromptItem = InputMessage | FunctionCallItem | CustomCallItem | FunctionResultItem | ReasoningItem

@@ -110,7 +110,7 @@ class MessageItem(ItemPart):
         item = {"id": item_id, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         super().__init__(item, part, "response.output_text")
-        self._logprobs: list[bytes] = []  # encoded: several events have them
+        self._logprobs: list[bytes] = []  # each token's log-probabilities as JSON, encoded once for all events
 
     def add(self, text: str, logprobs: Sequence[Any]) -> Event:
         new = [to_json(entry) for entry in logprobs]

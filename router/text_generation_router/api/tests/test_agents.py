@@ -223,7 +223,7 @@ def test_what_agents_write_anew_for_each_request_is_in_no_prompt_and_is_named(ma
         prompts.append(prompt_of(server))
     assert prompts[0] == prompts[1]
     assert "Code." in prompts[0] and "x-anthropic" not in prompts[0]
-    assert prompts[0].count("total_tokens") == 2  # the user's text keeps its own
+    assert prompts[0].count("total_tokens") == 2  # one opening and one closing tag: the user's text keeps its line
 
 
 def test_a_flag_keeps_what_agents_write_anew(make_server):

@@ -1,4 +1,4 @@
-"""What answers of /v1 say of their ends and of the places of their tokens, whole and streamed."""
+"""Finish reasons and text offsets, in whole answers and in streams of the generating routes."""
 
 import random
 from typing import Any
@@ -17,7 +17,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def reasons(server: Server, path: str, script: Script, **fields: Any) -> list[str | None]:
-    """Why the whole answer and the stream say that they have ended."""
+    """The finish reasons of the whole answer and of the stream to the same request."""
     body = BODIES[path] | fields
     server.engine.scripts = [script, script]
     whole = server.post(path, body).json

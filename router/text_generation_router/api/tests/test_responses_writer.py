@@ -64,7 +64,8 @@ def events_of(pieces, ending=None):
 
 
 def put_together(events):
-    """The items, as a client puts them together from their parts; what is told as complete must be the same."""
+    """The items that a client puts together from the `added` and `delta` events. Asserts that the `done` events contain
+    the same texts."""
     items, texts, done = [], [], []
     for event in events:
         kind = event["type"]

@@ -80,7 +80,7 @@ def test_what_a_front_says_of_its_requests_is_done() -> None:
         await front.send(submit([1], prompt(1), 200), submit([2], prompt(2), 200), submit([3], prompt(3), 20))
         await front.until(lambda: len(front.ids.get(1, [])) > 2 and len(front.ids.get(2, [])) > 2)
         shards = world.groups.made[-1]
-        shards.may_answer.clear()  # no request ends before the engine has read what is said of it
+        shards.may_answer.clear()  # no request ends before the engine has read the messages about it
         await front.send(
             pb.FrontMessage(withdraw=pb.Withdraw(index=3)),  # first, for the others make room in the batch
             pb.FrontMessage(end=pb.End(index=1, count=2)),
@@ -244,7 +244,7 @@ def test_an_engine_that_is_closed_gives_its_requests_back_before_its_streams_end
 
 
 def test_an_engine_that_fails_ends_its_streams_and_no_request() -> None:
-    """The fronts of such an engine take what they had begun there for suspects."""
+    """The fronts of a failed engine take the requests that had begun there for suspects."""
 
     def fail(step: ForwardStep) -> None:
         if step.number == 3:
@@ -313,7 +313,7 @@ BREAKERS: dict[str, Callable[[], list[pb.FrontMessage]]] = {
 def test_a_front_that_breaks_the_protocol_is_disconnected_and_costs_the_others_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "PER_SECOND", 0)  # a slow machine's flood is a flood as well
+    monkeypatch.setattr(work, "PER_SECOND", 0)  # a slow machine must see a flood, too
     monkeypatch.setattr(servicer, "REFUSED_AFTER_S", 0.0)
 
     async def use(world: EngineWorld) -> None:
@@ -323,7 +323,8 @@ def test_a_front_that_breaks_the_protocol_is_disconnected_and_costs_the_others_n
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream may end before all is sent
             await bad.send(*BREAKERS[name]())
         code = await bad.code()
-        # gRPC may tell a client that goes on to write of the reset only, so a flood is judged by the engine's count.
+        # A client that still writes may get only a reset from gRPC, so the engine's count shows whether there was a
+        # flood.
         assert code is INVALID or (name == "a flood" and code is not grpc.StatusCode.OK)
         assert name != "a flood" or world.ends("protocol") == 1
         await good.until_ended(1)

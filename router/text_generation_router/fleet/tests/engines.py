@@ -86,8 +86,8 @@ class BookedEngine:
                 self.books.begun(self.view, [index])
 
     def step(self, again: int = 0, only: int | None = None) -> None:
-        """One token for each request with credits, or for `only` one. `again`: number of older tokens that are told
-        again."""
+        """Makes one token for each request that has credits, or for the request `only`. `again`: number of older tokens
+        that are sent again."""
         for index, row in list(self.rows.items()):
             if index not in self.rows or row.credits <= 0 or only not in (None, index):
                 continue

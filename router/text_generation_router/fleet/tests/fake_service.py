@@ -25,7 +25,8 @@ VOCAB = SNAPSHOT.model.vocab_size
 
 @dataclass(eq=False)
 class FakeService(pb_grpc.EngineServiceServicer):
-    """One life of an engine. `alter` may change or replace each message before it is sent, or send nothing (None)."""
+    """One run of an engine's process. `alter` may change or replace each message before it is sent, or send nothing
+    (None)."""
 
     path: str
     term: int = 1
@@ -37,14 +38,14 @@ class FakeService(pb_grpc.EngineServiceServicer):
     load: pb.Load = field(default_factory=lambda: pb.Load(is_ready=True, permits=8, wait_s=2.5))
     alter: Callable[[pb.EngineMessage], pb.EngineMessage | None] = lambda message: message
     tells_load: bool = True
-    max_tokens: int = 10**9  # tokens made in this life, after which the engine makes no more
+    max_tokens: int = 10**9  # tokens after which the engine makes no more
     healthy: bool = True
     hellos: list[pb.Hello] = field(default_factory=list)
     submits: list[list[Submitted]] = field(default_factory=list)
     orders: list[str] = field(default_factory=list)  # kinds of the messages received
     num_news: int = 0
-    wanted_cache: list[bool] = field(default_factory=list)  # whether each News call wanted to know of the cache
-    # What each News call that wants it is told of the cache.
+    wanted_cache: list[bool] = field(default_factory=list)  # whether each News call asked for news of the cache
+    # The Cache messages that each News call gets if it asks for news of the cache.
     caches: Callable[[], Iterable[pb.Cache]] = lambda: ()
     made: int = 0
     rows: dict[int, Row] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from text_generation_common.cluster.endpoints import TcpEndpoint
 
 
 class Relay:
-    """From a port of its own to `target`."""
+    """Forwards connections from a port of its own to `target`."""
 
     def __init__(self, target: TcpEndpoint) -> None:
         self._target = target

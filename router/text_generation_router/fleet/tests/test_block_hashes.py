@@ -14,7 +14,7 @@ HASHER = BlockHasher(KEY)
 
 
 def test_a_hash_is_keyed_blake2b_over_the_hash_before_and_the_tokens() -> None:
-    """Written out, so that fronts and engines of different versions agree."""
+    """The expected hashes are computed here step by step, so that fronts and engines of different versions agree."""
     ids = np.arange(2 * BLOCK_TOKENS, dtype=np.int32) + 100_000
     first, second = HASHER.blocks(HASHER.root(()), ids)
     before = first.to_bytes(8, "little")

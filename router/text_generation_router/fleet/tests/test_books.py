@@ -1,4 +1,5 @@
-"""What a front does with requests whose engines come, go and lie, without connections and without a clock."""
+"""What a front does with requests when engines connect, are lost, or break the protocol. Without connections, and with
+a clock that the test sets."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -384,7 +385,7 @@ def test_few_resubmits_are_unanswered_at_a_time_and_the_oldest_go_first() -> Non
 
 @pytest.mark.parametrize("begins", [True, False])
 def test_a_request_that_kills_every_engine_fails_by_name_and_the_others_end_well(begins: bool) -> None:
-    """Whether or not the engine could tell that the request began."""
+    """Whether or not the engine could report that the request had begun."""
     front = Front()
     poison, *others = [front.ask([number], 2)[0] for number in range(1, 9)]
     deaths = 0

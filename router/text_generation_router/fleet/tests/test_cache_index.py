@@ -44,7 +44,8 @@ def cached_hashes(cache: PrefixCache) -> set[int]:
 
 
 class FrontAndEngine(RuleBasedStateMachine):
-    """A prefix cache with all that happens to it, and two fronts; one loses messages."""
+    """One prefix cache under random operations. Its news go to an index as those of engines 0 and 2; some messages of
+    engine 2 are lost."""
 
     @initialize()
     def begin(self) -> None:
@@ -60,7 +61,7 @@ class FrontAndEngine(RuleBasedStateMachine):
             self.ask(engine)
 
     def ask(self, engine: int) -> None:
-        """The front of the engine opens a call for news."""
+        """Opens a News call: the index gets a snapshot of the engine's cache."""
         self.sequence[engine] = 0
         assert all(self.give(engine, news) for news in self.log.snapshot())
 
@@ -70,7 +71,7 @@ class FrontAndEngine(RuleBasedStateMachine):
 
     @rule(text=texts)
     def insert(self, text: Ids) -> None:
-        """A request that is computed and leaves, as a shorter or longer continuation of others."""
+        """Caches the tokens of a request that has been computed. The text may begin as other texts do."""
         self.told.append(text)
         known = self.cache.match(NAMESPACE, text)
         if self.pool.num_free >= len(text):

@@ -14,7 +14,7 @@ LIMIT_S = 30.0
 
 
 class Dns:
-    """Answers with `addresses`; None: not at all."""
+    """A DNS server that answers with `addresses`; None: it does not answer."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses: tuple[str, ...] | None = addresses

@@ -156,7 +156,7 @@ def test_no_stream_ends_while_all_links_are_cut_or_frozen(monkeypatch: pytest.Mo
 
 
 def test_an_engine_frees_the_rows_of_a_front_whose_link_is_frozen_and_serves_the_others() -> None:
-    """By gRPC's pings: a link without an end is noticed on either side."""
+    """gRPC's pings notice a frozen link on both sides, although no connection ends."""
 
     async def use(links: Linked) -> None:
         await links.ask_all()

@@ -58,7 +58,8 @@ class Fronts(RuleBasedStateMachine):
         self.now = 0.0
         self.fronts = [BestScore(KEY, turn) for turn in range(2)]
         self.caches: dict[int, tuple[TokenSlots, PrefixCache, CacheLog]] = {}
-        # The news that each front has not been given yet, and the number of the last that it was given.
+        # For each front and engine: the news that the front has not got yet, and the number of the last news that it
+        # got.
         self.news: dict[tuple[int, int], list[CacheNews]] = {}
         self.sequences: dict[tuple[int, int], int] = {}
         for engine in ENGINES:
@@ -95,7 +96,7 @@ class Fronts(RuleBasedStateMachine):
 
     @rule(lost=st.sampled_from([None, 0, 1]))
     def report(self, lost: int | None) -> None:
-        """The engines tell their changes. The first message to the front `lost` gets lost."""
+        """The engines report their changes. The first message to the front `lost` is lost."""
         for engine in ENGINES:
             for news in self.caches[engine][2].take():
                 for front in range(2):
@@ -118,7 +119,7 @@ class Fronts(RuleBasedStateMachine):
 
     @rule(front=st.integers(0, 1), ids=texts, namespace=namespaces, among=st.sets(st.sampled_from(ENGINES), min_size=2))
     def send(self, front: int, ids: Ids, namespace: tuple[str, ...], among: set[int]) -> None:
-        """A front that does not know the newest chooses some engine, and it is one of those that it may choose."""
+        """A front that may lack the newest news chooses one of the engines in `among`."""
         group = group_of(ids, namespace, now=self.now)
         engine = self.fronts[front].choose(group, list(among))
         assert engine in among
@@ -126,12 +127,12 @@ class Fronts(RuleBasedStateMachine):
 
     @rule(ids=texts, namespace=namespaces, among=st.sets(st.sampled_from(ENGINES), min_size=2))
     def know_all_and_choose(self, ids: Ids, namespace: tuple[str, ...], among: set[int]) -> None:
-        """Once all is told and nothing is expected, all fronts choose an engine with most of the prompt."""
+        """Once all news have come and no block is expected, every front chooses an engine with most of the prompt."""
         self.report(None)
         self.now += EXPECTED_S
         for number, front in enumerate(self.fronts):
             for engine in ENGINES:
-                self.news[number, engine].append(CacheNews([], []))  # by its number a loss is noticed
+                self.news[number, engine].append(CacheNews([], []))  # the number of this message shows a loss
                 self.hear(number, engine)
                 front.reported(engine, load_report(), 10**9, self.now)
             matched = {engine: self.caches[engine][1].match(namespace, ids) // BLOCK_TOKENS for engine in among}

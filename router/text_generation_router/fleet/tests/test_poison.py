@@ -18,17 +18,18 @@ from text_generation_router.scheduling.request import EndReason
 from text_generation_router.wire.submits import Submitted
 
 NUM_FRONTS, NUM_ENGINES = 2, 3
-# Prompts of bad requests begin with one of these tokens. The first two end their engines after these have told that the
-# requests begin, the third before, the fourth as its engine takes it, and the fifth before in every other life of
-# an engine. The last hangs its engine.
+# Prompts of bad requests begin with one of these tokens. A request with the first or second token ends its engine after
+# the engine has reported that the request has begun; with the third token, before this report; with the fourth, when
+# the engine accepts the request; with the fifth, before the report, in every other run of an engine's process. A
+# request with the last token hangs its engine.
 BAD = (201, 202, 203, 204, 205, 206)
 TOLD, (BEFORE_BEGUN, AT_SUBMIT, NOT_ALWAYS, HANGS) = BAD[:2], BAD[2:]
-# Most silences of engines that live. Six in a row without a token would end a good request.
+# Maximum number of silences of engines that still run. Six in a row without a token would end a good request.
 MAX_SILENCES = 4
 
 
 class KilledAtSubmit(Exception):
-    """An engine would take a bad request."""
+    """Raised where an engine would die because it accepts a bad request."""
 
 
 class SharedEngine:
@@ -41,7 +42,7 @@ class SharedEngine:
         self.fronts = fronts
         self.crossed = crossed
         self.lives = 0
-        self.killers: set[int] | None = None  # the bad tokens that ended it; None: it lives
+        self.killers: set[int] | None = None  # the bad tokens that ended the engine; None: it runs
         self.start()
 
     def start(self) -> None:
@@ -102,7 +103,7 @@ class SharedEngine:
 
 
 class Stream(BookedEngine):
-    """A front's part of a SharedEngine."""
+    """One front's Work stream to a SharedEngine."""
 
     def __init__(self, *of_engine: object, trial: Trial) -> None:
         super().__init__(*of_engine)  # type: ignore[arg-type]
@@ -149,7 +150,7 @@ class PoisonMachine(RuleBasedStateMachine):
 
     @rule(place=st.integers(0, NUM_FRONTS - 1), token=st.sampled_from(BAD))
     def ask_bad(self, place: int, token: int) -> None:
-        """Two bad requests at a time, or one whose engine cannot tell of it."""
+        """Asks for a bad request. At most two are open at a time: two of TOLD, or one of any other kind."""
         if not self.asked_bad or (token not in self.asked_bad and {token, *self.asked_bad} == set(TOLD)):
             self.asked_bad.append(token)
             self.bad += self.fronts[place].ask([token], 3)
@@ -168,7 +169,7 @@ class PoisonMachine(RuleBasedStateMachine):
         number=st.integers(0, NUM_ENGINES - 1), place=st.integers(0, NUM_FRONTS - 1), loss=st.sampled_from(EngineLoss)
     )
     def break_link(self, number: int, place: int, loss: EngineLoss) -> None:
-        """The connection is lost; whatever the front believes, the engine lives."""
+        """The front loses its connection; whatever the front takes for the cause, the engine still runs."""
         self.silences += loss is EngineLoss.SILENT
         if self.silences > MAX_SILENCES:
             return
@@ -188,16 +189,17 @@ class PoisonMachine(RuleBasedStateMachine):
     @invariant()
     def a_bad_request_has_one_engine_down_at_a_time(self) -> None:
         for token in BAD:
-            # Silence has most often another cause, so the first one makes no suspect.
+            # A silence usually has another cause than a request, so the first silence makes no suspect.
             most = 2 if token == HANGS else 1
             assert sum(token in (engine.killers or ()) for engine in self.engines) <= most
-            # A suspect's first loss before it has begun does not count: another request is the likelier cause.
+            # The first loss that a suspect meets before its own first step does not count: another request is the
+            # likelier cause.
             assert self.deaths[token] <= 3 + MAX_ALONE + (token == NOT_ALWAYS)
 
     @invariant()
     def texts_are_right_and_no_good_request_fails(self) -> None:
-        """A good one may fail only if each time that it was tried alone a suspect of another front was on its way to
-        the same engine, which hardly ever happens three times in a row."""
+        """A good request may fail only if each time that it was tried alone a suspect of another front was on its way
+        to the same engine, which hardly ever happens three times in a row."""
         for place, listener, ids, count in self.asked:
             assert listener.ids == expected_tokens(ids, count)[: len(listener.ids)]
             has_failed = listener.end is not None and listener.end.reason is not EndReason.LENGTH

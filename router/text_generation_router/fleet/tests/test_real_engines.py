@@ -26,7 +26,7 @@ KEY = bytes(range(32))
 
 
 class Replica:
-    """One engine process's parts."""
+    """The parts of one engine process, inside the test's process."""
 
     def __init__(self, path: Path, term: int, shards: Callable[[], FakeShards] = FakeShards, **limits: int) -> None:
         self.world = World(shards, **limits)
@@ -46,7 +46,7 @@ class Replica:
         await self.world.engine.close()
 
     async def die(self) -> None:
-        """Ends the streams without a word, as the death of the process does."""
+        """Ends the streams without a message, as when the engine's process is killed."""
         await self.server._server.stop(None)
 
     @property
@@ -246,7 +246,7 @@ def test_a_front_that_leaves_frees_its_rows(tmp_path: Path) -> None:
 
 
 def test_a_chat_s_next_turn_goes_where_its_last_one_was_computed_from_any_front(tmp_path: Path) -> None:
-    """Chats of 3 and more blocks on 3 engines, whose turns come from 2 fronts that know of each other nothing."""
+    """Chats of 3 and more blocks on 3 engines. The turns of a chat come from 2 fronts that exchange no messages."""
     turns = {number: [number + 1] * 200 for number in range(6)}
 
     async def use() -> None:
@@ -298,7 +298,7 @@ def cache_is_observed(replica: Replica) -> bool:
 
 
 async def until_known(replicas: list[Replica], placements: list[BestScore]) -> None:
-    """Until each front knows what each engine has cached."""
+    """Waits until each front knows what each engine has cached."""
     async with asyncio.timeout(30):
         while not all(map(cache_is_observed, replicas)):
             await asyncio.sleep(0.01)

@@ -1,4 +1,5 @@
-"""The sum of what other engines have served does not depend on how often, when or in which order they tell it."""
+"""A front's sum of the tokens that other engines have served does not depend on how often, when or in which order the
+engines report."""
 
 import random
 
@@ -10,7 +11,7 @@ from text_generation_router.scheduling.request import Share
 
 ANN, BOB = Share("ann"), Share("bob", "team")
 
-# Engine, life, and what it had served to either tenant when it told: rising in each life.
+# Reports: engine and life, then the tokens that the engine had served to each of two tenants, rising within a life.
 tales = st.dictionaries(
     st.tuples(st.integers(0, 3), st.integers(1, MAX_LIVES)),
     st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=5),

@@ -42,7 +42,7 @@ class Front:
         self.next_request += 1
 
     def send(self) -> None:
-        """Submits what may go, in any order. An engine may not begin all of it in its next step."""
+        """Submits the requests that may go, in random order. An engine need not begin all of them in its next step."""
         self.random.shuffle(self.waiting)
         up = [engine for engine in self.engines if engine not in self.down]
         for request in [*self.waiting]:
@@ -279,7 +279,7 @@ def test_requests_are_cleared_if_their_engine_lives() -> None:
 
 @pytest.mark.parametrize("lost", [None, 0, 1, 2])
 def test_fronts_choose_the_same_engine_for_a_group(lost: int | None) -> None:
-    """Whatever numbers they gave to the engines, and the same as before if another engine has gone."""
+    """Whatever numbers the fronts gave to the engines; and their choice stays the same if another engine is lost."""
     names = {0: "a:1", 1: "b:1", 2: "c:1"}
     chosen = names[meeting_engine("loss", names)]
     others = {9 - engine: name for engine, name in names.items() if engine != lost or name == chosen}

@@ -25,8 +25,8 @@ LOGGER = logging.getLogger("test")
 
 
 class OldContext:
-    """A call between sides of which one speaks the version before WITH_BEGUN only: it neither sends nor understands
-    what is new."""
+    """A call between two sides, one of which knows only the version of the protocol before WITH_BEGUN: this side
+    neither sends nor understands newer messages."""
 
     def __init__(self, context: Any, seen: list[str]) -> None:
         self._context = context
@@ -55,7 +55,7 @@ class OldContext:
 
 
 class Build:
-    """One life of an engine process at `path`."""
+    """One run of an engine's process at `path`."""
 
     def __init__(self, path: Path, life: int, is_old: bool, digest: bytes = b"digest") -> None:
         self.world = World()

@@ -69,7 +69,8 @@ def test_a_forwarded_address_counts_from_a_trusted_proxy_only(header, form):
 
 @pytest.mark.parametrize(("header", "form"), FORWARDED)
 def test_of_several_hops_the_rightmost_that_is_not_trusted_counts(header, form):
-    """The client itself may have written the entries to the left of the first untrusted address."""
+    """A client can forge all entries of X-Forwarded-For or Forwarded to the left of the rightmost address that is not
+    trusted."""
     chain = ", ".join(form.format(address) for address in ("203.0.113.9", "198.51.100.7", "10.0.0.2"))
     assert peer("10.0.0.1", (header, chain)) == "198.51.100.7"
     lines = [(header, form.format(address)) for address in ("203.0.113.9", "198.51.100.7", "10.0.0.2")]

@@ -32,7 +32,8 @@ from text_generation_router.text.schema_references import resolved
 # Arguments between tags that may be strings among other types: a text's beginning tells which value it is.
 
 _SPACE = r"[\s\x1c-\x1f]*"
-# Texts that a reader takes for values of a type: as a whole, or by the character with which they begin.
+# Texts that a reader of calls takes for a value of a JSON type: the whole text (_READ_AS), or any text with this first
+# character (_BEGINS).
 _READ_AS = {"null": f"/{_SPACE}(?i:null|none){_SPACE}/", "boolean": f"/{_SPACE}(?i:true|false){_SPACE}/"}
 _BEGINS = {"array": r"\[", "object": r"\{", "number": "[-0-9]", "integer": "[-0-9]"}
 _SPELLED = {"null": ("null",), "boolean": ("true", "false")}

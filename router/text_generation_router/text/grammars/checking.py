@@ -39,7 +39,7 @@ class DeadlyTexts:
         return len(self._deaths)
 
     def note(self, digest: bytes) -> None:
-        """Notes a death."""
+        """Counts the death of a child process while it worked on the text with this digest."""
         self._deaths[digest] = (self._count(digest) + 1, self._clock())
         self._deaths.move_to_end(digest)
         if len(self._deaths) > MAX_TEXTS:

@@ -102,7 +102,7 @@ RESERVED = {"loop", "raise_exception", "namespace", "range", "lipsum", "dict", "
     "super",
     "caller",
 }
-# Tests that neither None nor an undefined value passes.
+# Names of Jinja tests that are false for None and for undefined values.
 TESTS_OF_VALUES = {"string", "mapping", "number", "boolean", "true"}
 # Variables that are None in a plain chat, and the only fields of its messages.
 ABSENT = frozenset({"tools", "documents"})

@@ -109,7 +109,8 @@ def is_no_later_call(piece: Piece) -> bool:
 
 
 def read(reader: PieceReader, event: TokenEvent) -> list[Piece]:
-    """The pieces that are certain with an event of a text that has markers (`TextRules`)."""
+    """The pieces (text, reasoning, calls) that `event` completes, of a text that is divided at the special tokens in
+    `TextRules.markers`."""
     pieces = [piece for part in event.parts for piece in reader.push(part.text, part.special)]
     if event.finish is None:
         return pieces

@@ -175,7 +175,8 @@ class CpuKernels:
     def _attend_runs(
         self, q_THD: Tensor, kv: KvLayer, table: Tensor, all_runs: list[Run], options: AttentionOptions, out: Tensor
     ) -> int:
-        """Computes runs that follow each other from the first token on. Returns the number of their tokens."""
+        """Computes the attention of `all_runs`, whose tokens follow each other from token 0 on. Returns the number of
+        their tokens."""
         on_matrix_unit = self.library.has("attend_chunk") and q_THD.dtype == torch.bfloat16 and q_THD.shape[2] % 32 == 0
         first = 0
         # Decode rows and short chunks are computed by the same code as decode steps, so they get the same bits as

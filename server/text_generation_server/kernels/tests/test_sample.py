@@ -279,7 +279,7 @@ def test_a_token_that_a_bias_forbids_is_never_chosen(subject: Any) -> None:
 
 
 def test_masks_exclude_exactly_what_a_plain_search_of_the_history_excludes(subject: Any) -> None:
-    """A row without a token that is left fails alone."""
+    """A row fails, without an effect on other rows, if its masks exclude every token."""
     rng = random.Random(4)
 
     def some(most: int, least: int = 1) -> tuple[int, ...]:

@@ -103,7 +103,8 @@ def test_queries_for_8_bits_are_scaled_exactly_into_the_range_of_float16(dtype: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_chunk_of_8_bit_keys_has_the_same_bits_wherever_the_prompt_is_cut(dtype: torch.dtype) -> None:
-    """The values' scales grow by a factor of ten with every ten keys, and a cut hides the largest ones."""
+    """The scales of the 8-bit values grow tenfold with every ten keys. A chunk that ends earlier does not see the
+    largest scales."""
     torch.manual_seed(1)
     heads = torch.randint(-127, 128, (61, 2, 16), dtype=torch.int8, device=DEVICE)
     growth = 10.0 ** torch.arange(-5, 1, device=DEVICE).repeat_interleave(10)

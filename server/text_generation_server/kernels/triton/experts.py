@@ -195,7 +195,7 @@ def _experts_down(
 
 @triton.jit
 def _add_scored(x, y, inputs, weight, WIDTH: tl.constexpr, N: tl.constexpr):
-    """A program: one token."""
+    """Each program computes one token: x += y · sigmoid(inputs · weight)."""
     n = tl.arange(0, N)
     inside = n < WIDTH
     row = tl.program_id(0).to(tl.int64) * WIDTH + n

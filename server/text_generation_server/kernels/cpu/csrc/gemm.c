@@ -90,7 +90,7 @@ static void widen_weights(const int8_t *from, bf16 *to, long count) {
 INLINE const bf16 *weights_of_pair(const struct product *g, long pair, int me) {
   long count = PAIR_OUTPUTS * g->k;
   if (!g->is_int8) return (const bf16 *)g->weights + pair * count;
-  bf16 *own = g->scratch + me * count; /* one place for the copies of each thread, which stays in its cache */
+  bf16 *own = g->scratch + me * count; /* this thread's buffer for converted copies; stays in its cache */
   widen_weights((const int8_t *)g->weights + pair * count, own, count);
   return own;
 }
