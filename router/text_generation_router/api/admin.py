@@ -23,7 +23,7 @@ NO_REPLICAS = "this server starts no replicas: start it with --replicas"
 
 
 class ReplicaControl(Protocol):
-    """The launcher, as a front sees it."""
+    """The launcher's control of its replicas, as a front uses it."""
 
     @property
     def report(self) -> ReplicaReport | None:
@@ -35,7 +35,7 @@ class ReplicaControl(Protocol):
 
 class AdminRoutes:
     def __init__(self, key_digest: bytes, replicas: ReplicaControl | None) -> None:
-        """`key_digest`: that of the administrators' key. `replicas` None: there is no launcher with replicas."""
+        """`key_digest`: digest of the administrators' key. `replicas` None: there is no launcher with replicas."""
         self._digests = (key_digest,)
         self._replicas = replicas
 

@@ -15,7 +15,7 @@ from text_generation_router.errors import TooManyPromptsError, UnprocessableErro
 
 
 class VertexRequest(Body):
-    """Vertex AI's form of several requests."""
+    """A body of Vertex AI, with several requests."""
 
     instances: tuple[GenerateRequest | ChatOptions, ...] = Field(description="Bodies of /generate, or of chats.")
 
@@ -43,7 +43,7 @@ def _read_invocation(value: dict[str, Any], limits: ListLimits) -> Read[Body]:
 
 
 def instances_of(value: dict[str, Any], limits: ListLimits) -> list[tuple[RequestBody[Any], dict[str, Any]]]:
-    """The instances of a body for /vertex, each with its kind."""
+    """The instances of a body for /vertex, each with its kind of body."""
     instances = value.get("instances")
     if not isinstance(instances, list) or not instances:
         raise UnprocessableError("instances", "Input should be a list with at least one instance")

@@ -29,7 +29,8 @@ from text_generation_router.text.validation import renaming
 
 ENTRY = f"{__name__}:make_handlers"
 B = TypeVar("B", bound=Body)
-# What a child sends back: the values that were given, and the names of unknown fields and of what is left out.
+# What a child process sends back: the values that the body contains, and the names of unknown fields and of parts that
+# were left out.
 Dumped = dict[str, Any]
 Dump = Callable[[dict[str, Any], ListLimits], Dumped]
 
@@ -59,8 +60,8 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
         route_names: Mapping[str, str],
         ways: CallWays = own_ways,
     ) -> Dump:
-        """`turns`: the fields that make the conversation, which are not sent back. `route_names`: the
-        `names` of a `Prompt`."""
+        """A handler that reads a body and renders its prompt. `turns`: the fields that contain the conversation, which
+        are not sent back. `route_names`: the `names` of a `Prompt`."""
 
         def dump(value: dict[str, Any], limits: ListLimits) -> Dumped:
             read = kind.read_value(value, limits)
@@ -107,7 +108,8 @@ def make_handlers(setup: bytes) -> Mapping[str, Handler]:
 def _dump_of(kind: RequestBody[Body]) -> Dump:
     def dump(value: dict[str, Any], limits: ListLimits) -> Dumped:
         read = kind.read_value(value, limits)
-        # Only fields that were given: a missing `parameters` field must stay missing, because `{}` has another meaning.
+        # Only fields that the body contains: a missing `parameters` field must stay missing, because `{}` has another
+        # meaning.
         return {"asked": read.asked.model_dump(exclude_unset=True), **_names(read)}
 
     return dump

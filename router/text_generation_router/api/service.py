@@ -14,7 +14,7 @@ from text_generation_router.http.encoding import json_response
 from text_generation_router.http.errors import error_response
 from text_generation_router.metrics.page import CONTENT_TYPE, render_in_turns
 
-# A page that is expensive to make, and that is made once for all requests that wait at the time.
+# A page that takes long to make, and is made once for all requests that wait for it.
 
 # Shortest time between two pages, in seconds: a page of metrics takes up to 10 ms of a processor.
 GAP_S = 0.05
@@ -40,18 +40,18 @@ class SharedPage:
     async def _make_next(self) -> str:
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(self._made_s + self._gap_s - clock())
-        self._next = None  # requests that come from now on get a later page
+        self._next = None  # a request that comes from now on gets a later page
         self._made_s = clock()
         return await self._make()
 
 
 # Token spans encoded in one piece. Other threads can take the interpreter lock between two pieces.
 SPANS_PER_PIECE = 2048
-NO_DATE = "1970-01-01T00:00:00Z"  # the date of a model whose release is not known, as in Anthropic's API
+NO_DATE = "1970-01-01T00:00:00Z"  # date of a model whose release date is unknown, as in Anthropic's API
 
 
 def is_from_anthropics_client(request: Request) -> bool:
-    """Whether the client uses Anthropic's API, which has paths in common with OpenAI's."""
+    """Whether the client uses Anthropic's API. OpenAI's API has routes with the same paths."""
     return "anthropic-version" in request.headers
 
 
@@ -67,7 +67,7 @@ class ServiceRoutes:
         return Response()
 
     async def live(self, _: Request) -> Response:
-        """200 with an empty body while this process answers at all."""
+        """200 with an empty body as long as this process answers requests."""
         return Response()
 
     async def info(self, _: Request) -> Response:
@@ -108,14 +108,14 @@ class ServiceRoutes:
         return json_response({"version": self._services.version})
 
     async def models(self, request: Request) -> Response:
-        """The list of models in the form of the client's API: the one that is served."""
+        """The list of models, in the form of the client's API. It has one entry: the served model."""
         entry, name = self._model(request), self._services.served_name
         if is_from_anthropics_client(request):
             return json_response({"data": [entry], "has_more": False, "first_id": name, "last_id": name})
         return json_response({"object": "list", "data": [entry]})
 
     async def model(self, request: Request) -> Response:
-        """The entry of one model in the form of the client's API: the one that is served, by its name or id."""
+        """The entry of the served model, in the form of the client's API, if the path has the model's name or id."""
         services, name = self._services, request.path_params["name"]
         if name in (services.served_name, services.config.tokenizer_name):
             return json_response(self._model(request))

@@ -18,7 +18,7 @@ from text_generation_router.http.encoding import json_response, text_json, to_js
 from text_generation_router.scheduling.request import Share
 from text_generation_router.text.tokens.tokenization import PART_CHARS, Span
 
-# JSON that is sent while it is being made, because all of it would take too much memory.
+# JSON that is sent while it is being made, because the whole JSON would take too much memory.
 
 
 class JsonStream(Response):

@@ -25,7 +25,7 @@ from text_generation_router.api.openai.schemas import ChatOptions, ChatRequest, 
 from text_generation_router.api.tgi.schemas import SamplingFields
 from text_generation_router.errors import ValidationError
 
-# What the routes call the fields that the checks of chats call by other names.
+# Names of fields in errors: this API's name for each field that the checks of chats call by another name.
 NAMES = {
     "inputs": "messages",
     "max_new_tokens": "max_tokens",
@@ -36,9 +36,10 @@ NAMES = {
 }
 # Fields that have the same name and meaning in chats.
 SAME = (*SamplingFields.model_fields, "model", "stream", "max_tokens", "priority", "timeout", "cache_salt")
-# The blocks of a system prompt are paragraphs; the blocks of a message are parts of one text, as in chats.
+# Text between the blocks of a system prompt, which are paragraphs. The blocks of a message are parts of one text, as in
+# chats.
 BETWEEN_PARAGRAPHS = "\n\n"
-FAILED = "Error: "  # stands before the result of a call that has failed
+FAILED = "Error: "  # put before the result of a tool call that has failed
 
 
 def chat_of(asked: MessagesOptions) -> ChatOptions:
@@ -72,7 +73,8 @@ def _messages_of(turn: Turn) -> Iterator[MessageBody]:
     _check(turn, (TextBlock, ToolResultBlock) if turn.role == "user" else (TextBlock,))
     texts = [block for block in turn.content if isinstance(block, TextBlock)]
     results = [block for block in turn.content if isinstance(block, ToolResultBlock)]
-    # A template expects the results right behind the calls, wherever the user's own text stands.
+    # A template expects the results of tools right behind the calls, even if the user's own text comes first in the
+    # message.
     for result in results:
         content = (FAILED if result.is_error else "") + _text(result.content)
         yield MessageBody(role="tool", content=content, **{"tool_call_id": result.tool_use_id})
@@ -90,7 +92,7 @@ def _assistants(turn: Turn) -> MessageBody:
     if thoughts := [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]:
         others["reasoning_content"] = "".join(thoughts)
     texts = [block for block in turn.content if isinstance(block, TextBlock)]
-    # As in chats, a message that only calls has no text.
+    # As in chats, a message that has tool calls only has no text.
     return MessageBody(role="assistant", content=_text(texts) if texts or not calls else None, **others)
 
 

@@ -49,7 +49,7 @@ BLOCKS = {
 
 
 def _unknown_in_prompt(value: dict[str, Any], contract: Contract) -> tuple[str, ...]:
-    """Looks through a prompt of Anthropic's API."""
+    """The unknown fields of the tools, the messages and the settings of a prompt in Anthropic's form."""
     unknown = [*unknown_fields(value, contract)]
     for where, tool in objects_of(value.get("tools"), "tools"):
         if tool.get("type") in (None, "custom", "function"):  # a tool of another kind is refused by the schema

@@ -62,7 +62,7 @@ class MessagesRoutes:
     async def prompts(self, asked: MessagesOptions, caller: Caller) -> Sequence[Prompt]:
         with renaming(NAMES):
             chat = chat_of(asked)
-            if self._services.chat_formats.reading.reasoning is None:  # without thinking, no budget is exceeded
+            if self._services.chat_formats.reading.reasoning is None:  # without reasoning, no budget is exceeded
                 chat = chat.model_copy(update={"max_thinking_tokens": None})
             return [await chat_prompt(self._services, chat, caller, NAMES)]
 
@@ -84,7 +84,7 @@ class MessagesRoutes:
         stream = MessageStream(f"msg_{request_id.get()}", self._services.served_name)
         encode = MessageEncoder(asked, generation, stream)
         generation.write_through(writer, encode)
-        writer.keep_alive = PING  # also before the first event, while the prompt is computed
+        writer.keep_alive = PING  # sent also before the first event, while the prompt is computed
         try:
             async for event in generation:
                 if events := encode(event):
@@ -96,8 +96,8 @@ class MessagesRoutes:
 
 
 class MessageEncoder:
-    """Encodes the tokens of a stream. The first event waits for the first token: until then the number of cached tokens
-    is unknown."""
+    """Encodes the tokens of a stream as events. The first event waits for the first token, because it contains the
+    number of cached tokens."""
 
     def __init__(self, asked: MessagesOptions, generation: Generation, stream: MessageStream) -> None:
         self._asked = asked
@@ -123,7 +123,7 @@ def end_of(finish: Finish, asked: MessagesOptions, call: NewestCall) -> MessageE
     if finish.stop is not None:
         return MessageEnd("stop_sequence", finish.stop)
     if finish.reason is FinishReason.DEADLINE:
-        return MessageEnd("max_tokens")  # Anthropic's API has no other reason; as with a length, the text could go on
+        return MessageEnd("max_tokens")  # the API has no reason for a deadline; the text could go on, too
     if finish.reason is FinishReason.LENGTH:
         is_wanted = finish.generated_tokens >= asked.max_tokens
         return MessageEnd("max_tokens" if is_wanted else "model_context_window_exceeded")

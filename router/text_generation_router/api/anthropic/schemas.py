@@ -1,4 +1,5 @@
-"""The bodies that Anthropic's routes, /v1/messages and /v1/messages/count_tokens, accept: as `api/tgi/schemas.py`."""
+"""The bodies that Anthropic's routes, /v1/messages and /v1/messages/count_tokens, accept. The docstrings of fields are
+their descriptions in the OpenAPI document."""
 
 from typing import Annotated, Any, Literal
 
@@ -31,9 +32,9 @@ class CustomTool(Body):
     """The kind of tool."""
     name: FunctionName
     description: str | None = None
-    """Tells the model what the tool does."""
+    """A description of the tool, which the model reads."""
     input_schema: dict[str, Any]
-    """The JSON schema of its arguments, an object."""
+    """The JSON schema of the tool's arguments, an object."""
     strict: Annotated[
         bool | None, Field(description="Whether arguments are forced to be valid by the schema. Default: false.")
     ] = None
@@ -97,7 +98,7 @@ class ThinkingConfig(Body):
 
 
 class OutputConfig(Body):
-    """How the answer is made."""
+    """How much the model reasons, and the form of its answer."""
 
     effort: Annotated[
         Literal["low", "medium", "high", "xhigh", "max"] | None,
@@ -121,7 +122,7 @@ class OutputConfig(Body):
 
 
 class PromptOptions(Body):
-    """The fields besides the conversation that make a prompt."""
+    """The fields that make a prompt, without the conversation."""
 
     tools: Annotated[list[CustomTool], Field(fail_fast=True), BeforeValidator(_are_custom)] | None = None
     """Tools that the model may call and the client runs; at most 128."""
@@ -130,10 +131,10 @@ class PromptOptions(Body):
     thinking: ThinkingConfig | None = None
     """Whether the model reasons before its answer. Default: as its chat template says."""
     output_config: OutputConfig | None = None
-    """How the answer is made."""
+    """How much the model reasons, and the form of its answer."""
 
     def chat_values(self) -> dict[str, Any]:
-        """The same in the fields of chats. Raises ValidationError."""
+        """These fields as fields of chats. Raises ValidationError."""
         values: dict[str, Any] = {}
         if self.tools:
             values["tools"] = [tool.chat_tool() for tool in self.tools]
@@ -151,7 +152,7 @@ class PromptOptions(Body):
 class TextBlock(Body):
     type: Annotated[Literal["text"], kind_of("block")]
     text: str
-    """The text."""
+    """The text of this block."""
 
 
 class ThinkingBlock(Body):
@@ -175,11 +176,11 @@ class ToolUseBlock(Body):
     name: str
     """The tool's name."""
     input: dict[str, Any]
-    """The arguments."""
+    """The arguments of the call."""
 
 
 BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
-# Blocks that Anthropic's API has besides; any of them would change the prompt.
+# Other kinds of blocks in Anthropic's API. Each would change the prompt, so none is supported.
 OTHER_BLOCKS = frozenset(
     (
         "image", "document", "search_result", "server_tool_use", "web_search_tool_result", "web_fetch_tool_result",
@@ -192,7 +193,8 @@ OTHER_BLOCKS = frozenset(
 
 
 def _of_kinds(*kinds: str) -> BeforeValidator:
-    """A check that a block is of one of `kinds`; blocks that are known and not supported are refused by their kind."""
+    """A check that a block is of one of `kinds`. A block of a known kind that is not supported is refused by the name
+    of its kind."""
 
     def check_kind(block: Any) -> Any:
         kind = block.get("type") if isinstance(block, dict) else None
@@ -214,7 +216,7 @@ def _as_blocks(value: Any) -> Any:
 
 
 TextOnly = Annotated[TextBlock, _of_kinds("text")]
-# A text is a list of one block.
+# A string is read as a list of one text block.
 TextBlocks = Annotated[
     list[TextOnly],
     Field(fail_fast=True),
@@ -245,7 +247,7 @@ class Turn(Body):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    """The sender."""
+    """The sender of the message."""
     content: Annotated[
         list[Block],
         Field(fail_fast=True),
@@ -255,14 +257,14 @@ class Turn(Body):
             | list[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock],
         ),
     ]
-    """A text, or a list of blocks."""
+    """The content of the message: a text, or a list of blocks."""
 
 
 class TurnsBody(Body):
     """The fields that make a prompt."""
 
     system: TextBlocks | None = None
-    """What the model is told before the conversation: a text, or a list of blocks of text."""
+    """Instructions to the model before the conversation: a text, or a list of blocks of text."""
     messages: Annotated[list[Turn], MESSAGE_LIMIT] = Field(min_length=1, fail_fast=True)
     """The conversation, oldest message first."""
 
@@ -271,7 +273,7 @@ class MessagesOptions(PromptOptions, SamplingFields, AnsweredRequest):
     """All fields of /v1/messages that do not make the prompt."""
 
     max_tokens: U32
-    """Most new tokens."""
+    """Maximum number of new tokens."""
     stop_sequences: Annotated[Strings, stop_limit("stop_sequences")] | None = None
     """The text ends before the first of these strings."""
     top_k: Annotated[I32 | None, Field(description="0 and -1 mean all tokens, as does a missing value.")] = None

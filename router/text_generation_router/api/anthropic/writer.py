@@ -15,7 +15,7 @@ PING = to_named_event({"type": "ping"})
 
 
 def new_id() -> str:
-    """A name for a call, which the conversation refers to later."""
+    """A random id for a tool call; the `tool_use_id` of its result repeats it."""
     return f"toolu_{secrets.token_hex(ID_BYTES)}"
 
 
@@ -26,7 +26,7 @@ class MessageEnd:
 
 
 def usage_json(prompt_tokens: int, cached_tokens: int, made: int, thinking: int = 0) -> dict[str, Any]:
-    """Numbers of tokens; unlike OpenAI's, those of the prompt are without the cached ones."""
+    """The `usage` of an answer. Unlike OpenAI's, `input_tokens` does not count the cached tokens."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -39,7 +39,7 @@ def usage_json(prompt_tokens: int, cached_tokens: int, made: int, thinking: int 
 def message_json(
     identity: str, model: str, content: Sequence[dict[str, Any]], end: MessageEnd | None, usage: dict[str, Any]
 ) -> dict[str, Any]:
-    """`end`: None in the first event of a stream."""
+    """The message of an answer. `end`: None in the first event of a stream."""
     return {
         "id": identity,
         "type": "message",
@@ -77,7 +77,7 @@ FIELDS = {"text": "text", "thinking": "thinking"}  # for each type of block, the
 
 
 def _block(piece: Text | Reasoning | CallStart, make_id: NewId) -> dict[str, Any]:
-    """The block as its first event has it: without text."""
+    """The block as its first event contains it: without text or arguments."""
     if isinstance(piece, CallStart):
         return {"type": "tool_use", "id": piece.id or make_id(), "name": piece.name, "input": {}}
     if isinstance(piece, Reasoning):
@@ -86,7 +86,7 @@ def _block(piece: Text | Reasoning | CallStart, make_id: NewId) -> dict[str, Any
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """The arguments of a call; empty if the text has ended within them."""
+    """The arguments of a call as an object; an empty object if the text has ended within the arguments."""
     try:
         value = read_json(arguments)
     except ValueError:
@@ -102,7 +102,7 @@ class MessageStream:
         self._model = model
         self._make_id = make_id
         self._index = -1  # number of the newest block
-        self._open: str | None = None  # the type of the block that has begun and not ended
+        self._open: str | None = None  # type of the block that has begun and not ended
         self.call = NewestCall()
 
     def start(self, usage: dict[str, Any]) -> bytes:
@@ -136,7 +136,8 @@ class MessageStream:
     def _close(self) -> bytes:
         if self._open is None:
             return b""
-        # Anthropic ends its thinking with a signature; this server signs nothing.
+        # Anthropic's streams end a thinking block with a signature; this server does not sign, so its signature is
+        # empty.
         signed = self._delta({"type": "signature_delta", "signature": ""}) if self._open == "thinking" else b""
         self._open = None
         return signed + to_named_event({"type": "content_block_stop", "index": self._index})

@@ -1,5 +1,5 @@
-"""Leaves lines out of system prompts that agents write anew for every request. With such a line no two prompts begin
-with the same tokens, so the prefix cache finds nothing.
+"""Leaves out the lines of system prompts that agents write anew for every request. With such a line no two prompts
+begin with the same tokens, so the prefix cache finds nothing.
 
 Works on the JSON of a body, before its fields are checked.
 """

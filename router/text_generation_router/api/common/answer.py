@@ -59,7 +59,7 @@ A = TypeVar("A", bound=AnsweredRequest)
 
 
 class AnswerDialect(Protocol[A]):
-    """The steps from a request to its answer in which the generating routes differ."""
+    """The steps from a request to its answer that differ between the generating routes."""
 
     body_kind: RequestBody[A]
     refused_requests: int  # number of requests to count when a field of the body is refused
@@ -68,8 +68,8 @@ class AnswerDialect(Protocol[A]):
         """Number of requests to count, by TGI's rules."""
 
     async def prompts(self, asked: A, caller: Caller) -> Sequence[Prompt]:
-        """The prompts to generate from. Raises InferenceError, which is counted as a failure. Cancelled if the client
-        disconnects.
+        """The prompts to generate texts from. Raises InferenceError, which is counted as a failure. Cancelled if the
+        client disconnects.
         """
 
     def events(self, asked: A, generations: Sequence[Generation], writer: DirectWriter) -> AsyncGenerator[bytes, None]:
@@ -110,7 +110,7 @@ class Answers:
             return await self._services.bodies.read(request, kind)
 
     def complete(self, answer: Any, results: Sequence[Generation]) -> Response:
-        """`answer` as JSON. The headers contain the times of `results`."""
+        """A response with `answer` as JSON. Its headers contain the times of `results`."""
         return json_response(answer, timing_headers(self._services.config.compute_type, results))
 
     def stream(
@@ -121,7 +121,7 @@ class Answers:
         writer: DirectWriter | None = None,
     ) -> Response:
         """Answers with a stream. `characters`: number of characters of all prompts. `close` is always called at the
-        end, as by EventStream. `writer`: the writer of events that `events` does not yield.
+        end, as by EventStream. `writer`: writes the events that `events` does not yield.
         """
         return EventStream(events, stream_headers(self._services.config.compute_type, characters), close, writer)
 

@@ -24,12 +24,13 @@ from text_generation_router.offload.malloc import Tidying
 
 B = TypeVar("B", bound=Body)
 
-# Bodies of more than LARGE_BYTES bytes are read in a child process: the slowest content of this size takes 3 to 5 ms of
-# the event loop.
+# Bodies of more than LARGE_BYTES bytes are read in a child process: a body of this size takes the event loop at most 3
+# to 5 ms.
 LARGE_BYTES = 2**16
 # Seconds for a child process to read a body and to render its prompt.
 READ_S = 10.0
-# Maximum number of one owner's large bodies in memory, each from its first LARGE_BYTES until it has been read.
+# Maximum number of one owner's large bodies in memory. A body counts from its first LARGE_BYTES bytes until it has been
+# read.
 OWNERS_BODIES = 16
 # Seconds that a large body may wait until fewer than OWNERS_BODIES of its owner are in memory.
 WAIT_S = 30.0
@@ -100,7 +101,7 @@ class Bodies:
         try:
             try:
                 return await self._offload.run(name, job, READ_S, owner)
-            except JobLostError:  # the job may not be the cause, so it is tried once more
+            except JobLostError:  # the child's end may have another cause than this job, so the job is tried once more
                 return await self._offload.run(name, job, READ_S, owner)
         except BusyError as error:
             raise OverloadedError from error
@@ -122,7 +123,8 @@ class Incoming:
         self._has_ended = False
 
     async def is_complete_within(self, size: int) -> bool:
-        """Receives until the body has ended or is larger than `size`. Raises PayloadTooLargeError beyond the limit."""
+        """Receives until the body has ended. Returns False, or raises PayloadTooLargeError beyond the body limit, once
+        the body is larger than `size`."""
         while not self._has_ended and len(self.content) <= size:
             message = await self._request.receive()
             if message["type"] == "http.disconnect":

@@ -23,10 +23,10 @@ B = TypeVar("B", bound=Body)
 A = TypeVar("A", bound=Body, covariant=True)
 
 
-# Schemas of all bodies, whole and as a child has read them.
+# Schemas of all bodies, and of bodies as a child process has read them.
 SCHEMAS: list[type[Body]] = []
 
-# Refuses unsupported fields of a body, and returns the paths of its unknown fields.
+# A function that refuses the unsupported fields of a body, and returns the paths of its unknown fields.
 FieldCheck = Callable[[dict[str, Any], Contract], tuple[str, ...]]
 
 
@@ -42,13 +42,14 @@ ReadValue = Callable[[dict[str, Any], ListLimits], Read[A]]
 
 @dataclass(frozen=True, slots=True)
 class RequestBody(Generic[A]):
-    """One kind of body."""
+    """One kind of body: how it is read, and the names of its fields."""
 
     name: str
     read_value: ReadValue[A]  # turns the parsed JSON into checked values
-    # Turns values that a child process sends back into checked values; they are small except for the prompt's text.
+    # Turns the values that a child process sends back into checked values. Apart from the prompt's text, the values are
+    # small.
     restore: Callable[[Any], A]
-    known: frozenset[str]  # names of its fields
+    known: frozenset[str]  # names of the body's fields
 
     def read(self, content: bytes, limits: ListLimits) -> Read[A]:
         return self.read_value(parse(content), limits)
@@ -150,14 +151,14 @@ def unknown_fields_of_kind(
 
 
 def objects_of(values: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a list, each with its place."""
+    """The objects of a list, each with its path."""
     for number, value in enumerate(values if isinstance(values, list) else ()):
         if isinstance(value, dict):
             yield f"{where}[{number}].", value
 
 
 def object_of(value: Any) -> dict[str, Any]:
-    """The value, or an empty object in the place of another type, which the schema refuses."""
+    """The value if it is an object, otherwise an empty object: the schema refuses a value of another type."""
     return value if isinstance(value, dict) else {}
 
 

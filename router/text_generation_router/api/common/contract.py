@@ -1,7 +1,7 @@
 """The classes of the fields of requests, and what follows from each. Does no input or output: the child processes that
 read large bodies use it too.
 
-A field is in one of five classes; `known_fields.py` says in which, for all fields that no schema has:
+A field is in one of five classes; `known_fields.py` gives the class of each field that no schema has:
 
 - *honoured*: a field of the schema (the dialect's `schemas.py`).
 - *refused*: known from TGI, OpenAI, vLLM, SGLang or llama.cpp, changes the answer, and is not supported here. A value
@@ -26,12 +26,12 @@ from text_generation_router.errors import UnknownParameterError, UnsupportedPara
 @dataclass(frozen=True, slots=True)
 class Refused:
     why: str
-    neutral: tuple[Any, ...] = ()  # values that change nothing; null always is one
+    neutral: tuple[Any, ...] = ()  # values that change nothing, besides null
 
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    here: str  # the route's own field; a value that equals its value is neutral
+    here: str  # the route's own field; a value equal to the value of that field is neutral
     neutral: tuple[Any, ...] = ()
 
     @property
@@ -60,7 +60,8 @@ class Contract:
 
     @classmethod
     def of(cls, schema: type[BaseModel], *rules: Mapping[str, Rule]) -> "Contract":
-        """`rules`: if several have a name, the last one counts. Names of the schema need no rule."""
+        """The contract of a schema. `rules`: if several rules have a name, the last rule counts. Names of the schema
+        need no rule."""
         honoured = frozenset(schema.model_fields)
         merged = {name: rule for part in rules for name, rule in part.items() if name not in honoured}
         return cls(honoured, merged, honoured | merged.keys())
@@ -68,7 +69,7 @@ class Contract:
     def refuse(self, value: Mapping[str, Any], where: str = "") -> None:
         """Raises UnsupportedParameterError for the first refused field, in the order of names. `where`: the path of the
         object in the body, such as `messages[3].`."""
-        if value.keys() <= self.honoured:  # nearly every object
+        if value.keys() <= self.honoured:  # so it is for nearly every object
             return
         for name in sorted((value.keys() & self.known) - self.honoured):
             rule, given = self.rules[name], value[name]
@@ -78,7 +79,8 @@ class Contract:
                 raise UnsupportedParameterError(where + name, rule.why)
 
     def unknown(self, value: Mapping[str, Any], where: str = "") -> Iterator[str]:
-        """Paths of the first unknown fields. Number and length are limited, because the client chooses them."""
+        """Paths of the first unknown fields. The number of paths and their length are limited, because the client
+        chooses the names."""
         return islice((where + name[:MAX_NAME_CHARS] for name in value if name not in self.known), MAX_NAMES)
 
 

@@ -39,8 +39,8 @@ class ListLimits:
 
 class Body(BaseModel):
     """Base of request bodies. Numbers are JSON numbers (a boolean is not a number, 1.0 is not an integer); unknown
-    fields are ignored. A text below a field is its description in the OpenAPI document (`openapi/descriptions.py`).
-    Only the classes of whole bodies are compiled (`compile_schemas`), and with them the classes of their fields.
+    fields are ignored. A text below a field is its description in the OpenAPI document (`openapi/document.py`). Only
+    the classes of whole bodies are compiled (`compile_schemas`), and with them the classes of their fields.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
@@ -112,7 +112,7 @@ def listed(name: str) -> BeforeValidator:
 
 def _are_token_ids(value: dict[str, float]) -> dict[str, float]:
     for key in value:
-        # Only one spelling of each id is taken, so that no two keys mean the same token.
+        # Each id has only one allowed spelling, so that no two keys mean the same token.
         if not (key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS and str(int(key)) == key):
             raise ValueError("Keys should be token ids, written as decimal numbers")
     return value
@@ -161,7 +161,7 @@ I32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 U32 = Annotated[int, Field(ge=0, lt=2**32)]
 U64 = Annotated[int, Field(ge=0, lt=2**64)]
 Ids = Annotated[list[U32], Field(fail_fast=True)]
-# TGI's schema has a list here, so that its clients may send an empty one.
+# In TGI's schema this field is a list, so a list is allowed here if it is empty.
 LogitBias = Annotated[
     dict[str, F32],
     BeforeValidator(lambda value: {} if value == [] else value),

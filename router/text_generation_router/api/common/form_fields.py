@@ -41,7 +41,7 @@ NativeGrammar = Annotated[
 
 
 def asked_grammar(body: Body) -> AskedGrammar | None:
-    """What the fields of the body ask for; None: free text. Raises ValidationError."""
+    """The form of text that the fields of the body ask for; None: free text. Raises ValidationError."""
     asked: AskedGrammar | None = None
     for name, read in READERS.items():
         value = getattr(body, name, None)
@@ -53,7 +53,7 @@ def asked_grammar(body: Body) -> AskedGrammar | None:
 
 
 def _json(field: str, value: Any) -> AskedGrammar:
-    """A schema as JSON or as text."""
+    """A JSON schema, given as JSON or as text."""
     text = value if isinstance(value, str) else orjson.dumps(value).decode()
     return AskedGrammar(field, GrammarKind.JSON_SCHEMA, text)
 
@@ -82,7 +82,7 @@ TGI_JSON = ("json", "json_object", "json_schema")
 
 
 def _tgis(field: str, value: Object) -> AskedGrammar:
-    """TGI's `{"type", "value"}`."""
+    """TGI's `{"type", "value"}` object."""
     kind, given = value.get("type"), value.get("value")
     if kind == "regex":
         return _regex(field, given)

@@ -19,7 +19,7 @@ from text_generation_router.text.tokens.pieces import Piece, PieceReader, Reason
 
 logger = logging.getLogger(__name__)
 
-# A token, and the most likely tokens at its position.
+# A token, and the most likely tokens at its position in the text.
 Row = tuple[Token, tuple[Token, ...]]
 
 
@@ -35,20 +35,20 @@ class Generation:
     prompt_characters: int
     started_s: float  # time.perf_counter when the HTTP request was received
     is_answer: bool = True  # False: the text only helps to make the answer's prompt; it is neither counted nor logged
-    input_ids: tuple[int, ...] = ()  # the prompt's, if the answer repeats them
+    input_ids: tuple[int, ...] = ()  # token ids of the prompt, if the answer repeats them
     reader: PieceReader | None = None  # None: the text is not divided into pieces
-    reasoning_tokens: int = 0  # tokens of the reasoning until now
+    reasoning_tokens: int = 0  # number of reasoning tokens until now
     # time.perf_counter when the engine has accepted the request
     queued_s: float = field(default_factory=time.perf_counter)
     total_s: float = 0.0  # seconds from `started_s` until the generation had finished
-    # What `collect` has read.
+    # The results of `collect`.
     tokens: tuple[Token, ...] = ()
     top_tokens: tuple[tuple[Token, ...], ...] = ()
-    pieces: tuple[Piece, ...] = ()  # the text divided into pieces, if it is; neighbours of one kind are one piece
-    event_pieces: tuple[Sequence[Piece], ...] = ()  # if it is: what each token adds to the pieces, and then the end
-    trace: GenerationTrace | None = None  # None: there are no traces
+    pieces: tuple[Piece, ...] = ()  # pieces of the whole text, if it is divided; neighbours of one kind are one piece
+    event_pieces: tuple[Sequence[Piece], ...] = ()  # if it is divided: pieces that each token adds, then the end
+    trace: GenerationTrace | None = None  # None: requests are not traced
     end: RequestEnd | None = field(default_factory=request_end.get)  # collects how the HTTP request ends
-    usage: KeyUsage | None = field(default_factory=key_usage.get)  # what the request's API key has used
+    usage: KeyUsage | None = field(default_factory=key_usage.get)  # counts tokens for the request's API key
     _finish: Finish | None = None  # None until the generation has finished
     _through: tuple[DirectWriter, Encode] | None = None
     _has_begun: bool = False
@@ -59,7 +59,7 @@ class Generation:
         return self
 
     def write_through(self, writer: DirectWriter, encode: Encode) -> None:
-        """See GenerationStream. The first event goes to the reader."""
+        """Sends events to `writer`, as GenerationStream.write_through does. The first event goes to the reader."""
         self._through = writer, encode
 
     async def __anext__(self) -> TokenEvent:
@@ -86,7 +86,7 @@ class Generation:
 
     @property
     def finish(self) -> Finish:
-        """How the generation has finished."""
+        """The reason of the end, and the numbers of tokens."""
         assert self._finish is not None, "it is in progress"
         return self._finish
 
@@ -114,7 +114,7 @@ class Generation:
                 self.trace.end(self._summary())
 
     def _count_usage(self) -> None:
-        """Counts for the API key also a text that was cancelled or has failed, if a token of it was made."""
+        """Counts the text for the API key. A text that was cancelled or has failed counts too, if it has a token."""
         if self.usage is not None and self.is_answer and (self.stream.num_tokens or self._finish is not None):
             self.usage.count_text(self.prompt_tokens, self.stream.cached_tokens, self.stream.num_tokens)
 

@@ -42,12 +42,13 @@ Encode = Callable[[TokenEvent], bytes]
 FINISH_REASONS = {
     EndReason.LENGTH: FinishReason.LENGTH,
     EndReason.EOS_TOKEN: FinishReason.EOS_TOKEN,
-    EndReason.COMPLETE: FinishReason.EOS_TOKEN,  # nothing but an end token could follow
+    EndReason.COMPLETE: FinishReason.EOS_TOKEN,  # only an end token could follow
 }
 
 
 class GenerationStream:
-    """An async iterator of TokenEvent; the last event has `finish`. Raises InferenceError when the request fails.
+    """An async iterator of TokenEvent; the last event has `finish`. The iterator raises InferenceError when the request
+    fails.
 
     The reader must call `cancel` in a `finally` block.
     """
@@ -63,13 +64,13 @@ class GenerationStream:
         names: Mapping[str, str] = NO_NAMES,
         grammar_field: str = "grammar",
     ) -> None:
-        """`submit` has to follow. `wakes` wakes the readers of all streams. `names`: see `Prompt`. `grammar_field`: the
-        request's field that a failure of its grammar blames."""
+        """`submit` has to be called next. `wakes` wakes the readers of all streams. `names`: see `Prompt`.
+        `grammar_field`: the request's field that is named if the request's grammar fails."""
         self.request = request
         self._engine = engine
         self._names = names
         self._grammar_field = grammar_field
-        self._index = -1  # set by `submit`
+        self._index = -1  # the engine's index of the request; set by `submit`
         self._metrics = metrics
         self.prompt: PromptRows | None = None  # set before the first event, if the request asked for log-probabilities
         self._vocabulary = vocabulary
@@ -83,9 +84,9 @@ class GenerationStream:
         self._owner = request.share.owner
         self._id_in_logs = request_id.get()
         self._wakes = wakes
-        self._is_waking = False  # `wakes` will wake the reader
+        self._is_waking = False  # the reader will be woken by `wakes`
         self._changed = asyncio.Event()
-        self._reader_waits = False  # the reader has sent all events that it got
+        self._reader_waits = False  # the reader has sent all events that it got, and waits
         self._through: tuple[DirectWriter, Encode] | None = None
         self._credits = CREDITS  # number of tokens that the engine may still send
         self._read = 0  # number of tokens read since the last credit
@@ -214,7 +215,7 @@ class GenerationStream:
     def ended(self, ended: Ended) -> None:
         self.end = ended
         if self._finished:
-            return  # this stream has ended the request itself
+            return  # this stream itself has ended the request before
         if ended.reason is EndReason.CLOSED:
             self._fail(IncompleteGenerationError(), None)
         elif ended.reason is not EndReason.DEADLINE:

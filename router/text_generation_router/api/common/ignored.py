@@ -16,14 +16,14 @@ from text_generation_router.metrics.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 HEADER = "x-ignored-parameters"
-# Maximum number of names with a log line and a count of their own. There is a limit, because clients choose the names.
+# Maximum number of names of fields that get a log line and a count of their own; clients choose the names.
 MAX_NAMES = 64
 UNPRINTABLE = re.compile(r"[^!-+.-~-]")
 
 
 class IgnoredParameters:
     def __init__(self, metrics: Metrics, is_strict: bool) -> None:
-        """`is_strict`: unknown fields are refused."""
+        """`is_strict`: requests with unknown fields are refused."""
         self._counter = metrics.ignored_parameters
         self._is_strict = is_strict
         self._seen: set[str] = set()
@@ -40,12 +40,14 @@ class IgnoredParameters:
         self._report(request, names)
 
     def note_left_out(self, request: Request, names: Sequence[str]) -> None:
-        """`names`: parts of the request that the route's documentation says have no effect. Never refused."""
+        """Reports `names`, the parts of the request that have no effect by the route's documentation. The request is
+        never refused."""
         if names:
             self._report(request, names, "requests have a part that is left out: `%s`")
 
     def note_model(self, request: Request, given: str | None, served: Sequence[str]) -> None:
-        """`served`: names of the model. Raises UnknownModelError if unknown fields are refused."""
+        """Reports a model's name that is not in `served`, the names of the served model. Raises UnknownModelError if
+        unknown fields are refused."""
         if given is None or given in served:
             return
         if self._is_strict:
@@ -53,8 +55,8 @@ class IgnoredParameters:
         self._report(request, ["model"])
 
     def note_part(self, request: Request, name: str) -> None:
-        """`name`: a part of the request that this server cannot honour and that the answer can do without. Raises
-        UnsupportedParameterError if unknown fields are refused."""
+        """Reports `name`, a part of the request that this server cannot honour, although the answer does not depend on
+        it. Raises UnsupportedParameterError if unknown fields are refused."""
         if self._is_strict:
             raise UnsupportedParameterError(name, "is not supported")
         self._report(request, [name])

@@ -20,7 +20,8 @@ from text_generation_router.scheduling.request import GenerationRequest, Share
 from text_generation_router.text.tokens.detokenization import Vocabulary
 from text_generation_router.text.validation import Prompt, Validator, copies_of
 
-# Readers that get new tokens in one turn of the event loop: each takes up to half a millisecond to write its event.
+# Maximum number of readers that get new tokens in one turn of the event loop: each takes up to half a millisecond to
+# write its event.
 WAKES_PER_TURN = 16
 
 
@@ -92,9 +93,8 @@ class Inference:
 
     @contextmanager
     def counted_failures(self) -> Iterator[None]:
-        """Counts a refusal that is raised inside the context, before a generation has begun. A later failure is counted
-        by the generation's stream, and not a second time here.
-        """
+        """Counts a refusal that is raised inside the context, before a generation has begun. The stream of a generation
+        counts a later failure, which is not counted here again."""
         try:
             yield
         except BodyError:
@@ -129,7 +129,7 @@ class Inference:
         is_answer: bool,
     ) -> Generation:
         left_s = _time_left_s((request.timeout_s, caller.timeout_s), started_s)
-        # A tuple, not a joined string: no salt can then imitate another caller's namespace.
+        # The namespace is a tuple and not a joined string, so that no salt can imitate the namespace of another caller.
         namespace = (*caller.cache_domain, *request.namespace)
         request = replace(request, share=caller.share, namespace=namespace, timeout_s=left_s)
         if is_answer:

@@ -9,7 +9,7 @@ from typing import Any
 
 from text_generation_router.api.common.contract import Refused, Renamed, Rule, Tolerated
 
-Row = tuple[str, str, Rule]  # names, places, meaning
+Row = tuple[str, str, Rule]  # names of fields, their places, their meaning
 # Places: routes (native: in `parameters` and beside it; messages: also count_tokens), then objects in their bodies.
 ROUTES = "native completions chat responses messages"
 TEXTS, CHATS = "native completions", "chat responses messages"
@@ -22,17 +22,17 @@ PLACES = (
 
 
 def refused(names: str, *neutral: Any, on: str = ROUTES, why: str = "is not supported yet") -> Row:
-    """Fields that change the answer. `neutral`: values that change nothing."""
+    """A row of fields that change the answer and are not supported. `neutral`: values that change nothing."""
     return names, on, Refused(why, neutral)
 
 
 def renamed(names: str, here: str, *neutral: Any, on: str) -> Row:
-    """Fields with the same meaning as the route's own field `here`."""
+    """A row of fields with the same meaning as the route's own field `here`."""
     return names, on, Renamed(here, neutral)
 
 
 def tolerated(names: str, why: str, on: str = ROUTES) -> Row:
-    """Fields that change no answer."""
+    """A row of fields that are accepted and change no answer."""
     return names, on, Tolerated(why)
 
 

@@ -24,8 +24,8 @@ def flattened(content: Any) -> Any:
 
 
 def read_content(content: Any, info: ValidationInfo) -> str | list[dict[str, str]] | None:
-    """The text, or the list of its parts, each {"type": "text", "text": …}."""
-    if content is None and info.data.get("role") == "user":  # other messages may have calls instead, or be empty
+    """The text of a message's content, or the list of its parts, each {"type": "text", "text": …}."""
+    if content is None and info.data.get("role") == "user":  # other messages may be empty or have calls
         raise ValueError("Field required")
     if isinstance(content, list):
         return [{"type": "text", "text": _chunk_text(chunk, "messages")} for chunk in content]
@@ -44,7 +44,7 @@ def _chunk_text(chunk: Any, field: str) -> str:
     return text
 
 
-# Where chunks of text have their text. A refusal is a text that OpenAI's models write.
+# For each type of chunk, the field with its text. A refusal is a text that OpenAI's models write.
 TEXTS_OF_CHUNKS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -54,17 +54,17 @@ class MessageBody(Body):
     model_config = ConfigDict(extra="allow")
 
     role: str
-    """The sender, such as `user` or `assistant`; the chat template says which there are."""
+    """The sender, such as `user` or `assistant`; the chat template defines the possible senders."""
     content: Annotated[
         str | list[dict[str, str]] | None,
         PlainValidator(read_content, json_schema_input_type=str | list[dict[str, Any]] | None),
         Field(validate_default=True),
     ] = None
-    """The text, or a list of parts `{"type": "text", "text": …}`."""
+    """The content of the message: a text, or a list of parts `{"type": "text", "text": …}`."""
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
-        """The calls of an earlier answer."""
+        """The tool calls of the message, if it is an earlier answer."""
         calls = (self.model_extra or {}).get("tool_calls")
         return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
 
@@ -76,7 +76,8 @@ class MessageBody(Body):
 
 
 def with_objects(tool_calls: Any) -> Any:
-    """The calls with their arguments as objects, which templates expect; OpenAI's clients send them as JSON texts."""
+    """The calls with their arguments as JSON objects, as chat templates expect. OpenAI's clients send the arguments as
+    JSON texts."""
     if not isinstance(tool_calls, list):
         return tool_calls
     return [_with_object(call) for call in tool_calls]
@@ -97,7 +98,7 @@ def _with_object(call: Any) -> Any:
 # The tools of a chat: the fields of a request about them, and which of them the answer may or must call.
 
 MAX_TOOLS = 128
-MAX_NAME = 128  # characters of a function's name
+MAX_NAME = 128  # maximum number of characters of a function's name
 FunctionName = Annotated[
     str,
     Field(
@@ -112,7 +113,7 @@ class FunctionBody(Body):
 
     name: FunctionName
     description: str | None = None
-    """Tells the model what the function does."""
+    """A description of the function, which the model reads."""
     parameters: Annotated[
         dict[str, Any] | None,
         Field(
@@ -130,7 +131,7 @@ class ToolBody(Body):
 
     type: Annotated[Literal["function"], kind_of("tool")] = "function"
     function: FunctionBody
-    """The function."""
+    """The function that the model may call."""
 
     def for_template(self) -> dict[str, Any]:
         """The tool in the form in which transformers passes tools to chat templates. Fields that the request leaves out
@@ -154,10 +155,10 @@ class ToolChoice:
 
 
 def read_choice(value: str | dict[str, Any]) -> ToolChoice:
-    """The meaning of `tool_choice` in one of OpenAI's or TGI's forms. ValueError for another form."""
+    """The choice that `tool_choice` stands for, in one of OpenAI's or TGI's forms. ValueError for another form."""
     if isinstance(value, str):
         modes = {mode.value: mode for mode in (Mode.NONE, Mode.AUTO, Mode.REQUIRED)}
-        # TGI takes a function's bare name.
+        # In TGI a string may be the name of a function.
         return ToolChoice(modes[value]) if value in modes else ToolChoice(Mode.NAMED, name=value)
     kind = value.get("type")
     if kind == "function" or (kind is None and "function" in value):
@@ -202,7 +203,8 @@ def _checked(value: str | dict[str, Any]) -> str | dict[str, Any]:
 
 
 def _check_arguments(function: FunctionBody) -> None:
-    """Raises GrammarError if the schema of the arguments allows no object, so that no call could follow it."""
+    """Raises GrammarError if the JSON schema of the arguments allows no object, so that no call could have valid
+    arguments."""
     schema = function.parameters or {}
     types = types_of(schema, schema)
     if types and "object" not in types:
@@ -216,10 +218,10 @@ Choice = Annotated[str | dict[str, Any], AfterValidator(_checked)]
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """The tools that an answer may call, of which there is at least one, and whether it must."""
+    """The tools that an answer may call, at least one, and whether the answer must call a tool."""
 
-    listed: tuple[ToolBody, ...]  # all tools of the request: the prompt has them
-    tools: tuple[ToolBody, ...]  # the tools that it may call
+    listed: tuple[ToolBody, ...]  # all tools of the request, which are in the prompt
+    tools: tuple[ToolBody, ...]  # the tools that the answer may call
     is_required: bool
     is_parallel: bool  # whether the answer may have several calls
 
@@ -254,7 +256,7 @@ class Calling:
 
     @property
     def strict(self) -> frozenset[str]:
-        """The tools whose arguments are forced to be valid."""
+        """The names of the tools whose arguments a grammar forces to match their schemas."""
         return frozenset(tool.function.name for tool in self.tools if tool.function.strict)
 
     @property

@@ -93,8 +93,8 @@ class PermitHolder:
 
     def __init__(self) -> None:
         self.held = 0
-        self.tenants: dict[str, PermitHolder] = {}  # an owner's
-        self.permits: dict[Permit, None] = {}  # a tenant's, in order of arrival
+        self.tenants: dict[str, PermitHolder] = {}  # tenants of an owner, by name
+        self.permits: dict[Permit, None] = {}  # permits of a tenant, in order of arrival
 
 
 class Permits:
@@ -141,7 +141,7 @@ class Permits:
         return permit
 
     def returned(self, permit: Permit, count: int) -> None:
-        """Called by Permit only."""
+        """Takes back `count` permits. Only Permit calls this method."""
         if not count:
             return
         owner = self._owners[permit.share.owner]
@@ -194,8 +194,8 @@ def _is_below(holder: PermitHolder, share: int, count: int) -> bool:
 
 
 def _newest_not_begun(holders: Mapping[str, PermitHolder], share: int = 0) -> Permit | None:
-    """The newest permit that has not begun, of the holder with most permits among those with more than `share`; if all
-    its permits have begun, of the holder with the next most."""
+    """The newest permit whose generation has not begun, of the holder that has the most permits and more than `share`.
+    If all its permits have begun: of the holder with the next most permits."""
     above = (holder for holder in holders.values() if holder.held > share)
     for holder in sorted(above, key=lambda holder: holder.held, reverse=True):
         own = (permit for permit in reversed(holder.permits) if not permit.has_begun)

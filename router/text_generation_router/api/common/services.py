@@ -44,7 +44,7 @@ class Services:
     ignored: IgnoredParameters
     tracer: Tracer | None = None  # None: there are no traces
     replicas: ReplicaControl | None = None  # None: there is no launcher with replicas
-    implementation: str | None = None  # what computes the model, `native` or `transformers`; None: unknown
+    implementation: str | None = None  # library that computes the model, `native` or `transformers`; None: unknown
 
     @property
     def style(self) -> Style:
@@ -63,7 +63,7 @@ class Services:
 
     @property
     def served_name(self) -> str:
-        """The name of the model in answers."""
+        """The name of the model that answers contain."""
         return self.config.served_model_name
 
     @property

@@ -17,7 +17,7 @@ OPENAI_REASONS = MappingProxyType(
         FinishReason.EOS_TOKEN: "stop",
         FinishReason.STOP_SEQUENCE: "stop",
         FinishReason.LENGTH: "length",
-        FinishReason.DEADLINE: "length",  # OpenAI's API has no other reason; as with a length, the text could go on
+        FinishReason.DEADLINE: "length",  # OpenAI's API has no reason for a deadline; the text could go on
     }
 )
 TGI_REASONS = MappingProxyType({reason: reason.value for reason in FinishReason} | {FinishReason.EOS_TOKEN: "stop"})
@@ -30,7 +30,7 @@ class Style:
 
     @property
     def keeps_stop(self) -> bool:
-        """Whether a text keeps the stop string that ended it, if the request does not say so."""
+        """Whether a text contains the stop string that ended it, if the request does not set this."""
         return self.is_tgis
 
     def identity(self, prefix: str) -> str:
@@ -69,5 +69,5 @@ class ChatFormats:
         return cls(ways, reading, without, special_texts)
 
     def ways_in(self, style: Style) -> CallWays:
-        """In TGI's style a grammar makes all calls."""
+        """How tools are called in this style. In TGI's style a grammar makes all calls."""
         return replace(self.ways, knows_calls=False) if style.is_tgis else self.ways

@@ -24,7 +24,8 @@ from text_generation_router.text.tokens.events import Token, TokenEvent
 
 
 def usage_json(results: Sequence[Generation], copies: int) -> dict[str, Any]:
-    """`results`: all texts, those of one prompt together: `copies` for each prompt, which is counted once."""
+    """The `usage` of an answer. `results`: all texts, `copies` for each prompt, with the texts of a prompt next to each
+    other. Each prompt is counted once."""
     firsts = results[::copies]
     made = sum(result.finish.generated_tokens for result in results)
     return _usage(sum(result.prompt_tokens for result in firsts), made) | {
@@ -80,13 +81,15 @@ class ChunkWriter:
         return to_event_with(self._start, choice, self._end)
 
     def tgi_completion(self, choice: dict[str, Any], result: Generation | None) -> bytes:
-        """TGI sends each prompt's usage in its last chunk. `result`: None for the other chunks."""
+        """A chunk of a completion in TGI's form, in which the last chunk of each prompt has its usage. `result`: None
+        for other chunks."""
         if result is None:
             return to_event_with(self._start, choice, b"]}")
         return to_event(self._head | {"choices": [choice], "usage": usage_json([result], 1)})
 
     def usage(self, results: Sequence[Generation], details: Mapping[str, Any] = MappingProxyType({})) -> bytes:
-        """The usage of the whole request. `results`: as `usage_json` takes them. `details`: more of its fields."""
+        """A chunk with the usage of the whole request. `results`: as for `usage_json`. `details`: other fields of the
+        usage."""
         return to_event(self._head | {"choices": [], "usage": {**usage_json(results, self._copies), **details}})
 
     def prompt_ids(self, ids: Sequence[int]) -> bytes:
@@ -94,7 +97,7 @@ class ChunkWriter:
 
 
 def row_of(token: Token, others: tuple[Token, ...], count: int | None, style: Style) -> Row:
-    """A token, and the `count` most likely tokens at its place; TGI has more if several are equally likely."""
+    """A token, and the `count` most likely tokens at its position; in TGI's style more, if several are equally likely."""
     return token, others if style.is_tgis else others[:count]
 
 
@@ -106,7 +109,7 @@ class ChatLogprobs:
     """Log-probabilities in the form of OpenAI's chats."""
 
     def __init__(self, vocabulary: Vocabulary, has_bytes: bool) -> None:
-        """`has_bytes`: whether each token has the bytes that it adds to the text; TGI's have none."""
+        """`has_bytes`: whether each token has the field `bytes`, as in OpenAI's answers but not in TGI's."""
         self._vocabulary = vocabulary
         self._has_bytes = has_bytes
 
@@ -132,14 +135,14 @@ def completion_logprobs(row: Row, offset: int) -> dict[str, Any]:
 
 
 async def all_completion_logprobs(rows: Sequence[Row], offsets: Sequence[int]) -> dict[str, Any]:
-    """`offsets`: where each token begins in the choice's text."""
+    """Log-probabilities of several tokens, in the form of OpenAI's completions. `offsets`: text offset of each token."""
     arrays = {name: await rows_json(rows, value_of) for name, value_of in COMPLETION_ARRAYS.items()}
     return arrays | {"text_offset": offsets}
 
 
 @dataclass(frozen=True, slots=True)
 class TextSizes:
-    """Number of characters that tokens take in a text. `has_special`: the text has the texts of special tokens."""
+    """Number of characters that each token takes in a text. `has_special`: special tokens are part of the text."""
 
     vocabulary: Vocabulary
     has_special: bool
@@ -152,7 +155,7 @@ class TextSizes:
         return self.held_back(token) if token.special and not self.has_special else len(token.text)
 
     def offsets(self, rows: Sequence[Row], start: int) -> list[int]:
-        """Where each of the rows' tokens begins in a text, of which the first one begins at `start`."""
+        """Text offsets of the rows' tokens, if the first token begins at `start`."""
         return list(islice(accumulate((self.of(token) for token, _ in rows), initial=start), len(rows)))
 
 
@@ -171,7 +174,8 @@ COMPLETION_ARRAYS: dict[str, Callable[[Row], Any]] = {
 
 
 async def until_done(events: AsyncGenerator[bytes, None], dialect: ErrorDialect) -> AsyncGenerator[bytes, None]:
-    """A whole stream: `events`, of which an error becomes another event, and `[DONE]` in every case."""
+    """A whole stream: `events`, then `[DONE]`. If `events` raises an error, an event with the error comes before
+    `[DONE]`."""
     try:
         async for event in events:
             yield event
@@ -220,8 +224,8 @@ async def _pump(
 # The fields of an answer about its prompt: its text (`echo`), and the log-probabilities of its tokens
 # (`prompt_logprobs`, and `echo` with `logprobs`).
 def wanted_logprobs(asked: OpenAIRequest, echoed: int | None = None) -> int | None:
-    """Number of most likely tokens that are wanted with each log-probability of the prompt; None if none is wanted.
-    `echoed`: the number that `echo` needs."""
+    """Number of most likely tokens to report with each log-probability of the prompt; None: the prompt's
+    log-probabilities are not reported. `echoed`: the number that `echo` needs."""
     wanted = [count for count in (asked.prompt_logprobs, echoed) if count is not None]
     return max(wanted) if wanted else None
 
@@ -244,7 +248,7 @@ async def rows_of_prompt(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def offsets_in(text: str, rows: Sequence[Row], sizes: TextSizes) -> list[int]:
-    """Where each token begins in the text of a prompt. A special token that the tokenizer has added has length 0."""
+    """Text offset of each token in the text of a prompt. A special token that the tokenizer has added has length 0."""
     offsets, at = [], 0
     for token, _ in rows:
         offsets.append(at)

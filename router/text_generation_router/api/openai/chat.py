@@ -101,7 +101,7 @@ class ChatRoutes:
         head = self._head(f"{KIND}.chunk", asked)
         write = ChunkWriter(head, asked, self._style, extra=b',"usage":null' if self._style.is_tgis else b"")
         encoders = [self._encoder(index, generation, asked, write) for index, generation in enumerate(generations)]
-        if len(generations) == 1:  # the events of several texts are put in order by `merged`
+        if len(generations) == 1:  # `merged` orders the events of several texts
             generations[0].write_through(writer, encoders[0])
         try:
             if asked.return_token_ids:
@@ -145,7 +145,7 @@ class ChatEncoder:
         return first + text if reason is None else first + text + self._chunk({}, None, reason)
 
     def _first(self, content: str | None = "") -> bytes:
-        """The first chunk of the stream, which has the role; "" if it was made before."""
+        """The first chunk of the stream, which has the role; empty if the first chunk was made before."""
         has_begun, self._has_begun = self._has_begun, True
         return b"" if has_begun else self._chunk({"role": "assistant", "content": content}, None, None)
 
@@ -203,7 +203,7 @@ class PieceEncoder(ChatEncoder):
 
 
 class TgiCallEncoder(ChatEncoder):
-    """Encodes a call as TGI does, which a grammar has made. Unlike in TGI, the last chunk has the finish reason."""
+    """Encodes a tool call, which a grammar has made, as TGI does. Unlike in TGI, the last chunk has the finish reason."""
 
     @cached_property
     def _id(self) -> str:

@@ -20,7 +20,7 @@ def new_call_id() -> str:
 
 
 def new_short_call_id() -> str:
-    """Nine letters and digits, as Mistral's chat templates demand."""
+    """An id of nine letters and digits, the only form that Mistral's chat templates accept."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
@@ -47,7 +47,8 @@ def message_json(pieces: Iterable[Piece], new_id: NewId) -> dict[str, Any]:
 
 
 def delta_json(piece: Piece, new_id: NewId) -> dict[str, Any]:
-    """What a chunk adds to the message. A call's first chunk has its id and its name, the others its arguments."""
+    """The fields that a chunk adds to the message. A call's first chunk has its id and its name, the other chunks its
+    arguments."""
     if isinstance(piece, Text):
         return {"content": piece.text}
     if isinstance(piece, Reasoning):
@@ -58,13 +59,13 @@ def delta_json(piece: Piece, new_id: NewId) -> dict[str, Any]:
 
 
 def ending_of(reason: FinishReason, call: NewestCall, style: Style) -> str:
-    """`tool_calls` if the answer calls tools and the last call is whole."""
+    """The finish reason: `tool_calls` if the answer calls tools and the last call is complete, otherwise by `reason`."""
     word = style.reasons[reason]
     return "tool_calls" if word == "stop" and not style.is_tgis and call.is_whole else word
 
 
 def _reasoning(text: str) -> dict[str, Any]:
-    """Clients read either of two names: DeepSeek's, and the one that vLLM has taken since."""
+    """The reasoning under two field names, because clients read either: DeepSeek's name, and vLLM's newer name."""
     return {"reasoning_content": text, "reasoning": text}
 
 

@@ -36,7 +36,7 @@ async def chat_prompt(services: Services, asked: ChatOptions, caller: Caller, na
     if calling is not None and parameters.grammar is not None and services.style.is_tgis:
         raise ToolError("Grammar and tools are mutually exclusive")
     text = await rendered(services, asked, caller.share)
-    # Templates write special tokens themselves.
+    # Chat templates write special tokens themselves, so the tokenizer adds none by default.
     prompt = Prompt(text, parameters, bool(asked.add_special_tokens), copies=asked.choices, names=names)
     if calling is not None and not calling.is_own(services.chat_formats.ways_in(services.style)):
         return await CallsByGrammar(services, asked, calling, caller).prompt(prompt)
@@ -69,7 +69,8 @@ def divided(services: Services, asked: ChatOptions, calling: Calling | None, pro
 
 
 def form_of(services: Services, asked: ChatOptions, calling: Calling | None, prompt: Prompt) -> ChatForm | None:
-    """The form of the whole text. None: the whole text has the form of the answer, if the answer has a form."""
+    """The form of the whole text, from reasoning to the end. None: only the answer's own form counts, if the answer has
+    one."""
     chat_formats, tokenizer = services.chat_formats, services.tokenizer.tokenizer
     calls = None
     if calling is not None and (calling.is_required or calling.strict or prompt.parameters.grammar is not None):
@@ -94,8 +95,9 @@ def form_of(services: Services, asked: ChatOptions, calling: Calling | None, pro
 
 
 class CallsByGrammar:
-    """Calls by a model whose own way to call tools is not known, as in TGI. If the model may also answer in words, it
-    first chooses a function's name, or to call none; then it calls this function, or answers a prompt without tools."""
+    """Makes tool calls with a grammar, as TGI does, for a model whose own way to call tools is not known. If the model
+    may also answer in words, it first chooses a function's name or no function; then the grammar makes the call, or a
+    prompt without tools is answered."""
 
     def __init__(self, services: Services, asked: ChatOptions, calling: Calling, caller: Caller) -> None:
         self._services = services
@@ -104,7 +106,7 @@ class CallsByGrammar:
         self._caller = caller
 
     async def prompt(self, prompt: Prompt) -> Prompt:
-        """`prompt`: with the tools' descriptions."""
+        """The prompt that makes the call or the answer. `prompt`: the prompt with the tools' descriptions."""
         names = [tool.function.name for tool in self._calling.tools]
         if not self._calling.is_required:
             name = await self._chosen(prompt, names)
@@ -154,7 +156,7 @@ async def rendered(services: Services, asked: ChatOptions, share: Share) -> str:
 
 
 async def rendered_without_tools(services: Services, asked: ChatOptions, share: Share) -> str:
-    """The prompt as if the request had no tools."""
+    """The prompt that the chat template makes of the request without its tools."""
     if isinstance(asked, RenderedChat):
         return asked.prompt_without_tools
     return await rendered(services, asked.without_tools(), share)

@@ -105,7 +105,7 @@ class CompletionRoutes:
         return choice
 
     async def _echo(self, index: int, asked: CompletionRequest) -> str:
-        """The text before that of the choice: the prompt, with `echo`."""
+        """The text that `echo` puts before the text of a choice: the prompt, or nothing."""
         if not asked.echo:
             return ""
         given, skip = asked.prompt[index // asked.choices], asked.skip_special_tokens is not False
@@ -117,7 +117,7 @@ class CompletionRoutes:
         write = ChunkWriter(self._head(), asked, self._style)
         sizes = self._sizes(asked, is_stream=True)
         encoders = [CompletionEncoder(i, generation, asked, write, sizes) for i, generation in enumerate(generations)]
-        if len(generations) == 1:  # the events of several texts are put in order by `merged`
+        if len(generations) == 1:  # `merged` orders the events of several texts
             generations[0].write_through(writer, encoders[0])
         try:
             async for index, event in merged(generations):
@@ -133,14 +133,14 @@ class CompletionRoutes:
             close_all(generations)
 
     def _sizes(self, asked: CompletionRequest, is_stream: bool = False) -> TextSizes:
-        """TGI's streams have the texts of special tokens."""
+        """The sizes of tokens in a text. In TGI's streams special tokens are part of the text."""
         has_special = asked.skip_special_tokens is False or (is_stream and self._style.is_tgis)
         return TextSizes(self._services.inference.vocabulary, has_special)
 
     async def _rows_json(
         self, asked: CompletionRequest, prompt: str, prompt_rows: PromptRows | None, rows: Sequence[Row]
     ) -> dict[str, Any]:
-        """`prompt`: the text before the answer. `rows`: of the answer's tokens."""
+        """The log-probabilities of an answer. `prompt`: the text before the answer. `rows`: the answer's tokens."""
         sizes = self._sizes(asked)
         offsets = sizes.offsets(rows, len(prompt))
         if not asked.echo or prompt_rows is None:
@@ -163,7 +163,7 @@ class CompletionEncoder:
     write: ChunkWriter
     sizes: TextSizes
     has_begun: bool = False
-    _offset: int = 0  # where the next token begins in the text
+    _offset: int = 0  # text offset of the next token
 
     def __post_init__(self) -> None:
         self._made = Made(self.generation)
@@ -177,7 +177,7 @@ class CompletionEncoder:
 
     def __call__(self, event: TokenEvent) -> bytes:
         asked, token, style = self.asked, event.token, self.write.style
-        # TGI's text has the texts of special tokens.
+        # In TGI's streams special tokens are part of the text.
         text = token.text if style.is_tgis and token is not None else event.text
         row = None
         if asked.logprobs is not None and token is not None:
@@ -199,7 +199,7 @@ class CompletionEncoder:
         return self.write.chunk(choice, self._made)
 
     def _reason(self, event: TokenEvent) -> str | None:
-        """In streams of completions TGI names the end of the text as its own routes do."""
+        """The finish reason. In streams of completions TGI uses the names of its own routes."""
         if self.write.style.is_tgis:
             return "" if event.finish is None else event.finish.reason.value
         return None if event.finish is None else self.write.style.reasons[event.finish.reason]

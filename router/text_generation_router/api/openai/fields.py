@@ -18,7 +18,7 @@ from text_generation_router.errors import SuffixError
 
 COMPLETION = Contract.of(CompletionRequest, RULES["completions"])
 CHAT = Contract.of(ChatRequest, RULES["chat"])
-# A message's other fields go to the chat template, as in transformers.
+# The fields of a message that are not in the schema go to the chat template, as in transformers.
 MESSAGE = Contract.of(MessageBody, RULES["chat.messages"])
 TOOL = Contract.of(ToolBody, RULES["chat.tools"])
 FUNCTION = Contract.of(FunctionBody, RULES["chat.functions"])
@@ -26,7 +26,7 @@ STREAM_OPTIONS = Contract.of(StreamOptions, RULES["stream_options"])
 
 
 def _unknown_in_completion(value: dict[str, Any], contract: Contract) -> tuple[str, ...]:
-    """Also raises SuffixError, an error that TGI has."""
+    """The unknown fields of a completion. Raises SuffixError for `suffix`, as TGI does."""
     if value.get("suffix") is not None:
         raise SuffixError
     return *unknown_fields(value, contract), *unknown_stream_options(value)

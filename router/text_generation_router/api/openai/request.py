@@ -8,7 +8,7 @@ from text_generation_router.api.openai.schemas import OpenAIRequest
 from text_generation_router.errors import ValidationError
 from text_generation_router.text.validation import MUST_FIT, AskedParameters
 
-# What the routes of /v1 call the fields that the checks of requests call by TGI's names.
+# Names of fields in errors: the name on /v1 of each field that the checks call by TGI's name.
 NAMES = {"max_new_tokens": "max_tokens", "truncate": "truncate_prompt_tokens", "min_new_tokens": "min_tokens"}
 
 
@@ -34,9 +34,9 @@ def parameters_of(
     parameters = asked.sampling_parameters(max_new_tokens, top_n_tokens, services.style.keeps_stop)
     logprobs, is_length_last = wanted_logprobs(asked, echoed), not services.style.is_tgis
     parameters = replace(parameters, prompt_logprobs=logprobs, is_length_last=is_length_last)
-    if parameters.grammar is not None and services.style.is_tgis:  # TGI's errors have one name for all fields
+    if parameters.grammar is not None and services.style.is_tgis:  # TGI's errors name all such fields alike
         parameters = replace(parameters, grammar=replace(parameters.grammar, field="grammar"))
-    if parameters.truncate == -1:  # the longest prompt that the server takes beside the tokens that must fit
+    if parameters.truncate == -1:  # -1: the longest prompt that leaves room for the tokens that must fit
         limits, must_fit = services.inference.validator.limits, min(max_new_tokens or 0, MUST_FIT)
         most = min(limits.max_input_tokens, limits.max_total_tokens - must_fit)
         return replace(parameters, truncate=max(most, 1))

@@ -1,4 +1,4 @@
-"""The bodies that the routes of /v1 accept: as `api/tgi/schemas.py`."""
+"""The bodies that the routes of /v1 accept. The docstrings of fields are their descriptions in the OpenAPI document."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
@@ -38,7 +38,7 @@ from text_generation_router.text.validation import AskedParameters, AskedSamplin
 
 
 class FormFields(SamplingFields):
-    """The fields of /v1. At most one of them may ask for a form."""
+    """The fields of /v1 that set the form of the text. At most one of them may be set."""
 
     response_format: Annotated[
         Object | None,
@@ -94,9 +94,10 @@ class StreamOptions(Body):
     ] = None
 
 
-# OpenAI's values that mean the same as no value. A temperature or `top_p` of 0 is also greedy.
+# Values that mean the same as a missing value in OpenAI's API. A temperature or `top_p` of 0 is also greedy.
 MEAN_NONE: dict[str, tuple[int, ...]] = {"temperature": (0,), "top_k": (0, -1), "top_p": (0, 1), "typical_p": (1,)}
-# The values of these parameters that are taken here: more than natively, whose refusals would not be true.
+# The allowed values of these parameters on /v1: more than on native routes, whose texts of refusals would be wrong
+# here.
 TAKEN: dict[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (lambda value: value >= 0, ">= 0.0"),
     "top_k": (lambda value: value >= -1, ">= -1"),
@@ -124,9 +125,9 @@ class OpenAIRequest(FormFields, AnsweredRequest):
         bool | None, Field(description="Whether the text keeps the stop string that ended it. Default: false.")
     ] = None
     stream_options: StreamOptions | None = None
-    """What a stream has besides its text; only with `stream`."""
+    """What a stream contains besides its text; only with `stream`."""
     ignore_eos: bool | None = None
-    """Whether the text goes on behind an end token."""
+    """Whether the text goes on after an end token."""
     min_tokens: MinTokens = None
     skip_special_tokens: Annotated[
         bool | None, Field(description="Whether the text is without special tokens. Default: true.")
@@ -289,7 +290,7 @@ class ChatOptions(OpenAIRequest):
         return Calling.of(self.tools or (), choice, self.parallel_tool_calls is not False)
 
     def may_answer_without_tools(self, ways: CallWays) -> bool:
-        """Whether a prompt without tools may be needed too: for an answer in words, where a grammar makes the calls."""
+        """Whether a prompt without tools may be needed too: for an answer in words, if a grammar makes the calls."""
         calling = self.calling()
         return calling is not None and not calling.is_own(ways) and not calling.is_required
 
@@ -297,7 +298,7 @@ class ChatOptions(OpenAIRequest):
         return self.model_copy(update={"tools": None, "tool_choice": None})
 
     def variables(self) -> dict[str, Any]:
-        """The request's own variables of the chat template."""
+        """The values that the request itself sets for variables of the chat template."""
         variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", self.reasoning_effort)
@@ -306,7 +307,7 @@ class ChatOptions(OpenAIRequest):
         return variables
 
 
-# Variables of every chat template, which have fields of their own or none.
+# Variables of every chat template that a request must not set by `chat_template_kwargs`.
 OTHER_FIELDS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 
@@ -358,7 +359,7 @@ class Rendered(Body):
     """The prompt that a child process has made of a conversation."""
 
     prompt: str
-    prompt_without_tools: str = ""  # the prompt as if the request had no tools, where it may be needed
+    prompt_without_tools: str = ""  # the prompt without the request's tools, if it may be needed
 
 
 class RenderedChat(ChatOptions, Rendered):

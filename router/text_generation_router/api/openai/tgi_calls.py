@@ -28,7 +28,8 @@ def message_json(pieces: Sequence[Piece], text: str) -> dict[str, Any]:
 
 
 def delta_json(pieces: Sequence[Piece], call_id: str) -> dict[str, Any] | None:
-    """What a chunk adds to the message; only the first chunk has the name. None: the event adds nothing."""
+    """The fields that a chunk adds to the message; only the first chunk has the function's name. None: the event adds
+    nothing."""
     name = next((piece.name for piece in pieces if isinstance(piece, CallStart)), None)
     arguments = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
     if name is None and not arguments:
@@ -41,7 +42,7 @@ def delta_json(pieces: Sequence[Piece], call_id: str) -> dict[str, Any] | None:
 
 
 def stream_id(asked: ChatOptions) -> str:
-    """The id of the call in a stream: one more than the largest in the conversation, or 0."""
+    """The id of the call in a stream: one more than the largest id of a call in the conversation, or 0."""
     messages = asked.messages if isinstance(asked, ChatRequest) else ()
     ids = [call.get("id") for message in messages for call in message.tool_calls]
     numbers = [int(value) for value in ids if isinstance(value, str) and NUMBER.fullmatch(value)]

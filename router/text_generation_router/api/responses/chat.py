@@ -24,7 +24,7 @@ from text_generation_router.api.tgi.schemas import SamplingFields
 from text_generation_router.errors import ValidationError
 from text_generation_router.http.encoding import to_json
 
-# What the route calls the fields that the checks of chats call by other names.
+# Names of fields in errors: this route's name for each field that the checks of chats call by another name.
 NAMES = {
     "inputs": "input",
     "messages": "input",
@@ -63,11 +63,11 @@ def messages_of(asked: ResponsesRequest) -> list[MessageBody]:
 def _messages_of(items: Iterable[PromptItem]) -> list[MessageBody]:
     """Reasoning, text and calls of one turn of the model become one message with the role `assistant`."""
     messages: list[MessageBody] = []
-    turn: dict[str, Any] = {}  # the fields of the assistant's message that is being put together
+    turn: dict[str, Any] = {}  # fields of the assistant's message that is being built
 
     def end_turn() -> None:
         if turn:
-            # As in chats, a message that only calls has no text.
+            # As in chats, a message that has tool calls only has no text.
             text = turn.pop("content", None if "tool_calls" in turn else "")
             messages.append(MessageBody(role="assistant", content=text, **turn))
             turn.clear()
@@ -76,7 +76,7 @@ def _messages_of(items: Iterable[PromptItem]) -> list[MessageBody]:
         if isinstance(item, FunctionCallItem | CustomCallItem):
             turn.setdefault("tool_calls", []).append(_call(item))
         elif isinstance(item, ReasoningItem):
-            if turn:  # reasoning is the beginning of a turn
+            if turn:  # a reasoning item begins a new turn
                 end_turn()
             if text := "".join(part.text for part in item.content or item.summary):
                 turn["reasoning_content"] = text

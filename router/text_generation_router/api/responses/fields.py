@@ -60,7 +60,7 @@ def _unknown_in_response(value: dict[str, Any], contract: Contract) -> tuple[str
 
 
 def _responses_tools(tools: Any, place: str) -> list[str]:
-    """The unknown fields of tools, and the tools that are left out."""
+    """The unknown fields of tools, and the paths of the tools that are left out."""
     unknown: list[str] = []
     for where, tool in objects_of(tools, place):
         if is_left_out(tool):

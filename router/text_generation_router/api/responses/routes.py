@@ -23,14 +23,14 @@ from text_generation_router.text.tokens.events import FinishReason, TokenEvent
 from text_generation_router.text.tokens.pieces import Piece, Text
 from text_generation_router.text.validation import Prompt, renaming
 
-# Finds the tokens whose texts make the text of an answer; the other tokens make reasoning, calls and markers.
+# Finds the tokens that make the text of an answer among the tokens of its reasoning, calls and markers.
 
 
 class TextRows:
     """Collects the tokens of one answer. A token whose text is held back waits for the token that decides about it."""
 
     def __init__(self, is_divided: bool = True) -> None:
-        """`is_divided`: False: all tokens belong to the text."""
+        """`is_divided` False: all tokens belong to the text."""
         self._is_divided = is_divided
         self._waiting: list[Row] = []
 
@@ -50,7 +50,7 @@ class TextRows:
         while first and missing > 0:
             first -= 1
             missing -= len(waiting[first][0].text)
-        while 0 < first < len(waiting) and not waiting[first - 1][0].text:  # a character's first bytes
+        while 0 < first < len(waiting) and not waiting[first - 1][0].text:  # tokens that end within a character
             first -= 1
         return first
 
@@ -108,7 +108,7 @@ class ResponsesRoutes:
             rows = rows_of(result, asked.top_logprobs or 0, OPENAI_STYLE)
             messages = [item for item in output if item["type"] == "message"]
             parts = rows_by_message(rows, result.event_pieces) if result.is_divided else [rows]
-            for message, part in zip(messages, parts, strict=False):  # an answer of calls alone has no message
+            for message, part in zip(messages, parts, strict=False):  # an answer with calls only has no message
                 message["content"][0]["logprobs"] = (await self._logprobs.of_text(part))["content"]
         return head_json(asked, self._services.served_name) | ending | {"output": output, "usage": usage_json(result)}
 
@@ -165,7 +165,7 @@ def has_logprobs(asked: ResponsesOptions) -> bool:
 
 
 def head_json(asked: ResponsesOptions, model: str) -> dict[str, Any]:
-    """The fields of an answer that are known before its text."""
+    """The fields of an answer that do not depend on its text."""
     return {
         "id": f"resp_{request_id.get()}",
         "object": "response",

@@ -1,4 +1,5 @@
-"""The body that OpenAI's newer route, /v1/responses, accepts: as `api/tgi/schemas.py`."""
+"""The body that OpenAI's newer route, /v1/responses, accepts. The docstrings of fields are their descriptions in the
+OpenAPI document."""
 
 from typing import Annotated, Any, Literal
 
@@ -63,7 +64,7 @@ class ReasoningConfig(Body):
 
 
 def _choice(value: Any) -> Any:
-    """Raises ValidationError for the choice of a tool that is left out."""
+    """Returns the value. Raises ValidationError if it chooses a tool that is left out."""
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind not in (*KINDS, "allowed_tools"):
         why = f"demands a tool of the type `{kind[:64]}`, which is not supported"
@@ -99,7 +100,7 @@ class AnswerOptions(Body):
     ] = None
 
     def chat_values(self) -> dict[str, Any]:
-        """The same in the fields of chats. Raises ValidationError."""
+        """These fields as fields of chats. Raises ValidationError."""
         values: dict[str, Any] = {}
         if self.tools:
             functions = [function for tool in self.tools for _, function in tool.chat_tools()]
@@ -115,7 +116,7 @@ class AnswerOptions(Body):
         return values
 
     def repeated(self) -> dict[str, Any]:
-        """These fields as the answer repeats them."""
+        """These fields in the form in which the answer repeats them."""
         reasoning = self.reasoning or ReasoningConfig()
         return {
             "parallel_tool_calls": self.parallel_tool_calls is not False,
@@ -131,7 +132,7 @@ Content = Annotated[str, BeforeValidator(flattened, json_schema_input_type=str |
 
 
 class InputMessage(Body):
-    """A message."""
+    """A message of the conversation."""
 
     type: Annotated[Literal["message"], kind_of("item")] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -141,7 +142,7 @@ class InputMessage(Body):
 
 
 class FunctionCallItem(Body):
-    """A call of a function, as an answer has it."""
+    """A function call of an earlier answer, as the item of that answer."""
 
     type: Annotated[Literal["function_call"], kind_of("item")]
     call_id: str
@@ -151,11 +152,11 @@ class FunctionCallItem(Body):
     namespace: str | None = None
     """The namespace of the function, if it is in one."""
     arguments: str
-    """The arguments, as JSON."""
+    """The arguments of the call, as JSON."""
 
 
 class CustomCallItem(Body):
-    """A call of a custom tool, as an answer has it."""
+    """A custom tool's call of an earlier answer, as the item of that answer."""
 
     type: Annotated[Literal["custom_tool_call"], kind_of("item")]
     call_id: str
@@ -169,13 +170,13 @@ class CustomCallItem(Body):
 
 
 class WebSearchItem(Body):
-    """A search that another server has made. It is not part of the prompt."""
+    """A web search that another server has made. It is not part of the prompt."""
 
     type: Annotated[Literal["web_search_call"], kind_of("item")]
 
 
 class FunctionResultItem(Body):
-    """What a function or a custom tool has returned."""
+    """The result of a function or of a custom tool."""
 
     type: Annotated[Literal["function_call_output", "custom_tool_call_output"], kind_of("item")]
     call_id: str
@@ -206,7 +207,7 @@ ITEMS = (
     "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
     "web_search_call",
 )  # fmt: skip
-# Items that OpenAI's API has besides; any of them would change the prompt.
+# Other types of items in OpenAI's API. Each would change the prompt, so none is supported.
 OTHER_ITEMS = frozenset(
     (
         "additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction",
@@ -245,7 +246,7 @@ class ResponsesOptions(AnswerOptions, SamplingFields, AnsweredRequest):
     """All fields except the conversation."""
 
     instructions: str | None = None
-    """What the model is told before the conversation. Repeated in the answer."""
+    """Instructions to the model before the conversation. The answer repeats them."""
     max_output_tokens: Annotated[U32 | None, Field(description="Most new tokens. Default: as many as fit.")] = None
     include: Annotated[
         list[
@@ -274,7 +275,7 @@ class ResponsesOptions(AnswerOptions, SamplingFields, AnsweredRequest):
         dict[str, str] | None, Field(max_length=16, description="Repeated in the answer; at most 16 pairs.")
     ] = None
     stream_options: StreamOptions | None = None
-    """Changes nothing: a stream always ends with the usage."""
+    """Has no effect: a stream always ends with the usage."""
     top_k: Annotated[I32 | None, Field(description="0 and -1 mean all tokens, as does a missing value.")] = None
     priority: Priority = None
     timeout: Timeout = None

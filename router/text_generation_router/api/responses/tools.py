@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from text_generation_router.api.common.fields import Body, kind_of
 from text_generation_router.api.common.messages import MAX_NAME, FunctionName
 
-# The one argument of the function that a custom tool is in chats.
+# The only argument of the function that represents a custom tool in chats.
 INPUT = "input"
 CUSTOM_PARAMETERS = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
 
@@ -35,9 +35,9 @@ class FunctionTool(Body):
     type: Annotated[Literal["function"], kind_of("tool")]
     name: FunctionName
     description: str | None = None
-    """Tells the model what the function does."""
+    """A description of the function, which the model reads."""
     parameters: dict[str, Any] | None = None
-    """The JSON schema of its arguments, an object."""
+    """The JSON schema of the function's arguments, an object."""
     strict: Annotated[
         bool | None, Field(description="Whether arguments are forced to be valid by the schema. Default: false.")
     ] = None
@@ -53,9 +53,9 @@ class TextTool(Body):
     type: Annotated[Literal["custom"], kind_of("tool")]
     name: FunctionName
     description: str | None = None
-    """Tells the model what the tool does."""
+    """A description of the tool, which the model reads."""
     format: dict[str, Any] | None = None
-    """The form of the text. A grammar is part of the description, and no more."""
+    """The form of the text. A grammar is added to the description, and not enforced."""
 
     def chat_tools(self, namespace: str | None = None) -> Iterator[tuple[CallName, dict[str, Any]]]:
         grammar = (self.format or {}).get("definition")
@@ -68,7 +68,7 @@ class TextTool(Body):
 
 
 class NamespaceTool(Body):
-    """Several tools. In chats their names begin with the namespace's and two underscores."""
+    """Several tools. In chats their names begin with the name of the namespace and two underscores."""
 
     type: Annotated[Literal["namespace"], kind_of("tool")]
     name: FunctionName
@@ -101,7 +101,8 @@ KINDS = ("function", "custom", "namespace")
 
 
 def is_left_out(tool: Any) -> bool:
-    """Whether a tool is of a kind that only OpenAI's own servers or clients know. The prompt does not have it."""
+    """Whether a tool is of a kind that only OpenAI's own servers or clients know. Such a tool is not part of the
+    prompt."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     return isinstance(kind, str) and kind not in KINDS
 
@@ -111,7 +112,7 @@ def known_tools(tools: Any) -> Any:
 
 
 def input_of(arguments: str) -> str:
-    """The text for a custom tool. Arguments that are not complete JSON are taken as the text."""
+    """The text for a custom tool. Arguments that are not complete JSON are the text themselves."""
     try:
         value = orjson.loads(arguments)
     except orjson.JSONDecodeError:

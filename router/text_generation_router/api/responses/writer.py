@@ -17,7 +17,7 @@ Event = dict[str, Any]
 
 
 def new_call_id() -> str:
-    """A name for a call, which the conversation refers to later."""
+    """A random id for a call; the `call_id` of its result repeats it."""
     return f"call_{secrets.token_hex(ID_BYTES)}"
 
 
@@ -32,7 +32,7 @@ class OutputItems:
         self._open: MessageItem | ReasoningOutputItem | CallItem | None = None
 
     def add(self, piece: Piece, logprobs: Sequence[Any] = ()) -> Iterator[Event]:
-        """`logprobs`: of the tokens that a piece of text is made of."""
+        """Adds a piece to the items. `logprobs`: log-probabilities of the tokens of a piece of text."""
         kind = KINDS[type(piece)]
         if isinstance(piece, CallStart) or not isinstance(self._open, kind):
             yield from self.end()
@@ -51,7 +51,7 @@ class OutputItems:
 
     def end_all(self, status: str, logprobs: Sequence[Any] = ()) -> Iterator[Event]:
         """Ends the answer. An answer without any item gets an empty message, because clients read the first item.
-        `logprobs`: those of tokens that have added no text."""
+        `logprobs`: log-probabilities of tokens that have added no text."""
         if not self.items:
             yield from self._begin(MessageItem, Text(""))
         if isinstance(self._open, MessageItem) and logprobs:
@@ -71,7 +71,7 @@ class OutputItems:
             yield self._placed(event)
 
     def _of_item(self, what: str) -> Event:
-        # A copy: the item changes before the event is written.
+        # The event has a copy, because the item changes before the event is written.
         item = dict(self.items[-1])
         return {"type": f"response.output_item.{what}", "output_index": len(self.items) - 1, "item": item}
 
@@ -83,7 +83,7 @@ class ItemPart:
     """The only part of a message or of reasoning: its text, and the events of the text."""
 
     def __init__(self, item: dict[str, Any], part: dict[str, Any], event: str) -> None:
-        """`event`: beginning of the types of the text's events."""
+        """`event`: beginning of the event types of the part's text."""
         self.item = item
         self._part = part
         self._event = event
@@ -133,7 +133,7 @@ class ReasoningOutputItem(ItemPart):
 
 
 class CallItem:
-    """A call. The one argument of a custom tool is a text, which is sent when it is complete."""
+    """A call. A custom tool has one argument, a text, which is sent when the text is complete."""
 
     prefix = "fc"
 
@@ -159,7 +159,7 @@ class CallItem:
         return None if self._is_custom else {"type": "response.function_call_arguments.delta", "delta": text}
 
     def end(self, status: str) -> Iterator[Event]:
-        arguments = "".join(self._texts)  # which the model may have broken off
+        arguments = "".join(self._texts)  # perhaps incomplete JSON, if the answer was cut off
         self.item["status"] = status if is_json(arguments) else "incomplete"
         if self._is_custom:
             self.item["input"] = text = input_of(arguments)
@@ -208,7 +208,7 @@ class ResponseStream:
         return self._write({"type": f"response.{what}", "response": begun} for what in ("created", "in_progress"))
 
     def add(self, pieces: Iterable[Piece], logprobs: Sequence[Any] = ()) -> bytes:
-        """`logprobs`: of the tokens that the first piece of text is made of."""
+        """The events of `pieces`. `logprobs`: log-probabilities of the tokens of the first piece of text."""
         written = b""
         for piece in pieces:
             written += self._write(self._output.add(piece, logprobs))
@@ -216,7 +216,7 @@ class ResponseStream:
         return written
 
     def end(self, ending: dict[str, Any], usage: dict[str, Any], logprobs: Sequence[Any] = ()) -> bytes:
-        """`ending`: the fields that say how the answer ended."""
+        """The last events of the stream. `ending`: the fields that say how the answer ended."""
         ended = self._write(self._output.end_all(ending["status"], logprobs))
         return ended + self._last(ending | {"usage": usage})
 

@@ -66,13 +66,13 @@ TEMPLATE = (
 
 @dataclass
 class Script:
-    """What the fake engine does with a request."""
+    """What the fake engine answers to one request."""
 
     texts: tuple[str, ...] = (" there", "!")  # "\udcXX" is the byte XX
     logprobs: tuple[float, ...] = (-0.5, -0.25)
     reason: EndReason = EndReason.LENGTH
     last_is_special: bool = False
-    specials: frozenset[int] = frozenset()  # places of other special tokens
+    specials: frozenset[int] = frozenset()  # indexes of the tokens, besides the last, that are special
     cuts_character: bool = False  # the last ordinary token ends with the first byte of a character
     ends_after: tuple[int, Ended] | None = None  # tokens before the end, and how the request ends
     hang_after: int | None = None  # number of tokens after which the fake engine sends nothing more
@@ -120,10 +120,10 @@ class Asked:
     sink: Sink
     script: Script
     end: Ended | None = None
-    num_kept: int | None = None  # number of tokens that the front kept when it ended the request
+    num_kept: int | None = None  # number of tokens that the router kept when it ended the request
     over: asyncio.Event = field(default_factory=asyncio.Event)
     playing: asyncio.Task[None] | None = None
-    hangs: bool = False  # whether it makes no more tokens until it is ended
+    hangs: bool = False  # whether the engine makes no more tokens until the request ends
 
     @property
     def cancelled(self) -> bool:
@@ -265,8 +265,8 @@ class Answer:
 
     @property
     def told(self) -> dict[str, str]:
-        """The error as TGI's routes tell it, whichever the dialect is; in a stream, that of its first event, or of the
-        last one, if a response has begun."""
+        """The error in the form of TGI's routes, whatever the dialect. In a stream: the error of its first event or,
+        after a response has begun, of its last event."""
         is_stream = self.headers.get("content-type") == "text/event-stream"
         value = self.events[0] if is_stream else self.json
         if value.get("type") == "response.created":
@@ -307,7 +307,7 @@ class Route:
 
     @property
     def is_openais(self) -> bool:
-        """Whether the route has OpenAI's form: all fields in one object, and its statuses of errors."""
+        """Whether the route has OpenAI's form: all fields in one object, and OpenAI's HTTP statuses of errors."""
         return self.path.startswith("/v1/")
 
     def status(self, native: int) -> int:

@@ -1,4 +1,4 @@
-"""The administrators' routes: which keys open them, and what they tell."""
+"""The administrators' routes: which keys open them, and what their answers contain."""
 
 import hashlib
 from typing import Any

@@ -15,7 +15,7 @@ from text_generation_router.api.tests.test_tool_routes import CALL, HERMES, scri
 BODIES = json.loads((Path(__file__).parent / "agent_bodies.json").read_text())
 CASES = [(f"/v1/{route}", name) for route, cases in BODIES.items() for name in cases]
 TEXT = f"<think>\nHm.\n</think>\n\nYes.{CALL}"
-# The template shows what each message consists of.
+# This template writes all fields of each message into the prompt.
 AGENTS = HERMES.replace(
     "{{ m.content }}",
     "{{ m.content or '' }}{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}"
@@ -35,7 +35,7 @@ ASKED = {
 
 @pytest.fixture(params=[False, True], ids=["", "TGI's dialect"])
 def agents_server(make_server, request):
-    """TGI has none of the two routes, so its dialect changes nothing."""
+    """A server with and without TGI's dialect, which changes nothing on these routes: TGI does not have them."""
     server = make_server(template=TEMPLATE, tgi_dialect=request.param)
     server.engine.limits = type(server.engine.limits)(4000, 5000, 9000)
     server.engine.script = script(TEXT)

@@ -1,4 +1,4 @@
-"""From Anthropic's conversations to those of chats."""
+"""Conversions of Anthropic's conversations to conversations of chats."""
 
 import pytest
 

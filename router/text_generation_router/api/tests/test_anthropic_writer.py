@@ -1,4 +1,4 @@
-"""From the pieces of a text to Anthropic's blocks and events."""
+"""Conversions of the pieces of a text to Anthropic's blocks and events."""
 
 import itertools
 import json
@@ -57,7 +57,7 @@ def events_of(pieces):
 
 
 def put_together(events):
-    """The message, as Anthropic's client puts it together."""
+    """The message that Anthropic's client puts together from the events."""
     message, buffers, open_blocks = events[0]["message"], {}, []
     for event in events[1:]:
         if event["type"] == "content_block_start":

@@ -24,7 +24,7 @@ def test_all_prompts_of_a_call_have_its_share(server):
 
 
 def placed(route, **fields):
-    """The fields in the place where the route has them."""
+    """The request's fields at the place in the body where the route reads them."""
     return fields if route.is_openais else {"parameters": fields}
 
 

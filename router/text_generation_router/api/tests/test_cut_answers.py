@@ -83,7 +83,7 @@ def test_a_call_that_is_cut_shows_nothing_of_itself_as_text(make_server, path, n
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.format)
 def test_so_it_is_in_every_format(make_server, case: CallText):
-    """At every fifth place; `test_cut_texts.py` cuts each text at each place."""
+    """Texts are cut at every fifth place here; `test_cut_texts.py` cuts each text at each place."""
     server = make_server(template=HERMES, tool_call_format=case.format, reasoning_format=case.reasoning_format)
     paths = list(OWN_TOOLS)
     for number, script in enumerate(cuts(case.text)[::5]):

@@ -1,4 +1,4 @@
-"""What /metrics tells of each API key: the sums over the names are the totals, however texts end."""
+"""The metrics of each API key: the sums over all keys are the totals, however texts end."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from text_generation_router.metrics.page import render
 ALL_ROUTES = (*ROUTES, Route("/invocations", {"inputs": "Hi"}), Route("/vertex", {"instances": [{"inputs": "Hi"}] * 2}))
 WEIGHTS = {"one": 1, "two": 2}  # how often a key sends each request
 NAMES = {sha256(key.encode()).digest(): f"team-{key}" for key in WEIGHTS}
-# What each text does, and how many tokens of it are made: whole, left by its client, failed, never begun.
+# For each end of a text, what the engine does and how many tokens it makes: complete, client gone, failed, never begun.
 ENDS = {
     "whole": (Script(cached_tokens=1), 2),
     "cancelled": (Script(hang_after=1, cached_tokens=1), 1),

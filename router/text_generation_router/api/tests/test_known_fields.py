@@ -61,7 +61,7 @@ def test_every_kind_of_item_is_known():
 def test_a_renamed_field_names_one_that_the_route_has():
     for kind, contract in CONTRACTS.items():
         for name, rule in contract.rules.items():
-            # A field may be renamed to one that is not supported here yet: its own rule says so.
+            # The field that a rule names may itself be unsupported here: it then has a rule of its own.
             assert not isinstance(rule, Renamed) or rule.here in contract.known, (kind, name)
 
 

@@ -10,7 +10,7 @@ from text_generation_router.api.tests.conftest import ROUTES
 
 BY_PATH = {route.path: route for route in ROUTES}
 CONTRACTS = {"/v1/messages": anthropic_fields.MESSAGES, "/v1/responses": responses_fields.RESPONSES}
-OTHER = {"something": "else"}  # a value that changes nothing in no field
+OTHER = {"something": "else"}  # no field has this as a neutral value
 
 
 @pytest.mark.parametrize("path", CONTRACTS)

@@ -314,7 +314,7 @@ ENDS = [
 
 
 def texts_of(events):
-    """The texts of a stream's choices, by index; and the finish reasons, of which each text has one."""
+    """The text of each choice of a stream, by the choice's index; and the choices' finish reasons, one for each."""
     texts, reasons = {}, {}
     for choice in (choice for event in events if event != "[DONE]" for choice in event["choices"]):
         text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
@@ -349,7 +349,7 @@ def test_a_stop_string_is_cut_off_unless_it_is_asked_for(server, path):
         for fields, text in (
             ({"stop": " stop"}, "one two"),
             ({"stop": [" three", "st"]}, "one two "),
-            ({"stop": ["op", " stop"]}, "one two"),  # both end at the same place, and one begins first
+            ({"stop": ["op", " stop"]}, "one two"),  # both end at the same character, and one begins earlier
             ({"stop": " stop", "include_stop_str_in_output": True}, "one two stop"),
             ({"stop": "never"}, "one two stop three"),
         ):

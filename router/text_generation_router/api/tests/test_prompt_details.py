@@ -59,7 +59,7 @@ def result_of(server: Any, **parameters: Any) -> Generation:
 
 
 def test_a_route_may_ask_for_the_prompt_alone(server: Any) -> None:
-    """No flag is needed: the flag is TGI's, and rules TGI's routes."""
+    """The flag `--enable-prefill-logprobs` is not needed here: it concerns TGI's routes only."""
     result = result_of(server, max_new_tokens=0, takes_no_tokens=True, prompt_logprobs=2)
     assert result.tokens == () and result.finish.reason is FinishReason.LENGTH
     assert (result.finish.generated_text, result.finish.generated_tokens) == ("", 0)

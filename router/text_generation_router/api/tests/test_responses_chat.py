@@ -1,4 +1,4 @@
-"""From the items of /v1/responses to the messages of chats."""
+"""Conversions of the items of /v1/responses to messages of chats."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def assistant(text=None, **others):
 
 
 def answered(text):
-    """A message as an answer has it."""
+    """A message item in the form that answers have."""
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {"id": "msg_1", "type": "message", "status": "completed", "role": "assistant", "content": [part]}
 

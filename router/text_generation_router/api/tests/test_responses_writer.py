@@ -1,4 +1,4 @@
-"""From the pieces of a text to the items and events of /v1/responses."""
+"""Conversions of the pieces of a text to the items and events of /v1/responses."""
 
 import json
 

@@ -208,7 +208,7 @@ def test_the_answer_at_once_to_live_is_the_route_s_answer(make_server, origins, 
     del (
         by_route.headers["x-request-id"],
         by_route.headers["access-control-expose-headers"],
-    )  # an answer at once has none
+    )  # answers_at_once sends neither
     server.app = answers_at_once(server.config)[b"/live"]
     at_once = server.get("/live", method, headers)
     assert (at_once.status, at_once.headers, at_once.chunks) == (by_route.status, by_route.headers, by_route.chunks)

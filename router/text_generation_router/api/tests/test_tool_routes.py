@@ -15,7 +15,7 @@ from text_generation_router.text.grammars.checking_child import byte_tokenizer
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
-# A template that shows tools, and its model's ways of calling and reasoning.
+# A template that writes tools into the prompt, and its model's forms of calls and of reasoning.
 HERMES = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools><tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>"
     '{{ m.content }}{% endfor %}<assistant>{# "arguments" #}'

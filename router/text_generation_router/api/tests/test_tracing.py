@@ -136,7 +136,7 @@ def test_a_generation_is_a_span_with_its_stages_below_the_callers_span(traced: T
     assert found["gen_ai.request.seed"] == "7" and len(found["gen_ai.response.finish_reasons"]) == 1
     stages = spans.children(root)
     assert list(stages) == ["validate", "queue", "prefill", "detokenize"]
-    # The queue and the shards of these tests say how long they took.
+    # The fake queue and shards report these times.
     assert seconds(stages["queue"]) == pytest.approx(0.25) and seconds(stages["prefill"]) == pytest.approx(0.5)
     assert {span.trace_id for span in spans.sent} == {root.trace_id}
     assert spans.services[0]["service.name"] == "mine" and spans.services[0]["service.version"] == "1.2.3"

@@ -22,7 +22,7 @@ TOKENIZE = Contract.of(GenerateRequest, RULES["tokenize"])
 def _unknown_fields(value: dict[str, Any], contract: Contract) -> tuple[str, ...]:
     parameters = object_of(value.get("parameters"))
     unknown = unknown_fields(value, contract)
-    PARAMETERS.refuse(parameters)  # as in TGI, errors name a parameter without its place
+    PARAMETERS.refuse(parameters)  # as in TGI, errors name a parameter without its path
     return *unknown, *PARAMETERS.unknown(parameters, "parameters.")
 
 

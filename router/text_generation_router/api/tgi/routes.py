@@ -30,7 +30,7 @@ from text_generation_router.http.sse import DirectWriter
 from text_generation_router.text.tokens.events import Finish, PromptRow, PromptRows, Token, TokenEvent
 from text_generation_router.text.validation import Prompt
 
-# Requests counted for one body, as in TGI: one, whatever `best_of` is.
+# Number of requests counted for one body, as in TGI: one, even if `best_of` is greater.
 REQUESTS = 1
 
 
@@ -190,7 +190,7 @@ def token_json(token: Token) -> dict[str, Any]:
 
 
 def deadline_token(text: str) -> Token:
-    """Placeholder in an event without a token: clients demand a token in every event, and hide special tokens."""
+    """A placeholder for events without a token: clients demand a token in every event, and do not show special tokens."""
     return Token(id=0, text=text, logprob=0.0, special=not text)
 
 
@@ -218,7 +218,7 @@ async def prefill_json(prompt: PromptRows | None) -> orjson.Fragment:
 async def details_json(
     best: Generation, others: list[Generation], prefix: str, prefill: orjson.Fragment
 ) -> dict[str, Any]:
-    """`prefill` is the list of the prompt's tokens."""
+    """The JSON of `details`. `prefill`: the list of the prompt's tokens."""
     details = finish_json(best.finish) | {"prefill": prefill, "tokens": await rows_json(best.tokens, token_json)}
     if others:
         details["best_of_sequences"] = [

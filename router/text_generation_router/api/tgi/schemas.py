@@ -53,7 +53,8 @@ class SamplingFields(Body):
     """The fields that the native routes and OpenAI's have in common for the parameters of `Sampling`."""
 
     temperature: F32 | None = None
-    """The logits are divided by it before a token is drawn; > 0. On /v1 0 means the most likely tokens. Default: 1."""
+    """The logits are divided by this number before a token is drawn; > 0. On /v1 0 means the most likely tokens.
+    Default: 1."""
     repetition_penalty: F32 | None = None
     """Makes tokens of the prompt and of the output less likely if > 1; > 0. Default: 1."""
     frequency_penalty: F32 | None = None
@@ -121,17 +122,17 @@ class GenerateParameters(SamplingFields):
     best_of: U64 | None = None
     """Number of texts that are generated; the most likely one is the answer. More than 1 needs sampling."""
     do_sample: bool = False
-    """Whether tokens are drawn. If not, and no other field asks for it, the most likely token is taken."""
+    """Whether tokens are drawn. If false, and no other field needs drawn tokens, the most likely token is taken."""
     max_new_tokens: U32 | None = None
-    """Most new tokens. Default: as many as fit."""
+    """Maximum number of new tokens. Default: as many as fit."""
     return_full_text: bool | None = None
     """Whether the text begins with the prompt. Default: false; on `/` true."""
     stop: Annotated[Strings, STOP_LIMIT] = Field(default_factory=list)
-    """The text ends behind the first of these strings."""
+    """The text ends after the first of these strings."""
     truncate: U64 | None = None
-    """Keeps this many tokens of the prompt, the last ones."""
+    """Keeps only this many tokens of the prompt, the last ones."""
     watermark: bool = False
-    """Whether the choice of tokens leaves a watermark."""
+    """Whether the choice of tokens marks the text with a watermark."""
     details: bool = False
     """Adds `details` to the answer."""
     decoder_input_details: bool = False
@@ -140,7 +141,7 @@ class GenerateParameters(SamplingFields):
     top_n_tokens: U32 | None = None
     """Adds this many most likely tokens at the place of each token."""
     ignore_eos_token: bool = False
-    """Whether the text goes on behind an end token."""
+    """Whether the text goes on after an end token."""
     min_new_tokens: MinTokens = None
     priority: Priority = None
     timeout: Timeout = None
@@ -150,7 +151,7 @@ class GenerateParameters(SamplingFields):
     def sampling_parameters(self) -> AskedParameters:
         values = self.sampling_values()
         if "do_sample" not in self.model_fields_set:
-            del values["do_sample"]  # the model's own default may be another one (--generation-config)
+            del values["do_sample"]  # the model's own default may differ (--generation-config)
         return AskedParameters(
             AskedSampling.of(values),
             best_of=self.best_of,
@@ -186,7 +187,7 @@ class CompatGenerateRequest(GenerateRequest):
 
 class DetokenizeRequest(Body):
     tokens: TokenIds
-    """Token ids."""
+    """The token ids of a text."""
     skip_special_tokens: bool = True
     """Whether the text is without special tokens."""
     model: str | None = None
