@@ -176,7 +176,8 @@ class CacheIndex:
 
 
 def _looks(blocks: int) -> Sequence[int]:
-    """Lengths in blocks of the beginnings of a prompt that are looked for, rising; the last length is the whole prompt."""
+    """Lengths in blocks of the beginnings of a prompt that are looked for, rising; the last length is the whole
+    prompt."""
     if blocks <= MAX_LOOKS:
         return range(1, blocks + 1)
     step = -(-blocks // MAX_LOOKS)

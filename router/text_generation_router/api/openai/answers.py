@@ -97,7 +97,8 @@ class ChunkWriter:
 
 
 def row_of(token: Token, others: tuple[Token, ...], count: int | None, style: Style) -> Row:
-    """A token, and the `count` most likely tokens at its position; in TGI's style more, if several are equally likely."""
+    """A token, and the `count` most likely tokens at its position; in TGI's style more, if several are equally
+    likely."""
     return token, others if style.is_tgis else others[:count]
 
 
@@ -135,7 +136,7 @@ def completion_logprobs(row: Row, offset: int) -> dict[str, Any]:
 
 
 async def all_completion_logprobs(rows: Sequence[Row], offsets: Sequence[int]) -> dict[str, Any]:
-    """Log-probabilities of several tokens, in the form of OpenAI's completions. `offsets`: text offset of each token."""
+    """Log-probabilities of several tokens in the form of OpenAI's completions. `offsets`: text offset of each token."""
     arrays = {name: await rows_json(rows, value_of) for name, value_of in COMPLETION_ARRAYS.items()}
     return arrays | {"text_offset": offsets}
 

@@ -203,7 +203,8 @@ class PieceEncoder(ChatEncoder):
 
 
 class TgiCallEncoder(ChatEncoder):
-    """Encodes a tool call, which a grammar has made, as TGI does. Unlike in TGI, the last chunk has the finish reason."""
+    """Encodes a tool call, which a grammar has made, as TGI does. Unlike in TGI, the last chunk has the finish
+    reason."""
 
     @cached_property
     def _id(self) -> str:

@@ -59,7 +59,8 @@ def delta_json(piece: Piece, new_id: NewId) -> dict[str, Any]:
 
 
 def ending_of(reason: FinishReason, call: NewestCall, style: Style) -> str:
-    """The finish reason: `tool_calls` if the answer calls tools and the last call is complete, otherwise by `reason`."""
+    """The finish reason: `tool_calls` if the answer calls tools and the last call is complete, otherwise by
+    `reason`."""
     word = style.reasons[reason]
     return "tool_calls" if word == "stop" and not style.is_tgis and call.is_whole else word
 

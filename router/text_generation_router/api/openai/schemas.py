@@ -38,7 +38,7 @@ from text_generation_router.text.validation import AskedParameters, AskedSamplin
 
 
 class FormFields(SamplingFields):
-    """The fields of /v1 that set the form of the text. At most one of them may be set."""
+    """The fields of /v1 that set the form of the text. At most one of these fields may ask for a form."""
 
     response_format: Annotated[
         Object | None,

@@ -190,7 +190,8 @@ def token_json(token: Token) -> dict[str, Any]:
 
 
 def deadline_token(text: str) -> Token:
-    """A placeholder for events without a token: clients demand a token in every event, and do not show special tokens."""
+    """A placeholder for events without a token: clients demand a token in every event, and do not show special
+    tokens."""
     return Token(id=0, text=text, logprob=0.0, special=not text)
 
 

@@ -40,7 +40,8 @@ def submit(
     group: str = "",
     **fields: Any,
 ) -> pb.FrontMessage:
-    """A Submit message. `group`: name of the group, if the request is a suspect. `fields`: other fields of the request."""
+    """A Submit message. `group`: name of the group, if the request is a suspect. `fields`: other fields of the
+    request."""
     request = GenerationRequest(tuple(ids), count, **fields)
     return pb.FrontMessage(submit=submit_of([Submitted(index, request, past, credits, group) for index in indexes]))
 
