@@ -202,7 +202,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
 
 
 def _take_error(task: "asyncio.Task[None]") -> None:
-    """Takes the error of a task that `Work` did not wait for: gRPC may cancel a call twice when its front dies.
+    """Takes the error of a task that `Work` did not wait for: gRPC may cancel a call twice when the front's process
+    ends.
 
     Without this, asyncio would log the error as one that was never looked at.
     """

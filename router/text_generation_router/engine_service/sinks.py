@@ -1,6 +1,5 @@
-"""What goes to one front: the messages that wait to be sent, and the sinks of its requests, which make one message of
-what one step makes for the front.
-"""
+"""The messages that wait to be sent to one front, and the sinks of the front's requests, which put the tokens of one
+step into one message."""
 
 import asyncio
 from collections import deque
@@ -65,7 +64,8 @@ class Outbox:
 
 
 class Trial:
-    """The suspects that all fronts have sent to an engine. They belong to one group at a time (`fleet/suspects.py`)."""
+    """The suspects that all fronts have sent to an engine. All suspects on the engine belong to one group
+    (`fleet/suspects.py`)."""
 
     def __init__(self) -> None:
         self._group = ""
@@ -93,7 +93,7 @@ MESSAGE_BYTES = 2**20
 
 
 class StepSender:
-    """Collects the tokens of a step for one front. They are sent when the engine's loop has ended the step."""
+    """Collects the tokens of a step for one front. The tokens are sent when the engine's loop has ended the step."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox

@@ -57,7 +57,7 @@ class FrontBooks:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests on engines, or waiting for one."""
+        """Number of requests that are on an engine or wait for an engine."""
         return len(self._open)
 
     def submit_all(

@@ -94,8 +94,9 @@ class CacheIndex:
             self._remove(known, [block for block, until_s in known.expected.items() if until_s <= now_s])
 
     def matched(self, hashes: Sequence[int]) -> Counts:
-        """For each engine, how many of the first blocks of a prompt it has. Of a prompt with more than MAX_LOOKS
-        blocks, every nth one is looked for, and the number is rounded down to a multiple of n, or is all blocks."""
+        """For each engine, how many of the first blocks of a prompt its cache has. Of a prompt with more than MAX_LOOKS
+        blocks, only every nth block is looked for, and the number is rounded down to a multiple of n, or is all blocks.
+        """
         sets, ends = self._running_sets(hashes)
         if not sets:
             return np.zeros(self._width, dtype=np.int64)

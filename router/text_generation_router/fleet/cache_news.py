@@ -208,7 +208,7 @@ class CachedBlocks:
         return np.concatenate(runs[::-1])
 
 
-# Most hashes of 8 bytes in one message, which is then smaller than 64 KiB.
+# Maximum number of hashes of 8 bytes in one message, which is then smaller than 64 KiB.
 MAX_HASHES = 8000
 
 
@@ -255,7 +255,7 @@ class CacheLog:
         return news
 
     def snapshot(self) -> list[CacheNews]:
-        """All that is cached now, in one or more parts."""
+        """All hashes of blocks that are cached now, in one or more parts."""
         hashes = list(self._blocks.hashes())
         starts = range(0, max(1, len(hashes)), MAX_HASHES)
         return [CacheNews(hashes[start : start + MAX_HASHES], [], is_snapshot=True) for start in starts]

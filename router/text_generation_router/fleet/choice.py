@@ -94,8 +94,8 @@ class EngineChoice:
         return self._reported[engine]
 
     def take_report(self, engine: int, load: EngineLoad, newest: int) -> None:
-        """Notes a reported load. It includes the requests up to index `newest`, the last one that the engine had
-        accepted before; requests that were sent later count on top of it."""
+        """Notes a reported load. The load includes the requests up to index `newest`, the last request that the engine
+        had accepted before; the load of requests that were sent later is added."""
         sent = self._sent[engine]
         while sent and sent[0][0] <= newest:
             sent.popleft()
@@ -118,9 +118,9 @@ class EngineChoice:
         self._find_open()
 
     def choose(self, matched: Counts, blocks: int, among: Sequence[int] | None = None) -> int | None:
-        """The engine with the best score for a prompt of `blocks` whole blocks; of equal scores the least loaded one,
-        of equal loads the next in turn. `matched`: cached blocks of each engine. `among`: the engines that may be
-        chosen, rising, if not all that are open. None: there is no engine to choose."""
+        """The engine with the best score for a prompt of `blocks` whole blocks; of engines with equal scores the least
+        loaded engine, of equal loads the next in turn. `matched`: cached blocks of each engine. `among`: the engines
+        that may be chosen, rising, if not all that are open. None: there is no engine to choose."""
         open_E = self._open
         if among is not None and among != self._open_list:
             open_E = np.intersect1d(open_E, np.array(among, dtype=np.intp))

@@ -34,8 +34,9 @@ MESSAGE_BYTES = 16 * 2**20
 # Deadlines in seconds: for the engine's answer to Hello; for its next message, after which the engine counts as lost
 # (its load comes every 0.25 to 1 s); for its answer to a Submit; for its answer to Health.
 CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
-# An engine that has sent nothing for this time, in seconds, before its stream breaks did not die by itself: the link
-# was cut, or the process was stopped from outside. gRPC notices that by its pings, perhaps before SILENT_S.
+# If an engine has sent nothing for this time, in seconds, before its stream breaks, its process did not end by itself:
+# the link was cut, or the process was stopped from outside. gRPC's pings may end the stream then, perhaps before
+# SILENT_S.
 QUIET_S = 1.0
 # gRPC status codes with which an engine that still runs ends a front's stream.
 CUT_OFF = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)

@@ -67,8 +67,8 @@ class RemoteEngine:
             raise ShardsError("a connection to an engine failed; its log line has the cause")
 
     async def connect(self, endpoints: Iterable[Endpoint]) -> None:
-        """Makes the engines at `endpoints` the only ones. Requests on other engines go on elsewhere. Raises
-        CredentialsError if an endpoint needs certificates and there are none."""
+        """Connects to the engines at `endpoints`, and disconnects from all other engines. Requests on other engines go
+        on elsewhere. Raises CredentialsError if an endpoint needs certificates and there are none."""
         wanted = {endpoint.target: endpoint for endpoint in endpoints}
         for endpoint in wanted.values():
             self._security.check(endpoint)

@@ -166,7 +166,7 @@ class RemoteRequest(OpenRequest):
 
     def add_prompt(self, start: int, piece: PromptLogprobs) -> None:
         """Takes log-probabilities of the prompt from position `start` on. Raises WireError for a piece that does not
-        follow the one before."""
+        follow the piece before."""
         if self.prompt is None:
             if self.request.prompt_logprobs is None or self.attempt_begun_s:
                 raise WireError("log-probabilities of a prompt came that are not wanted")

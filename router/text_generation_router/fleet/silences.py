@@ -69,7 +69,8 @@ class Silences:
         return unsure if unsure is not None and life not in ("", unsure.life) else None
 
     def sent(self, request: int) -> None:
-        """Notes that the request was submitted to an engine, so it does not wait for another one."""
+        """Notes that the request was submitted to an engine, so that it no longer waits for the return of another
+        engine."""
         for unsure in self._unsure.values():
             unsure.requests.discard(request)
 

@@ -1,11 +1,12 @@
 """Keeps requests that may have ended an engine apart until they make a token, so that a bad request is found.
 
-A loss is the death of an engine. All requests of a front that had begun on the engine are *suspects*, unless the cause
-came from outside: a cut link, a stopped process. The suspects of one loss are a *group*; the suspects that had made no
-token on the engine are likelier to be the cause, and are a group of their own. The requests of a group go to one engine
-only, and that engine takes no suspects of another group. If a group meets another loss, its requests part: into halves,
-and then each alone. A suspect that is tried alone is the only request in its engine's steps, and the engine takes no
-other request of this front, until the suspect has made a token. The third loss that a request meets alone ends it.
+A loss is the unexpected end of an engine. All requests of a front that had begun on the engine are *suspects*, unless
+the cause came from outside: a cut link, a stopped process. The suspects of one loss are a *group*; the suspects that
+had made no token on the engine are likelier to be the cause, and are a group of their own. The requests of a group go
+to one engine only, and that engine takes no suspects of another group. If a group meets another loss, its requests
+part: into halves, and then each alone. A suspect that is tried alone is the only request in its engine's steps, and the
+engine takes no other request of this front, until the suspect has made a token. The third loss that a request meets
+alone ends it.
 
 A group waits until every engine that it may have ended is back, so that a bad request has one engine down at a time:
 for at most FIRST_WAIT_S, and WAIT_S from its second loss on. Requests that had made tokens on the engine of their first
@@ -97,7 +98,8 @@ class Suspects:
         self._front = front
         self._groups: dict[int, SuspectGroup] = {}  # for each suspect, its group
         self._trials: dict[int, SuspectGroup] = {}  # for each engine that has suspects, their group
-        # Losses that each request has met in the queue since its last token, without those of suspects tried alone.
+        # Number of losses that each request has met in the queue since its last token. Losses of engines that tried a
+        # suspect alone do not count.
         self._met: dict[int, int] = {}
         self._held: dict[int, HeldRequest] = {}
         self._silences = Silences()

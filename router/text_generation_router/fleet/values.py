@@ -38,7 +38,7 @@ class Credit:
 
 
 class EngineLoss(Enum):
-    """What ended a connection to an engine."""
+    """The cause of the end of a connection to an engine."""
 
     OUTSIDE = "outside"  # the link was cut, the process was stopped, or the front ended it: no request is the cause
     # The engine fell silent while another engine sent messages: a request that meets several such losses may be the

@@ -52,7 +52,7 @@ Rule = Refused | Renamed | Tolerated
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """All fields of one kind of JSON object. `honoured`: names in its schema."""
+    """The rules for all fields of one kind of JSON object. `honoured`: the names of the fields in its schema."""
 
     honoured: frozenset[str]
     rules: Mapping[str, Rule]

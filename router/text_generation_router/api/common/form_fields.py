@@ -126,7 +126,7 @@ def _any_object_if(field: str, value: Any) -> AskedGrammar | None:
     return _any_object(field) if value else None
 
 
-# The keys of vLLM's `structured_outputs`: those that set a form, and those that only choose how vLLM's engine works.
+# The keys of vLLM's `structured_outputs`: keys that set a form, and keys that only choose how vLLM's engine works.
 STRUCTURED: Mapping[str, Reader] = MappingProxyType(
     {"json": _json, "regex": _regex, "choice": _choice, "grammar": _rules, "json_object": _any_object_if}
 )

@@ -1,6 +1,5 @@
-"""The conversation of a chat: its messages, content of every form as one text; and its tools, with which of them the
-answer may or must call.
-"""
+"""The conversation of a chat: its messages, whose content is converted to one text; and its tools, and whether the
+answer may or must call them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from text_generation_router.text.templates.chat_template import Message
 
 
 def flattened(content: Any) -> Any:
-    """Joins the text chunks of an item of `input` to one string. Any other value is left to the type check."""
+    """Joins the text chunks of an item of `input` to one string. Any other value stays as it is: the type check refuses
+    it."""
     return "".join(_chunk_text(chunk, "input") for chunk in content) if isinstance(content, list) else content
 
 

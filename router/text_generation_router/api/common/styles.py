@@ -48,7 +48,7 @@ def style_of(tgi_dialect: bool) -> Style:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormats:
-    """How the model's chats call tools and show their reasoning, by flags and by the chat template."""
+    """The forms in which the model's chats call tools and show their reasoning, by flags and by the chat template."""
 
     ways: CallWays
     reading: Reading

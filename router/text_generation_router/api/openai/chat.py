@@ -174,9 +174,9 @@ class ChatEncoder:
 @dataclass(eq=False, kw_only=True)
 class PieceEncoder(ChatEncoder):
     """Encodes the events of a text that is divided into pieces: a chunk for each piece. A token's log-probabilities are
-    in the first of its chunks, or in one without text if the token's text is held back. The first chunk has the content
-    null, as OpenAI's streams of calls have, unless the answer begins with text. A last chunk makes it "" if neither a
-    text nor a call has come."""
+    in the first of its chunks, or in a chunk without text if the token's text is held back. The first chunk has the
+    content null, as OpenAI's streams of calls have, unless the answer begins with text. A last chunk makes it "" if
+    neither a text nor a call has come."""
 
     new_id: NewId
     _call: NewestCall = field(default_factory=NewestCall)

@@ -61,7 +61,8 @@ class TextRows:
 
 def rows_by_message(rows: Sequence[Row], event_pieces: Sequence[Sequence[Piece]]) -> list[list[Row]]:
     """The tokens of each part of an answer's text: calls and reasoning divide it into parts. `event_pieces`: the pieces
-    that each token adds to the answer, and at last those that its end adds, if the end is not a token."""
+    that each token adds to the answer, and at last the pieces that its end adds, if the answer does not end with a
+    token."""
     found, messages, is_open = TextRows(), list[list[Row]](), False
     for i, pieces in enumerate(event_pieces):
         of_text = found.add(rows[i], pieces) if i < len(rows) else []

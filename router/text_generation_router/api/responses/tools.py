@@ -122,6 +122,6 @@ def input_of(arguments: str) -> str:
 
 
 def call_names(tools: Sequence[FunctionTool | TextTool | NamespaceTool]) -> dict[str, CallName]:
-    """The tools whose calls are written in another form than those of functions, by their names in chats."""
+    """The tools whose calls have another form in the answer than calls of functions, by the tools' names in chats."""
     named = [(function["name"], name) for tool in tools for name, function in tool.chat_tools()]
     return {name: call for name, call in named if call != CallName(name)}

@@ -25,7 +25,7 @@ class OutputItems:
     """Builds the items of one answer. Adding a piece yields its events, which have no sequence numbers yet."""
 
     def __init__(self, identity: str, names: Mapping[str, CallName]) -> None:
-        """`identity`: the end of all items' ids. `names`: see `call_names`."""
+        """`identity`: last part of the ids of all items. `names`: see `call_names`."""
         self._names = names
         self.items: list[dict[str, Any]] = []
         self._identity = identity
@@ -198,7 +198,7 @@ class ResponseStream:
     """Writes the events of one stream, with their numbers. Each method returns whole events, or nothing."""
 
     def __init__(self, head: dict[str, Any], identity: str, names: Mapping[str, CallName]) -> None:
-        """`head`: the fields of the answer that do not change. `names`: see `call_names`."""
+        """`head`: the fields of the answer that are equal in all events. `names`: see `call_names`."""
         self._head = head
         self._output = OutputItems(identity, names)
         self._number = 0

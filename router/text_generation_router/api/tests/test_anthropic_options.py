@@ -54,7 +54,7 @@ def test_fields_have_their_meaning_in_chats(fields, told):
     chat = chat_of(asked)
     values = chat.model_dump(exclude_none=True, exclude={"messages", "max_tokens", "include_stop_str_in_output"})
     assert values == told
-    # A prompt that is counted, and one that a child process has rendered, are made with the same fields.
+    # The prompt of count_tokens, and a prompt that a child process has rendered, are made with the same fields.
     counted = counted_chat_of(CountTokensRequest.model_validate(body))
     assert counted.model_dump(exclude_none=True, exclude={"messages"}) == told
     dumped = asked.model_dump(exclude_unset=True, exclude={"messages"})

@@ -1,4 +1,4 @@
-"""What answers of /v1 say about their prompts: `echo`, `prompt_logprobs`."""
+"""The prompt's text and log-probabilities in answers of /v1: `echo` and `prompt_logprobs`."""
 
 import pytest
 

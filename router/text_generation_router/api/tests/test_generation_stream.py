@@ -284,7 +284,7 @@ class Page:
 
 
 async def begin_reading(world: World, page: Page) -> tuple["asyncio.Task[None]", list[TokenEvent]]:
-    """A reader that waits for events, and the events that it gets."""
+    """Starts a task that reads the stream's events. Returns the task and the list of the events that it has read."""
     got: list[TokenEvent] = []
 
     async def read_all() -> None:

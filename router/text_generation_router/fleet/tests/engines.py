@@ -57,7 +57,7 @@ class BookedEngine:
             if isinstance(order, list):
                 self._take(order)
             elif order.index not in self.rows:
-                pass  # the request has ended meanwhile
+                pass  # the request has ended before this order
             elif isinstance(order, Credit):
                 self.rows[order.index].credits += order.tokens
             elif isinstance(order, EndAt | Cancel):

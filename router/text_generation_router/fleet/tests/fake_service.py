@@ -1,5 +1,5 @@
-"""An engine's gRPC service on a unix socket for tests: it obeys, and makes the tokens of `expected_tokens`, unless a
-test tells it to do something else."""
+"""A fake gRPC service of an engine on a unix socket. It obeys its fronts and makes the tokens of `expected_tokens`,
+unless a test changes its behaviour."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable

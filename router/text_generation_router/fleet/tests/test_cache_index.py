@@ -113,7 +113,7 @@ class FrontAndEngine(RuleBasedStateMachine):
     @precondition(lambda self: self.told)
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
-        """Forgets a text from some token on; often one that is held, so that a part of the tree is detached."""
+        """Forgets a text from a random token on; often a text that is held, so that a part of the tree is detached."""
         text = data.draw(st.sampled_from([held for _, held in self.held if len(held)] or self.told))
         self.cache.forget(NAMESPACE, text, data.draw(st.integers(0, len(text) - 1)))
 

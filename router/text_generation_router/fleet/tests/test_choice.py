@@ -95,7 +95,8 @@ def test_the_newest_queued_request_of_an_engine_moves_first_and_one_at_a_time() 
 
 
 def test_each_planned_move_counts_for_the_next() -> None:
-    """The first move makes a wait of 4 s on engine 1; with another one it would be 8 s, and engine 2 waits 10 s."""
+    """The first move makes a wait of 4 s on engine 1; a second move would make a wait of 8 s, and engine 2 has a wait
+    of 10 s."""
     queued = [waiting(1, 0, tokens=400), waiting(2, 2, tokens=400)]
     assert plan_moves(queued, {0: BUSY, 1: FREE, 2: BUSY}) == [Move(2, 2, 1)]
 

@@ -1,4 +1,4 @@
-"""RemoteEngine over real gRPC: engines on unix sockets that die, fall silent, lie and come back."""
+"""RemoteEngine over real gRPC: fake engines on unix sockets end, fall silent, break the protocol and come back."""
 
 import asyncio
 import logging

@@ -28,7 +28,7 @@ class Front:
         }  # request: tokens that it has made there; None: it has not begun
         self.down: dict[int, set[int]] = {}  # lost engines, and which bad requests ended each
         self.waiting: list[int] = []
-        self.bad = dict[int, bool]()  # each bad request, and whether its engine can tell that it began
+        self.bad = dict[int, bool]()  # each bad request, and whether its engine can report that it has begun
         self.num_bad = num_bad
         self.tokens = Counter[int]()
         self.failed = list[int]()
@@ -124,7 +124,7 @@ def test_bad_requests_fail_by_name_and_all_others_end(seed: int, num_engines: in
     assert sorted(front.failed) == sorted(front.bad)
     assert all(front.tokens[request] == 3 for request in range(30) if request not in front.bad)
     for bad, count in front.kills.items():
-        # A bad request that does not begin may end the engine that tries the other bad one alone: MAX_ALONE times.
+        # A bad request that does not begin may end the engine that tries another bad request alone, MAX_ALONE times.
         assert count <= 3 + MAX_ALONE + (0 if front.bad[bad] else MAX_ALONE)
     assert not front.suspects._groups and not front.suspects._trials
 

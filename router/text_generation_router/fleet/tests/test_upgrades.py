@@ -156,7 +156,7 @@ def test_a_stream_moves_between_engines_of_two_versions(tmp_path: Path, first_is
             await listener.until_tokens(40)
         second = await Build(paths[1], 1, not first_is_old).start()
         await connected(front, lambda lives: len(lives) == 2)
-        await first.server._server.stop(None)  # the streams break, as at the process's death
+        await first.server._server.stop(None)  # the streams break, as when the process is killed
         for number, listener in enumerate(asked):
             front.credit(listener.index, 100)
             assert await listener.all_ids() == expected_tokens(prompt(number), 90)
