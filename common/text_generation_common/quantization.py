@@ -1,5 +1,4 @@
-"""Says which quantized checkpoints are served, and refuses all others by the name of their format. Reads settings, and no
-tensors."""
+"""Says which quantized checkpoints are served, and refuses all others by the name of their format. Reads no tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path

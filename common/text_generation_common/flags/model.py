@@ -68,8 +68,8 @@ class ComputeFlags:
     )
     quantize: Quantize | None = flag(
         None,
-        "int8, eetq, bitsandbytes: weights in 8 bits, on CPUs. A quantized checkpoint needs no flag: other values name its"
-        " format. exl2 and marlin are not supported.",
+        "int8, eetq, bitsandbytes: weights in 8 bits, on CPUs. A quantized checkpoint needs no flag; other values name"
+        " its format. exl2 and marlin are not supported.",
         supported=tuple(value for value in Quantize if value not in (Quantize.exl2, Quantize.marlin)),
     )
     kv_cache_dtype: KvCacheDtype | None = flag(

@@ -68,12 +68,12 @@ def choose_dtype(wanted: Dtype | None, stored: Dtype, on_cpu: bool) -> Dtype:
 
 
 def check_quantize(quantize: Quantize | None, method: str | None, dtype: Dtype, on_cpu: bool) -> Use:
-    """What becomes of weights that `method` has quantized (None: that are numbers). `dtype` is the type to compute in."""
+    """What becomes of weights that `method` has quantized (None: that are numbers). `dtype`: the type to compute in."""
     use = use_of(quantize, method)
     if use is Use.fp8_on_load:
         raise ModelError(
-            f"--quantize {quantize} is supported for weights that are fp8 in the files, and this model's are not: choose"
-            " a checkpoint in fp8, or --quantize int8 on a CPU"
+            f"--quantize {quantize} is supported for weights that are fp8 in the files, and this model's are not:"
+            " choose a checkpoint in fp8, or --quantize int8 on a CPU"
         )
     if use is Use.int8_on_load and not on_cpu:
         raise ModelError(f"--quantize {quantize} is for CPUs: start without it on a GPU")

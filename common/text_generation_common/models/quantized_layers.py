@@ -1,5 +1,5 @@
-"""The linear layers of a quantized checkpoint: which tensors of the files are theirs, and what they take in memory. Reads
-settings and headers, and no tensors."""
+"""The linear layers of a quantized checkpoint: which tensors of the files are theirs, and what they take in memory.
+Reads settings and headers, and no tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -194,7 +194,7 @@ def with_checked_tensors(
 
 
 def _check_numbers(name: str, stored: Stored | None) -> None:
-    """A tensor that is no part of a quantized linear layer, such as the head, may still be stored as codes."""
+    """ModelError if a tensor outside of quantized linear layers, such as the head, is stored as codes."""
     if name.endswith((".weight", ".bias")) and stored is not None and stored.type not in DENSE_TYPES:
         raise ModelError(
             f"the tensor {name} is stored as {ascii(stored.type)[1:-1]}, and only the linear layers of attention and"

@@ -1,29 +1,25 @@
-"""Checkpoints whose linear layers are quantized, in each format that is served: log-probabilities and texts are those that
-transformers computes with the same numbers in float32."""
+"""Checkpoints whose linear layers are quantized, in each format that is served: log-probabilities and texts are those
+that transformers computes with the same numbers in float32."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import model_tasks as tasks
 import pytest
 import torch
 from collective_tasks import Ranks
 from fallback_checkpoints import expected_logprobs
+from family_checkpoints import make_family
 from safetensors.torch import load_file, save_file
 from shard_tools import ALONE, Client, generate, make_checkpoint, make_runner, random_ids, warm_runner
 from torch import Tensor
 from written_codes import FORMATS, quantize
 
 from text_generation_common.errors import ModelError
-from text_generation_common.models.config import read_config
 from text_generation_common.weights.headers import verify
 from text_generation_server.distributed import Alone, Group
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
 
 PROMPT, NEW = random_ids(24), 6
 
@@ -32,7 +28,7 @@ PROMPT, NEW = random_ids(24), 6
 class Pair:
     packed: Path
     exact: Path  # the same numbers in float32
-    model: "LlamaForCausalLM"  # of these numbers
+    model: torch.nn.Module  # transformers' model with the same numbers
 
     def expected(self, tokens: list[int]) -> Tensor:
         return expected_logprobs(self.model, PROMPT, tokens)
@@ -93,6 +89,15 @@ def test_two_ranks_compute_the_same_as_one(pairs: Pairs, ranks: Ranks, name: str
     for (tokens, logprobs), (whole_tokens, whole_logprobs) in zip(first, whole, strict=True):
         assert tokens == whole_tokens
         torch.testing.assert_close(logprobs, whole_logprobs, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["phi3", "gemma2"])
+def test_families_whose_layers_share_a_tensor_or_have_other_sizes(tmp_path: Path, family: str) -> None:
+    (dense := tmp_path / "dense").mkdir()
+    model = make_family(dense, family)
+    model.load_state_dict(quantize(dense, "gptq 4 bits", tmp_path / "packed", tmp_path / "exact"), strict=False)
+    pair = Pair(tmp_path / "packed", tmp_path / "exact", model)
+    assert pair.errors(generate(warm_runner(pair.packed), PROMPT, NEW)).max() <= 1e-3
 
 
 def of_two() -> Group:

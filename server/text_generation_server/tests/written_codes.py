@@ -1,4 +1,4 @@
-"""Writes random layers in each format of quantized checkpoints, from the definition of the format, and their matrices."""
+"""Writes random layers in each format of quantized checkpoints, by the format's definition, and their matrices."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ def whole(low: int, high: int, *shape: int) -> Tensor:
 
 
 def scales_of(bits: int, *shape: int) -> Tensor:
-    """Scales with which numbers of so many bits deviate by 0.1 or so."""
+    """Scales with which random integers of `bits` bits become weights that deviate by about 0.15."""
     return (torch.rand(shape, generator=GENERATOR) + 0.5) * 0.5 / 2**bits
 
 
@@ -162,8 +162,8 @@ FORMATS: Mapping[str, tuple[Write, Mapping[str, Any]]] = {
 
 
 def quantize(dense: Path, name: str, packed: Path, exact: Path) -> dict[str, Tensor]:
-    """Makes of a dense checkpoint in `dense` two others with new linear layers: `packed` in the format, and `exact` with
-    the same numbers in float32, whose tensors are returned."""
+    """Makes of a dense checkpoint two others with new linear layers: `packed` in the format, and `exact` with the same
+    numbers in float32, whose tensors are returned."""
     write, settings = FORMATS[name]
     GENERATOR.manual_seed(0)
     config = json.loads((dense / "config.json").read_text())
