@@ -13,13 +13,16 @@ from collective_tasks import Ranks
 from fallback_checkpoints import expected_logprobs
 from family_checkpoints import make_family
 from safetensors.torch import load_file, save_file
-from shard_tools import ALONE, Client, generate, make_checkpoint, make_runner, random_ids, warm_runner
+from shard_tools import ALONE, CPU, Client, generate, make_checkpoint, make_runner, random_ids, warm_runner
 from torch import Tensor
 from written_codes import FORMATS, quantize
 
 from text_generation_common.errors import ModelError
 from text_generation_common.weights.headers import verify
 from text_generation_server.distributed import Alone, Group
+from text_generation_server.kernels import select_backend
+from text_generation_server.kernels.cpu.backend import CpuKernels
+from text_generation_server.kernels.cpu.programs import DecodePrograms
 
 PROMPT, NEW = random_ids(24), 6
 
@@ -79,6 +82,20 @@ def test_in_bfloat16_the_codes_err_no_more_than_their_numbers(pairs: Pairs, name
         for folder in (pair.packed, pair.exact)
     )
     assert of_codes <= 1.5 * of_numbers + 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "is_recorded"), [("gptq 4 bits", True), ("gptq act-order", True), ("int8", True), ("fp8 blocks", False)]
+)
+def test_decode_steps_are_recorded_where_compiled_kernels_multiply(pairs: Pairs, name: str, is_recorded: bool) -> None:
+    kernels = select_backend(CPU).kernels
+    if not isinstance(kernels, CpuKernels):
+        pytest.skip("needs a C compiler (cc) when the package is installed")
+    programs, folder = DecodePrograms(kernels.library, kernels.threads), pairs(name).packed
+    recorded = generate(warm_runner(folder, dtype=torch.bfloat16, kernels=kernels, graphs=programs), PROMPT, NEW)
+    assert bool(programs._programs) is is_recorded
+    called = generate(warm_runner(folder, dtype=torch.bfloat16, kernels=kernels), PROMPT, NEW)
+    assert (recorded.tokens, recorded.logprobs) == (called.tokens, called.logprobs)
 
 
 @pytest.mark.parametrize("name", ["gptq 4 bits", "awq", "fp8 blocks", "nvfp4"])
