@@ -10,9 +10,7 @@ from manifests import REPOSITORY
 from pages import PAGES
 from server_process import ServerProcess
 
-from text_generation_common import quantization
 from text_generation_common.flags.declaration import Flag
-from text_generation_common.flags.kinds import Quantize
 from text_generation_common.flags.programs import LAUNCHER
 from text_generation_common.weights.names import GGUF_REASON
 from text_generation_launcher.config import LauncherConfig
@@ -76,10 +74,6 @@ def sees_no_images(url: str) -> bool:
 MISSING: dict[str, Callable[[str], bool]] = {
     "NVIDIA GPUs": lambda _: "**No GPU has run this code yet.**" in (DOCS / "gpu.md").read_text(),
     "GGUF files": lambda _: GGUF_REASON == "only safetensors are served",
-    "quantized checkpoints": lambda _: (
-        flag("quantize").supported == (Quantize.int8,)
-        and bool(quantization.refusal(Path("/none"), {"quantization_config": {"quant_method": "gptq", "bits": 4}}))
-    ),
     "LoRA adapters": lambda _: flag("lora_adapters").refused_except is not None,
     "images": sees_no_images,
     "speculation": lambda _: flag("speculate").refused_except is not None,

@@ -10,8 +10,8 @@ from text_generation_common.logs import JsonFormatter
 _ERROR = "error: "
 # Words with which the part of an error begins that says what to do.
 _WORDS = (
-    "ask|check|choose|delete|download|give|if|install|leave|look|lower|make|pass|pip|please|raise|remove|repair|run|set|start"
-    "|try|unset|use|write|you need|did you mean|do (?:its|the|they)|does it|is it|is there"
+    "ask|check|choose|convert|delete|download|give|if|install|leave|look|lower|make|pack|pass|pip|please|quantize|raise"
+    "|remove|repair|run|set|start|try|unset|use|write|you need|did you mean|do (?:its|the|they)|does it|is it|is there"
 )
 _ADVICE = re.compile(rf"[:;.] ((?:{_WORDS})\b.*)", re.IGNORECASE)
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from text_generation_common import quantization
 from text_generation_common.cpu_features import NEEDS, lacking, processor_flags
 from text_generation_common.errors import ArgumentValidation, MemoryLimitError, ModelError, ShardError, WeightsError
-from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Quantize
+from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat
 from text_generation_common.memory import address_limit, choose_slots, cpu_bytes, free_bytes
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import config_fields, text_fields
@@ -23,13 +24,16 @@ from text_generation_common.models.fitting import (
     check_quantize,
     choose_dtype,
     one_shard_only,
+    refuse_dummy,
     refuse_quantized_experts,
     slot_bytes,
 )
+from text_generation_common.models.quantized_layers import QuantizedLayers, no_tensor, quantized_layers
 from text_generation_common.models.reading import stored_dtype
 from text_generation_common.models.served import check_type, read_served
-from text_generation_common.models.tensors import weight_bytes, with_checked_tensors
+from text_generation_common.models.tensors import no_codes, weight_bytes, with_checked_tensors
 from text_generation_common.models.values import Fields
+from text_generation_common.quantized.agreement import Use, use_of
 from text_generation_common.quantized.sizes import INT8
 from text_generation_common.weights.headers import WeightHeaders, file_names, verify, weight_files
 from text_generation_common.weights.names import is_leftover, pickle_names
@@ -42,6 +46,7 @@ logger = logging.getLogger(__name__)
 # Device files of NVIDIA's and AMD's drivers, and of Windows' Linux. Without all of them there is no GPU.
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 GIB = 2**30
+SMALLER = ", --quantize int8"
 # The layers of a text model as the types that transformers computes name them, and their number in config.json.
 LAYER = re.compile(r"(?:(?:model|transformer|gpt_neox|decoder|model\.decoder)\.)?(?:layers|h|blocks)\.(\d{1,5})\.")
 NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -86,14 +91,15 @@ def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool
     try:
         _check_processor(plan, machine)
         config = read_served(folder, plan.shard.rope_scaling, plan.shard.rope_factor)
+        layers = None if config is None else quantized_layers(folder, no_tensor)
         if config is None:
             _check_other(plan, folder)
         else:
-            _check_flags(plan, config, machine)
+            _check_flags(plan, config, layers, machine)
         if is_whole:
             config = _checked_files(plan, folder, config, machine)
         if config is not None and not machine.has_gpu:
-            _check_memory(plan, config, machine)
+            _check_memory(plan, config, layers, machine)
     except ShardError as error:
         raise ArgumentValidation(str(error)) from None
 
@@ -124,11 +130,14 @@ def _check_addresses(weights: int, num_shard: int, limit: int | None) -> None:
 def _check_other(plan: LaunchPlan, folder: Path) -> None:
     """Checks a model of a type that transformers computes."""
     model_type = check_type(folder)
+    if reason := quantization.refusal(folder, text_fields(config_fields(folder)[0]).raw, is_ours=False):
+        raise ModelError(reason)
+    use_of(plan.compute.quantize, None)
     if plan.num_shard > 1:
         raise ModelError(one_shard_only(model_type, plan.num_shard))
 
 
-def _check_flags(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> None:
+def _check_flags(plan: LaunchPlan, config: ModelConfig, layers: QuantizedLayers | None, machine: Machine) -> None:
     if reason := Heads(config.num_heads, config.num_kv_heads).refusal(plan.num_shard):
         raise ModelError(reason)
     tokens, longest = plan.tokens, config.max_positions
@@ -142,8 +151,11 @@ def _check_flags(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> Non
         )
     if plan.compute.quantize is not None:
         refuse_quantized_experts(config)
+    refuse_dummy(layers, plan.load_format)
+    method = None if layers is None else layers.description.method
+    use_of(plan.compute.quantize, method)
     if not machine.has_gpu:
-        check_quantize(plan.compute.quantize, choose_dtype(plan.compute.dtype, config.dtype, True), on_cpu=True)
+        check_quantize(plan.compute.quantize, method, choose_dtype(plan.compute.dtype, config.dtype, True), on_cpu=True)
 
 
 def _checked_files(plan: LaunchPlan, folder: Path, config: ModelConfig | None, machine: Machine) -> ModelConfig | None:
@@ -162,13 +174,16 @@ def _checked_files(plan: LaunchPlan, folder: Path, config: ModelConfig | None, m
     for name in sorted(filter(is_leftover, file_names(folder))):
         logger.warning("%s of %s is ignored: adapters are not supported", name, folder)
     if config is not None:
-        return with_checked_tensors(config, headers.names, headers.describe)
+        layers = quantized_layers(folder, headers.describe)
+        in_codes = no_codes if layers is None else layers.tensors
+        return with_checked_tensors(config, headers.names, headers.describe, in_codes)
     if not machine.has_gpu:
         fields = text_fields(config_fields(folder)[0])
         dtype = choose_dtype(plan.compute.dtype, stored_dtype(fields), on_cpu=True)
         numbers = _numbers_of_layers(fields, headers)
-        is_int8 = plan.compute.quantize is Quantize.int8
-        _check_weights(plan, numbers * (1 if is_int8 else NUMBER_BYTES[dtype]), dtype, machine, ", --quantize int8")
+        is_int8 = check_quantize(plan.compute.quantize, None, dtype, on_cpu=True) is Use.int8_on_load
+        weights = numbers * (1 if is_int8 else NUMBER_BYTES[dtype])
+        _check_weights(plan, weights, "int8" if is_int8 else dtype, machine, "" if is_int8 else SMALLER)
     return None
 
 
@@ -180,13 +195,15 @@ def _numbers_of_layers(fields: Fields, headers: WeightHeaders) -> int:
     return sum(math.prod(tensor.shape) for layer, tensor in found if layer is not None and int(layer[1]) < count)
 
 
-def _check_memory(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> None:
+def _check_memory(plan: LaunchPlan, config: ModelConfig, layers: QuantizedLayers | None, machine: Machine) -> None:
     """MemoryLimitError if the machine's memory cannot suffice. A lower bound of what shards will need is compared."""
     dtype = choose_dtype(plan.compute.dtype, config.dtype, on_cpu=True)
-    smaller = "" if config.moe is not None else ", --quantize int8"
-    codes = INT8 if plan.compute.quantize is Quantize.int8 else None
-    weights = weight_bytes(config, NUMBER_BYTES[dtype], lambda _: codes)
-    _check_weights(plan, weights, dtype, machine, smaller)
+    if layers is not None:
+        kind, weights = layers.description.method, weight_bytes(config, NUMBER_BYTES[dtype], layers.code_size)
+    else:
+        codes = INT8 if use_of(plan.compute.quantize, None) is Use.int8_on_load else None
+        kind, weights = "int8" if codes else dtype, weight_bytes(config, NUMBER_BYTES[dtype], lambda _: codes)
+    _check_weights(plan, weights, kind, machine, SMALLER if kind == dtype and config.moe is None else "")
     numbers: Dtype | KvCacheDtype = plan.compute.kv_cache_dtype or dtype
     per_slot = slot_bytes(config, plan.num_shard, numbers)
     available = cpu_bytes(machine.free_bytes - weights, plan.num_shard)
@@ -197,15 +214,15 @@ def _check_memory(plan: LaunchPlan, config: ModelConfig, machine: Machine) -> No
     choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
 
 
-def _check_weights(plan: LaunchPlan, weights: int, dtype: Dtype, machine: Machine, smaller: str) -> None:
-    """MemoryLimitError if the weights, a number of bytes, do not fit. `smaller`: a flag that makes them smaller."""
-    is_int8 = plan.compute.quantize is Quantize.int8
+def _check_weights(plan: LaunchPlan, weights: int, kind: str, machine: Machine, smaller: str) -> None:
+    """MemoryLimitError if the weights, a number of bytes, do not fit. `kind`: how they are kept. `smaller`: a flag that
+    makes them smaller."""
     _check_addresses(weights, plan.num_shard, machine.addresses)
     if weights + SHARD_BYTES * plan.num_shard > machine.free_bytes:
         raise MemoryLimitError(
-            f"the weights need {weights / GIB:.1f} GiB in {Quantize.int8 if is_int8 else dtype}, each shard needs"
+            f"the weights need {weights / GIB:.1f} GiB in {kind}, each shard needs"
             f" {SHARD_BYTES / GIB:.1f} GiB more, and {machine.free_bytes / GIB:.1f} GiB of memory are free: choose a"
-            f" smaller model{'' if is_int8 else smaller}, or a machine with more memory"
+            f" smaller model{smaller}, or a machine with more memory"
         )
     likely = weights + LIKELY_BYTES * plan.num_shard
     if likely > machine.free_bytes:

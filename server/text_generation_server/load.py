@@ -15,8 +15,16 @@ from text_generation_common.flags.kinds import Dtype, LoadFormat
 from text_generation_common.memory import usable_cores
 from text_generation_common.model_files import ModelFileError, read_model_file
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.fitting import check_length, check_quantize, choose_dtype, one_shard_only
+from text_generation_common.models.fitting import (
+    check_length,
+    check_quantize,
+    choose_dtype,
+    one_shard_only,
+    refuse_dummy,
+)
+from text_generation_common.models.quantized_layers import quantized_layers
 from text_generation_common.models.rope_config import Rope
+from text_generation_common.quantized.scheme import Description
 from text_generation_common.weights.tokenizer_files import unreadable
 from text_generation_server.config import ShardConfig
 from text_generation_server.device.graphs import (
@@ -40,6 +48,7 @@ from text_generation_server.layers.weights import FORMATS
 from text_generation_server.models import get_model, read_any_config
 from text_generation_server.models.fallback.config import FallbackConfig
 from text_generation_server.models.loading import DummyFiles, Files
+from text_generation_server.models.stored_codes import StoredCodes
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
@@ -100,7 +109,13 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     if config.rank == 0:
         _mention(model_config, longest)
     kv_dtype = _choose_kv_dtype(config.compute.kv_cache_dtype, dtype, device)
-    check_quantize(config.compute.quantize, kind, on_cpu)
+    files = _files(config, model_config, device, dtype)
+    layers = quantized_layers(config.model_path, files.describe) if isinstance(model_config, ModelConfig) else None
+    refuse_dummy(layers, config.load_format)
+    method = None if layers is None else layers.description.method
+    use = check_quantize(config.compute.quantize, method, kind, on_cpu)
+    if layers is not None and config.rank == 0:
+        _mention_quantization(layers.description)
     sum_products_in_float32(device)
     backend = select_backend(device, flags.cpu_target) if select is None else select(device)
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
@@ -122,8 +137,6 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     grammars = _grammars(config, ModelTokens(text, count, model_config.eos_token_ids))
     mask_threads = min(MAX_MASK_THREADS, usable_cores() // config.num_neighbours // CORES_PER_MASK_THREAD)
     constraints = Constraints(grammars, device, mask_threads)
-    files = _files(config, model_config, device, dtype)
-    quantize = config.compute.quantize
     model = get_model(
         files,
         model_config,
@@ -131,7 +144,8 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         dtype=dtype,
         max_total_tokens=longest,
         on_tensor=worker.advance_progress,
-        weight_format=FORMATS[quantize],
+        weight_format=FORMATS[use],
+        packed=None if layers is None else StoredCodes(layers, files),
     )
     sampler = Sampler(backend.kernels, *config.watermark, worker.advance_progress)
     memory_fraction = config.shard.cuda_memory_fraction
@@ -250,6 +264,12 @@ def _files(
         logger.warning("--load-format dummy: the weights are random numbers, and so is the text")
         return DummyFiles(model_config, device, dtype)
     return SafetensorsFiles(config.model_path)
+
+
+def _mention_quantization(description: Description) -> None:
+    logger.info("the weights are quantized as %s", description.method)
+    for name in description.passed_over:
+        logger.warning("the files have %s, which have no effect", name)
 
 
 def _graphs(config: ShardConfig, device: torch.device, group: Group, backend: Backend) -> tuple[Graphs, DecodeGraphs]:

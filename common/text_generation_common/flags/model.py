@@ -68,8 +68,9 @@ class ComputeFlags:
     )
     quantize: Quantize | None = flag(
         None,
-        "int8: weights in 8 bits, on CPUs; not quantized when not given. Other values are not supported yet.",
-        supported=(Quantize.int8,),
+        "int8, eetq, bitsandbytes: weights in 8 bits, on CPUs. A quantized checkpoint needs no flag; other values name"
+        " its format. exl2 and marlin are not supported.",
+        supported=tuple(value for value in Quantize if value not in (Quantize.exl2, Quantize.marlin)),
     )
     kv_cache_dtype: KvCacheDtype | None = flag(
         None,

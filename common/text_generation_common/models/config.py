@@ -79,10 +79,10 @@ def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float 
         raise unknown_type(fields)
     if reason := quantization.refusal(path, fields.raw):
         raise ModelError(reason)
-    for name in quantization.FIELDS:
-        if fields.get(name):
-            fields.inner(name).note("modules_to_not_convert", "quant_method")
+    fields.note(*quantization.FIELDS)  # read by `quantized_layers.py`
     config = FAMILIES[model_type](fields)
+    if reason := quantization.refusal(path, fields.raw, has_experts=config.moe is not None):
+        raise ModelError(reason)
     ids = {*config.eos_token_ids, *token_ids(generation, "eos_token_id")}
     unknown = unknown_fields(fields, model_type, config)
     config = replace(config, eos_token_ids=tuple(sorted(ids)), unknown_fields=unknown)

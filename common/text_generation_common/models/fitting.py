@@ -5,8 +5,10 @@ tokens. A shard asks before it loads the model; the launcher asks before it star
 from dataclasses import dataclass
 
 from text_generation_common.errors import ModelError
-from text_generation_common.flags.kinds import Dtype, KvCacheDtype, Quantize
+from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Quantize
 from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.quantized_layers import QuantizedLayers
+from text_generation_common.quantized.agreement import Use, use_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,27 @@ def choose_dtype(wanted: Dtype | None, stored: Dtype, on_cpu: bool) -> Dtype:
     return Dtype.bfloat16
 
 
-def check_quantize(quantize: Quantize | None, dtype: Dtype, on_cpu: bool) -> None:
-    """`dtype` is the type to compute in."""
-    if quantize is Quantize.int8 and not on_cpu:
-        raise ModelError("--quantize int8 is for CPUs: start without it on a GPU")
-    if quantize is Quantize.int8 and dtype is not Dtype.bfloat16:
-        raise ModelError("--quantize int8 computes in bfloat16: choose --dtype bfloat16")
+def check_quantize(quantize: Quantize | None, method: str | None, dtype: Dtype, on_cpu: bool) -> Use:
+    """What becomes of weights that `method` has quantized (None: that are numbers). `dtype`: the type to compute in."""
+    use = use_of(quantize, method)
+    if use is Use.fp8_on_load:
+        raise ModelError(
+            f"--quantize {quantize} is supported for weights that are fp8 in the files, and this model's are not:"
+            " choose a checkpoint in fp8, or --quantize int8 on a CPU"
+        )
+    if use is Use.int8_on_load and not on_cpu:
+        raise ModelError(f"--quantize {quantize} is for CPUs: start without it on a GPU")
+    if use is Use.int8_on_load and dtype is not Dtype.bfloat16:
+        raise ModelError(f"--quantize {quantize} computes in bfloat16: choose --dtype bfloat16")
+    return use
+
+
+def refuse_dummy(layers: QuantizedLayers | None, load_format: LoadFormat) -> None:
+    if layers is not None and load_format is LoadFormat.dummy:
+        raise ModelError(
+            f"--load-format dummy makes no weights quantized as {layers.description.method}: leave it out, or remove"
+            " the settings of the quantization from the model's files"
+        )
 
 
 def refuse_quantized_experts(config: ModelConfig) -> None:

@@ -2,12 +2,13 @@
 bytes."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import Branches, ModelConfig, Moe
 from text_generation_common.models.names import MXFP4_BLOCK, ExpertLayout, LayerNames
+from text_generation_common.quantized.layout import DENSE_TYPES, PASSED_OVER
 from text_generation_common.quantized.sizes import CodeSize
 from text_generation_common.weights.headers import BUFFERS, Stored
 
@@ -21,6 +22,7 @@ class LinearSize:
     has_bias: bool = False
 
 
+UNQUANTIZED_PARTS = "choose a checkpoint whose embedding and head are not quantized"
 # Given a linear layer's name and size: the tensors, by name, that files have in the place of its weight. None if they
 # have the weight's numbers.
 PackedShapes = Callable[[str, LinearSize], Mapping[str, Shape] | None]
@@ -153,7 +155,7 @@ def expert_shapes(config: ModelConfig, moe: Moe, names: LayerNames) -> dict[str,
 
 def with_checked_tensors(
     config: ModelConfig,
-    names: Iterable[str],
+    names: Collection[str],
     describe: Callable[[str], Stored | None],
     packed: PackedShapes = no_codes,
 ) -> ModelConfig:
@@ -161,18 +163,43 @@ def with_checked_tensors(
     another shape, or belongs to another kind of model. Reads no weights. Every rank checks whole tensors, of which it
     later reads a part."""
     config = replace(config, names=config.names.as_in(lambda name: describe(name) is not None))
-    expected = shapes(config, packed)
+    of_codes: set[str] = set()
+
+    def noted(layer: str, size: LinearSize) -> Mapping[str, Shape] | None:
+        found = packed(layer, size)
+        of_codes.update(found or ())
+        return found
+
+    expected = shapes(config, noted)
+    head = f"{config.names.head}."
+    if of_codes and describe(f"{head}weight") is None and any(name.startswith(head) for name in names):
+        raise ModelError(f"the head, {config.names.head}, is quantized, which is not supported: {UNQUANTIZED_PARTS}")
     for name, shape in expected.items():
         _check_shape(config, name, shape, describe(name))
+        if name not in of_codes:
+            _check_numbers(name, describe(name))
+    passed_over = PASSED_OVER if of_codes else ()
     for name in names:
         if name == f"{config.names.head}.weight":  # A tied model may have been saved with its head: see Decoder.
             _check_shape(config, name, expected[f"{config.names.embedding}.weight"], describe(name))
+            _check_numbers(name, describe(name))
+        elif name.endswith(passed_over):
+            continue
         elif name not in expected and name.startswith(config.names.within) and not BUFFERS.search(name):
             raise ModelError(
                 f"the weights files have a tensor {ascii(name)[1:-1]}, which a {config.model_type} with this"
                 " config.json does not have: the weights belong to another config.json, or to another kind of model"
             )
     return config
+
+
+def _check_numbers(name: str, stored: Stored | None) -> None:
+    """ModelError if a tensor outside of quantized linear layers, such as the head, is stored as codes."""
+    if name.endswith((".weight", ".bias")) and stored is not None and stored.type not in DENSE_TYPES:
+        raise ModelError(
+            f"the tensor {name} is stored as {ascii(stored.type)[1:-1]}, and only the linear layers of attention and"
+            f" MLP may be quantized: {UNQUANTIZED_PARTS}"
+        )
 
 
 def _check_shape(config: ModelConfig, name: str, expected: Shape, stored: Stored | None) -> None:

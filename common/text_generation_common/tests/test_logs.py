@@ -42,7 +42,7 @@ def test_a_time_is_a_number_in_json_beside_its_text_and_text_has_it_once() -> No
         ("/m/config.json is not valid JSON (Expecting value: line 1)", "repair it, or download it again"),
         ("/m has no config.json", "is it the directory of a model?"),
         ('model type "lama" is not supported', "did you mean llama? Choose a model of one of these types: bloom"),
-        ("--quantize gptq is not supported yet", "use int8, or start without"),
+        ("--quantize exl2 is not supported yet", "use int8, or start without"),
     ],
 )
 def test_what_to_do_stands_behind_a_colon(cause: str, hint: str) -> None:

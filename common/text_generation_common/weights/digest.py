@@ -15,8 +15,11 @@ from text_generation_common.weights.names import SLOW_TOKENIZER_FILES
 # To be raised with every change after which the same request may get other tokens: of a kernel, of the noise, of the
 # order in which numbers are added.
 NUMERICS_VERSION = 1
-# The same for quantized weights of one format, by its name in `quantization.SERVED`.
-FORMAT_VERSIONS: Mapping[str, int] = {"mxfp4": 1}
+# The same for weights that were quantized by one method, by its name in `quantization.SERVED`.
+FORMAT_VERSIONS: Mapping[str, int] = {
+    "auto-round": 1, "awq": 1, "bitsandbytes": 1, "compressed-tensors": 1, "fbgemm_fp8": 1, "fp8": 1, "gptq": 1,
+    "modelopt": 1, "mxfp4": 1,
+}  # fmt: skip
 # Only the header and this many blocks of each weights file are read, so that a large folder takes milliseconds. A
 # difference between two blocks is not noticed.
 BLOCKS, BLOCK_BYTES = 16, 4096

@@ -67,8 +67,11 @@ def refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
 
 def refuse_quantized_tensors(file: Path, types: Mapping[str, str], served: str | None = None) -> None:
     """Refuses tensors that only quantized weights have: WeightsError for the first. `types` are spelled as in
-    safetensors. Tensors of bytes with names of the format `served` are accepted.
+    safetensors. `served`: the method that quantized the weights. Of experts in mxfp4, tensors of bytes with their names
+    are accepted; of other methods, all tensors, which `models/tensors.py` compares with the model's layers.
     """
+    if served not in (None, *quantization.EXPERTS):
+        return
     for name, type in sorted(types.items()):
         if BUFFERS.search(name):
             continue
@@ -150,9 +153,9 @@ class WeightHeaders:
 
 
 def format_of(folder: Path) -> str | None:
-    """The format in which the weights are quantized, if it is served."""
+    """The method by which the weights are quantized, if it is served."""
     config = folder / "config.json"
-    return quantization.served_format(folder, read_json(config)) if config.exists() else None
+    return quantization.served_method(folder, read_json(config)) if config.exists() else None
 
 
 def weight_files(path: Path) -> list[Path]:

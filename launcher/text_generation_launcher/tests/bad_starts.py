@@ -110,7 +110,8 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2
 HUGE = {"hidden_size": 2**16, "intermediate_size": 2**18, "num_hidden_layers": 200, "num_attention_heads": 64}
 LONG = {"max_position_embeddings": 2**24, "num_hidden_layers": 4000}
 MOE = {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}
-QUANTIZED = {"quant_method": "gptq", "bits": 4}
+QUANTIZED = {"quant_method": "aqlm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 SERVED = "of one of these types: aya_vision, bloom, "
 SMALLER = "choose a smaller --max-total-tokens, or stretch the positions with"
 
@@ -158,7 +159,7 @@ BAD: dict[str, Bad] = {
     # Flags whose feature is missing, or that contradict each other
     "speculation": Bad("--speculate 2", "--speculate is not supported yet", "start without it"),
     "remote code": Bad("--trust-remote-code", "--trust-remote-code is not supported yet", "start without it"),
-    "gptq": Bad("--quantize gptq", "--quantize gptq is not supported yet", "use int8, or start without"),
+    "exl2": Bad("--quantize exl2", "--quantize exl2 is not supported yet", "use awq or compressed-tensors"),
     "fp8_e5m2": Bad("--kv-cache-dtype fp8_e5m2", "fp8_e5m2 is not supported yet", "use fp8_e4m3fn or int8"),
     "input as long as all": Bad(
         "--max-input-tokens 8 --max-total-tokens 8",
@@ -254,8 +255,20 @@ BAD: dict[str, Bad] = {
         "choose a causal language model",
         architectures=["LForMaskedLM"],
     ),
-    "gptq weights": configured(
-        "quantized as gptq, which is not supported", "choose the same model with unq", quantization_config=QUANTIZED
+    "aqlm weights": configured(
+        "quantized as aqlm, which is not supported", "quantize the model again", quantization_config=QUANTIZED
+    ),
+    "quantized experts": configured(
+        "quantized as gptq, which is not supported for a model with experts",
+        "choose the unquantized model",
+        quantization_config=GPTQ,
+        **MOE,
+    ),
+    "quantized for transformers": configured(
+        "quantized as gptq, which is not supported for a model that transformers computes",
+        "choose the unquantized model",
+        model_type="seed_oss",
+        quantization_config=GPTQ,
     ),
     "missing field": configured("config.json has no field hidden_size", hidden_size=None),
     "field of another type": configured("hidden_size is a list, and must be a whole number", hidden_size=[16]),
@@ -300,6 +313,25 @@ BAD: dict[str, Bad] = {
     ),
     "int8 of a float32 model": configured(
         "--quantize int8 computes in bfloat16", "choose --dtype bfloat16", "--quantize int8", dtype="float32"
+    ),
+    "gptq of numbers": configured("reads weights that are quantized so", "start without it", "--quantize gptq"),
+    "compressed-tensors of gptq": configured(
+        "--quantize compressed-tensors contradicts the model's files, which are quantized as gptq",
+        "start without it",
+        "--quantize compressed-tensors",
+        quantization_config=GPTQ,
+    ),
+    "int8 of gptq": configured(
+        "--quantize int8 contradicts the model's files", "start without it", "--quantize int8", quantization_config=GPTQ
+    ),
+    "fp8 of numbers": configured(
+        "--quantize fp8 is supported for weights that are fp8", "choose a checkpoint in fp8", "--quantize fp8"
+    ),
+    "random gptq": configured(
+        "--load-format dummy makes no weights quantized as gptq",
+        "leave it out",
+        "--load-format dummy",
+        quantization_config=GPTQ,
     ),
     "int8 of experts": configured("not supported for the experts", "start without it", "--quantize int8", **MOE),
     # Weights

@@ -57,7 +57,11 @@ def test_flags_are_those_that_help_shows_and_that_are_not_given_yet() -> None:
 
 def test_values_are_those_that_are_supported() -> None:
     assert found("--dtype", "") == ["float32", "bfloat16", "float16"] and found("--dtype", "b") == ["bfloat16"]
-    assert found("--quantize", "") == ["int8"] and found("--sharded", "") == ["true", "false"]
+    assert (
+        found("--quantize", "g") == ["gptq"]
+        and found("--quantize", "ex") == []
+        and found("--sharded", "") == ["true", "false"]
+    )
     assert found("--dtype=b") == ["--dtype=bfloat16"] and found("--port", "") == found("--tls-dir", "/e") == []
     for words in (("--dtype", "="), ("--dtype", "=", "")):  # bash makes `=` a word
         assert found(*words, shell="bash") == ["float32", "bfloat16", "float16"]

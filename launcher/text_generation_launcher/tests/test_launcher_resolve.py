@@ -66,10 +66,13 @@ def test_traces_are_refused_before_a_process_starts_where_they_cannot_be_sent_an
     assert "--otlp-service-name has no effect" not in caplog.text
 
 
+OTHERS = " or ".join(value for value in Quantize if value not in ("exl2", "marlin"))
+
+
 @pytest.mark.parametrize(
     ("changes", "instead"),
     [
-        ({"quantize": Quantize.gptq}, "--quantize gptq is not supported yet: use int8"),
+        ({"quantize": Quantize.exl2}, f"--quantize exl2 is not supported yet: use {OTHERS}"),
         (
             {"kv_cache_dtype": KvCacheDtype.fp8_e5m2},
             "--kv-cache-dtype fp8_e5m2 is not supported yet: use fp8_e4m3fn or int8",
@@ -291,10 +294,10 @@ def test_a_directory_without_a_readable_config_is_refused(config, tmp_path, cont
 def test_a_quantized_model_is_refused_by_its_format_wherever_it_lies(config, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
-    (other / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq", "bits": 4}}))
+    (other / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "aqlm"}}))
     for changes in ({"model_id": str(other)}, {"weights_cache_override": str(other)}):
         error = error_of(config, **changes)
-        assert "quantized as gptq, which is not supported yet" in error and "\n" not in error
+        assert "quantized as aqlm, which is not supported: quantize the model again" in error and "\n" not in error
 
 
 def test_a_config_that_is_a_pipe_is_refused_at_once(config, tmp_path):

@@ -1,6 +1,7 @@
 """What this machine says against a start: its processor, memory and limits."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +85,28 @@ def test_a_limit_a_little_above_the_need_is_served_and_one_a_little_below_what_s
     assert len(warnings(shards * likely - MARGIN)) == 1 and warnings(shards * likely + MARGIN) == []
     with pytest.raises(ArgumentValidation):
         warnings(shards * least - MARGIN)
+
+
+LARGE = {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 14336, "num_hidden_layers": 32}
+
+
+def test_codes_are_counted_as_they_are_kept(folder: Path) -> None:
+    """In 4 bits with a scale of 4 bytes for 128 inputs: 4.25 bits for each weight, instead of 16."""
+
+    def gib(**settings: object) -> float:
+        config = json.loads((folder / CONFIG).read_text()) | LARGE
+        (folder / CONFIG).write_text(json.dumps(config | settings))
+        plan = resolve(with_flags(LauncherConfig(), model_id=str(folder)), {})
+        with pytest.raises(ArgumentValidation) as refusal:
+            check_model(plan, folder, Machine(False, GIB), is_whole=False)
+        found = re.match(r"the weights need ([\d.]+) GiB in (bfloat16|gptq), .*more memory$", str(refusal.value))
+        assert found and ("--quantize int8" in found[0]) == (found[2] == "bfloat16")
+        return float(found[1])
+
+    dense = gib(dtype="bfloat16")
+    assert dense > 12
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    assert gib(quantization_config=gptq) == pytest.approx(dense * 4.25 / 16, abs=0.1)
 
 
 @pytest.mark.parametrize(("place", "field"), [("h.", "n_layer"), ("model.layers.", "num_hidden_layers")])

@@ -49,18 +49,18 @@ ENVIRONMENTS = (
         "SageMaker, behind the entry point of TGI's image",
         DOCKER
         | {"HF_MODEL_ID": "tiiuae/falcon-7b", "MODEL_ID": "tiiuae/falcon-7b", "SM_NUM_GPUS": "4", "NUM_SHARD": "4"}
-        | {"HF_MODEL_QUANTIZE": "bitsandbytes", "QUANTIZE": "bitsandbytes", "SAGEMAKER_CONTAINER_LOG_LEVEL": "20"}
+        | {"HF_MODEL_QUANTIZE": "exl2", "QUANTIZE": "exl2", "SAGEMAKER_CONTAINER_LOG_LEVEL": "20"}
         | {"HF_MODEL_TRUST_REMOTE_CODE": "true", "TRUST_REMOTE_CODE": "true", "REVISION": "main"},
         ("--port", "8080"),
         (
             "port = 8080 # flag",
             "num-shard = 4 # variable NUM_SHARD",
             'revision = "main" # variable REVISION',
-            '# quantize = "bitsandbytes" # variable QUANTIZE: refused',
+            '# quantize = "exl2" # variable QUANTIZE: refused',
             "# trust-remote-code = true # variable TRUST_REMOTE_CODE: refused",
             "# HF_MODEL_ID is set, and the launcher does not read it",
         ),
-        ("--trust-remote-code is not supported yet", "--quantize bitsandbytes is not supported yet"),
+        ("--trust-remote-code is not supported yet", "--quantize exl2 is not supported yet"),
     ),
     Environment(
         "Kubernetes, with a secret, a device plugin and the links of a service",

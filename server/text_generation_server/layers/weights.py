@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from text_generation_common.flags.kinds import Quantize
+from text_generation_common.quantized.agreement import Use
 from text_generation_common.quantized.values import Dense, Groups, Int8, Weight
 
 LARGEST_INT8 = 127
@@ -28,5 +28,5 @@ def int8(weight: Tensor) -> Int8:
     return Int8(values, Groups(weight.shape[1], scales_N.unsqueeze(1)))
 
 
-# Formats by the value of --quantize.
-FORMATS: Mapping[Quantize | None, WeightFormat] = {None: dense, Quantize.int8: int8}
+# What becomes of weights that the files have as numbers.
+FORMATS: Mapping[Use, WeightFormat] = {Use.as_stored: dense, Use.int8_on_load: int8}

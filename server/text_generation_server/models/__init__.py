@@ -43,8 +43,8 @@ def get_model(
 ) -> Model:
     """Loads this rank's part of the weights. `on_tensor` is called for each tensor, as a sign of life. `weight_format`
     is the form in which linear layers keep weights that the files have as numbers, and `packed` reads all others.
-    ModelError, before any weights are read, if the files lack
-    tensors that `config` asks for or have others, and if the model cannot be split over the ranks."""
+    ModelError, before any weights are read, if the files lack tensors that `config` asks for or have others, and if the
+    model cannot be split over the ranks."""
     if isinstance(config, FallbackConfig):
         return load_fallback(
             files,
@@ -91,6 +91,6 @@ def read_any_config(
         )
     if (config := read_fallback_config(fields, generation)) is None:
         raise unknown_type(fields)
-    if reason := quantization.refusal(path, text_fields(fields).raw, served={}):
+    if reason := quantization.refusal(path, text_fields(fields).raw, is_ours=False):
         raise ModelError(reason)
     return replace(config, option=option)

@@ -26,7 +26,7 @@ CHANGES: Mapping[str, Callable[[Raw], Raw]] = {
         for name in ("n_head", "n_heads", "num_attention_heads")
     },
     **{
-        name: lambda raw, name=name: {name: {"quant_method": "gptq"}}
+        name: lambda raw, name=name: {name: {"quant_method": "aqlm"}}
         for name in ("compression_config", "quantization_config")
     },
     "dtype": lambda raw: {"dtype": "float16"},

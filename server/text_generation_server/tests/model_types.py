@@ -28,7 +28,7 @@ TGI: Mapping[str, Raw] = TABLES["tgi"]
 FORMS: Mapping[str, Raw] = {
     "code of its own (`auto_map`), of a type that transformers does not have": {"model_type": "chatglm", **OWN_CODE},
     "weights in fp8": {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}},
-    "weights quantized by GPTQ": {"model_type": "bloom", "quantization_config": {"quant_method": "gptq"}},
+    "weights quantized by AQLM": {"model_type": "bloom", "quantization_config": {"quant_method": "aqlm"}},
     "a classifier": {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
 }
 # transformers has no layer with a convolution in the default of these types, and every file has some.

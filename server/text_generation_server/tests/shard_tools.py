@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.quantized_layers import quantized_layers
 from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.grammars.constraints import Constraints
@@ -14,6 +16,7 @@ from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models import get_model, read_any_config
+from text_generation_server.models.stored_codes import StoredCodes
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
@@ -74,7 +77,9 @@ def make_runner(
     moments."""
     platform = make_platform(kernels, group, **recording)
     config, files = read_any_config(path, with_families=with_families), SafetensorsFiles(path)
-    model = get_model(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format)
+    layers = quantized_layers(path, files.describe) if isinstance(config, ModelConfig) else None
+    packed = None if layers is None else StoredCodes(layers, files)
+    model = get_model(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format, packed)
     sampler = Sampler(platform.kernels, 0.5, 2.0)
     return ModelRunner(model, platform, sampler, on_progress, kv_dtype, constraints=constraints)
 

@@ -22,6 +22,8 @@ from text_generation_server.models import read_any_config
 from text_generation_server.models.fallback.config import FallbackConfig
 from text_generation_server.models.fallback.probe import seen
 
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
+
 
 def test_models_of_our_families_are_ours_and_others_are_not(tmp_path: Path) -> None:
     for model_type, kind in (("llama", ModelConfig), ("seed_oss", FallbackConfig)):
@@ -52,7 +54,7 @@ def test_a_family_with_an_option_that_our_decoder_lacks_is_computed_by_transform
     assert implementation_of(tmp_path) == "transformers"
     _mention(config, 128)
     assert f"{model_type} with this {option} is not computed by the server's own decoder" in caplog.text
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": {"quant_method": "gptq"}}))
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": AWQ}))
     with pytest.raises(ModelError):
         read_any_config(tmp_path)
     with pytest.raises(ModelError):
@@ -93,8 +95,8 @@ def refusal(path: Path, **options: Any) -> str:
         ({"model_type": "llama4_text"}, "its layers are of the kind chunked_attention"),
         ({"model_type": "my_own", "auto_map": {"AutoConfig": "a.B"}}, "(auto_map), and such code is never run"),
         (
-            {"model_type": "olmo2", "quantization_config": {"quant_method": "awq"}},
-            "the weights are quantized as awq, which is not supported yet",
+            {"model_type": "olmo2", "quantization_config": AWQ},
+            "the weights are quantized as awq, which is not supported for a model that transformers computes",
         ),
         # Without quantization it would not be served either, and that is the reason to give.
         ({"model_type": "mamba", "quantization_config": {"quant_method": "fp8"}}, "its layers keep a state"),

@@ -129,8 +129,11 @@ def test_parts_of_ranks_that_end_within_a_block_are_the_whole(packed: tuple[Path
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"model_type": "mixtral"}, "the weights are quantized as mxfp4, which is not supported yet"),
-        ({"quantization_config": {"quant_method": "awq"}}, "the weights are quantized as awq, which is not supported"),
+        ({"model_type": "mixtral"}, "quantized as mxfp4, which is supported for model type gpt_oss only"),
+        (
+            {"quantization_config": {"quant_method": "aqlm"}},
+            "the weights are quantized as aqlm, which is not supported",
+        ),
     ],
 )
 def test_other_models_and_other_formats_are_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:

@@ -179,7 +179,7 @@ def test_only_architectures_of_other_tasks_are_refused(tmp_path: Path, names: ob
             'architectures is "LlamaForSequenceClassification", a model for another task than generating text',
         ),
         ({"model_type": "two\nlines"}, 'model type "two\\nlines" is not supported: '),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized as fp8, which is not supported yet"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantized as aqlm, which is not supported: quantize"),
     ],
     ids=str,
 )

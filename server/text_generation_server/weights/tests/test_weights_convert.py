@@ -196,6 +196,6 @@ def test_a_tensor_beside_quantized_weights_is_named_with_its_format(tmp_path, na
 
 def test_the_format_that_config_json_announces_is_named(tmp_path):
     save_file({WEIGHT: torch.ones(4, 4)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "awq"}}))
-    with pytest.raises(WeightsError, match="quantized as awq, which is not supported yet"):
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "aqlm"}}))
+    with pytest.raises(WeightsError, match="quantized as aqlm, which is not supported: "):
         verify(tmp_path)

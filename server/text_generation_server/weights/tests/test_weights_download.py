@@ -57,8 +57,8 @@ def test_the_files_needed_to_serve_are_fetched_once(hub, shell, Model, tiny_file
         ("config.json", b'{"model_type": "stablelm"}', "transformers does not declare that its attention"),
         ("config.json", b'{"model_type": "llama4"}', "it is more than a text model"),
         ("config.json", b'{"model_type": "qwen3_next"}', "its layers keep a state for each text"),
-        ("config.json", b'{"quantization_config": {"quant_method": "gptq", "bits": 4}}', "quantized as gptq"),
-        ("quantize_config.json", b'{"bits": 4, "group_size": 128}', "quantized as gptq"),
+        ("config.json", b'{"quantization_config": {"quant_method": "aqlm"}}', "quantized as aqlm"),
+        ("quantize_config.json", b'{"bits": 4, "is_marlin_format": true}', "as gptq (marlin)"),
         ("generation_config.json", b" " * (2**23 + 1), "(revision main) has 8388609 bytes"),
     ],
 )

@@ -1,0 +1,61 @@
+"""The linear layers of a quantized checkpoint: which tensors of the files are theirs, and what they take in memory.
+Reads settings and headers, and no tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from text_generation_common.models.config import config_fields, text_fields
+from text_generation_common.models.tensors import LinearSize, Shape
+from text_generation_common.quantized.layout import Find, check_layer, find_scheme
+from text_generation_common.quantized.methods import describe
+from text_generation_common.quantized.scheme import Description, Packing, Scheme
+from text_generation_common.quantized.sizes import SCALE_BYTES, CodeSize
+
+BYTE_PACKINGS = frozenset({Packing.fp8, Packing.int8, Packing.bnb8})
+BNB4_BLOCK = 64  # numbers with one scale, where nothing else is asked for
+
+
+def no_tensor(name: str) -> None:
+    """The `Find` of files whose headers are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLayers:
+    description: Description
+    find: Find
+
+    def scheme(self, layer: str) -> Scheme | None:
+        """How a layer is stored; None if the files have its weight as numbers."""
+        return find_scheme(self.description, layer, self.find)
+
+    def tensors(self, layer: str, size: LinearSize) -> Mapping[str, Shape] | None:
+        """As `PackedShapes`: the tensors of a layer's weight. WeightsError if they do not fit the settings. Old files
+        of GPTQ have a bias of zeros in layers that have none."""
+        scheme = self.scheme(layer)
+        if scheme is None:
+            return None
+        names = check_layer(scheme, layer, (size.outputs, size.inputs), self.find).values()
+        found = {name: stored.shape for name in names if (stored := self.find(name)) is not None}
+        has_zeros = not size.has_bias and self.find(bias := f"{layer}.bias") is not None
+        return found | ({bias: (size.outputs,)} if has_zeros else {})
+
+    def code_size(self, layer: str) -> CodeSize | None:
+        """What the layer's weight takes in memory; None if it is kept as numbers."""
+        scheme = self.scheme(layer)
+        if scheme is None:
+            return None
+        bits = 8 if scheme.packing in BYTE_PACKINGS or scheme.bits == 8 else 4
+        inputs = (
+            scheme.block[1] if scheme.block else BNB4_BLOCK if scheme.packing is Packing.bnb4 else scheme.group_size
+        )
+        return CodeSize(bits, SCALE_BYTES, inputs)
+
+
+def quantized_layers(folder: Path, find: Find) -> QuantizedLayers | None:
+    """The layers of the model in a folder; None if its linear layers are not quantized, as those of a model whose
+    experts alone are (mxfp4)."""
+    description = describe(folder, text_fields(config_fields(folder)[0]).raw)
+    if description is None or (description.default and description.default.packing is Packing.mxfp4):
+        return None
+    return QuantizedLayers(description, find)

@@ -1,0 +1,53 @@
+"""The demo model with weights in GPTQ's 4 bits, served without a flag: it still adds numbers."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from calls import at_once
+from demo_model.corpus import SECOND_MIX, World, sum_question
+from safetensors.torch import load_file, save_file
+from server_process import ServerProcess
+from test_demo_model import ask
+from written_codes import LINEAR, words
+
+from text_generation_common.model_files import demo_directory
+
+MEMORY = ["--max-batch-total-tokens", "4096", "--max-concurrent-requests", "32"]
+SIZE, LARGEST = 16, 15
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model, each weight rounded to the nearest of 16 numbers of its group."""
+    found = tmp_path_factory.mktemp("gptq") / "demo"
+    shutil.copytree(demo_directory(), found)
+    tensors = load_file(found / "model.safetensors")
+    for name in [name for name in tensors if name.removesuffix(".weight").endswith(LINEAR)]:
+        layer, weight = name.removesuffix(".weight"), tensors.pop(name).float()
+        groups = weight.view(len(weight), -1, SIZE)
+        low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True).clamp(min=0)
+        scales = ((high - low) / LARGEST).half().clamp(min=1e-4)
+        zeros = (-low / scales.float()).round().clamp(1, LARGEST)
+        q = (groups / scales.float() + zeros).round().clamp(0, LARGEST).long().flatten(1)
+        tensors |= {
+            f"{layer}.qweight": words(q, 4).T.contiguous(),
+            f"{layer}.qzeros": words(zeros.squeeze(-1).T.long() - 1, 4),
+            f"{layer}.scales": scales.squeeze(-1).T.contiguous(),
+        }
+    save_file(tensors, found / "model.safetensors")
+    config = json.loads((found / "config.json").read_text())
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": SIZE, "desc_act": False}
+    (found / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    return found
+
+
+def test_the_demo_model_in_4_bits_on_two_shards_still_adds(folder: Path) -> None:
+    world = World(random.Random(11), True, SECOND_MIX)
+    turns = [sum_question(world) for _ in range(30)]
+    with ServerProcess("--model-id", str(folder), "--dtype", "bfloat16", "--num-shard", "2", *MEMORY) as server:
+        answers = at_once(server.url, *(ask(question) for question, _ in turns))
+    right = sum(text == expected for (text, _), (_, expected) in zip(answers, turns, strict=True))
+    assert right >= 24, f"{right} of 30"

@@ -1,0 +1,154 @@
+"""Checkpoints whose linear layers are quantized, in each format that is served: log-probabilities and texts are those
+that transformers computes with the same numbers in float32."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import model_tasks as tasks
+import pytest
+import torch
+from collective_tasks import Ranks
+from fallback_checkpoints import expected_logprobs
+from family_checkpoints import make_family
+from safetensors.torch import load_file, save_file
+from shard_tools import ALONE, CPU, Client, generate, make_checkpoint, make_runner, random_ids, warm_runner
+from torch import Tensor
+from written_codes import FORMATS, quantize
+
+from text_generation_common.errors import ModelError
+from text_generation_common.weights.headers import verify
+from text_generation_server.distributed import Alone, Group
+from text_generation_server.kernels import select_backend
+from text_generation_server.kernels.cpu.backend import CpuKernels
+from text_generation_server.kernels.cpu.programs import DecodePrograms
+
+PROMPT, NEW = random_ids(24), 6
+
+
+@dataclass(frozen=True)
+class Pair:
+    packed: Path
+    exact: Path  # the same numbers in float32
+    model: torch.nn.Module  # transformers' model with the same numbers
+
+    def expected(self, tokens: list[int]) -> Tensor:
+        return expected_logprobs(self.model, PROMPT, tokens)
+
+    def errors(self, client: Client) -> Tensor:
+        """How far the log-probabilities of a text are from those of float32."""
+        tokens = client.tokens[7]
+        return (torch.tensor(client.logprobs[7]) - self.expected(tokens)[range(len(tokens)), tokens]).abs()
+
+
+Pairs = Callable[[str], Pair]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    dense = tmp_path_factory.mktemp("dense")
+    model = make_checkpoint(dense, initializer_range=0.1, num_hidden_layers=2)
+
+    @cache
+    def folders(name: str) -> tuple[Path, Path, dict[str, Tensor]]:
+        packed, exact = (tmp_path_factory.mktemp(name) / kind for kind in ("packed", "exact"))
+        return packed, exact, quantize(dense, name, packed, exact)
+
+    def pair(name: str) -> Pair:
+        packed, exact, numbers = folders(name)
+        model.load_state_dict(numbers)
+        return Pair(packed, exact, model)
+
+    return pair
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_quantized_checkpoint_is_computed_as_its_numbers(pairs: Pairs, name: str) -> None:
+    pair = pairs(name)
+    verify(pair.packed)
+    client = generate(warm_runner(pair.packed), PROMPT, NEW)
+    assert pair.errors(client).max() <= 1e-4
+    assert client.tokens[7] == pair.expected(client.tokens[7]).argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    "name", ["gptq 4 bits", "gptq act-order", "gptq 8 bits", "packed with zeros", "int8", "fp8 blocks"]
+)
+def test_in_bfloat16_the_codes_err_no_more_than_their_numbers(pairs: Pairs, name: str) -> None:
+    pair = pairs(name)
+    of_codes, of_numbers = (
+        pair.errors(generate(warm_runner(folder, dtype=torch.bfloat16), PROMPT, 16)).mean()
+        for folder in (pair.packed, pair.exact)
+    )
+    assert of_codes <= 1.5 * of_numbers + 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "is_recorded"), [("gptq 4 bits", True), ("gptq act-order", True), ("int8", True), ("fp8 blocks", False)]
+)
+def test_decode_steps_are_recorded_where_compiled_kernels_multiply(pairs: Pairs, name: str, is_recorded: bool) -> None:
+    kernels = select_backend(CPU).kernels
+    if not isinstance(kernels, CpuKernels):
+        pytest.skip("needs a C compiler (cc) when the package is installed")
+    programs, folder = DecodePrograms(kernels.library, kernels.threads), pairs(name).packed
+    recorded = generate(warm_runner(folder, dtype=torch.bfloat16, kernels=kernels, graphs=programs), PROMPT, NEW)
+    assert bool(programs._programs) is is_recorded
+    called = generate(warm_runner(folder, dtype=torch.bfloat16, kernels=kernels), PROMPT, NEW)
+    assert (recorded.tokens, recorded.logprobs) == (called.tokens, called.logprobs)
+
+
+@pytest.mark.parametrize("name", ["gptq 4 bits", "awq", "fp8 blocks", "nvfp4"])
+def test_two_ranks_compute_the_same_as_one(pairs: Pairs, ranks: Ranks, name: str) -> None:
+    folder = pairs(name).packed
+    whole = tasks.greedy_texts(ALONE, folder, 320)
+    first, _ = ranks.run(2, tasks.greedy_texts, folder, 320)
+    for (tokens, logprobs), (whole_tokens, whole_logprobs) in zip(first, whole, strict=True):
+        assert tokens == whole_tokens
+        torch.testing.assert_close(logprobs, whole_logprobs, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["phi3", "gemma2"])
+def test_families_whose_layers_share_a_tensor_or_have_other_sizes(tmp_path: Path, family: str) -> None:
+    (dense := tmp_path / "dense").mkdir()
+    model = make_family(dense, family)
+    model.load_state_dict(quantize(dense, "gptq 4 bits", tmp_path / "packed", tmp_path / "exact"), strict=False)
+    pair = Pair(tmp_path / "packed", tmp_path / "exact", model)
+    assert pair.errors(generate(warm_runner(pair.packed), PROMPT, NEW)).max() <= 1e-3
+
+
+def of_two() -> Group:
+    return Group(0, 2, Alone())  # type: ignore[arg-type]
+
+
+def test_layers_sorted_by_activations_are_not_divided_over_shards(pairs: Pairs) -> None:
+    with pytest.raises(ModelError, match=r"sorted by activations \(desc_act\).* choose --num-shard 1"):
+        make_runner(pairs("gptq act-order").packed, group=of_two())
+
+
+def changed(folder: Path, into: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    (into / "config.json").write_text((folder / "config.json").read_text())
+    save_file(tensors, into / "model.safetensors")
+    return into
+
+
+BIAS = "model.layers.1.mlp.up_proj.bias"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda t: t.update({BIAS: torch.ones(160)}), f"{BIAS} with numbers other than 0"),
+        (lambda t: t.update({"lm_head.qweight": t.pop("lm_head.weight").int()}), "the head, lm_head, is quantized"),
+        (lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.int8)}), "lm_head.weight is stored as I8"),
+        (lambda t: t.pop("model.layers.0.mlp.up_proj.scales"), r"no tensor model\.layers\.0\.mlp\.up_proj\.scales"),
+        (lambda t: t.update({"model.layers.0.mlp.extra": torch.ones(3)}), "have a tensor model.layers.0.mlp.extra"),
+    ],
+)
+def test_tensors_that_do_not_belong_to_the_settings_are_refused(
+    pairs: Pairs, tmp_path: Path, change: Callable[[dict[str, Tensor]], None], told: str
+) -> None:
+    with pytest.raises(Exception, match=told):
+        make_runner(changed(pairs("gptq 4 bits").packed, tmp_path, change))
