@@ -77,6 +77,11 @@ ROOMS = (
             f"{SERVER}/weights/tests/test_weights_f*.py", f"{LAUNCHER}/tests/test_bad_starts.py",
         ),
     ),
+    MutatedRoom(
+        "quantized weights",
+        (f"{COMMON}/quantized/*.py", f"{COMMON}/quantized/tensors/*.py"),
+        (f"{COMMON}/quantized/tests/test_*.py",),
+    ),
     MutatedRoom("replicas on Ray", (f"{LAUNCHER}/ray/*.py",), (f"{LAUNCHER}/ray/tests/test_*.py",)),
     MutatedRoom(
         "launcher",

@@ -4,16 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from text_generation_router.fleet.values import (
-    BURST_BYTES,
-    BYTES_PER_S,
-    EVERY_MS,
-    MAX_EVERY_MS,
-    MESSAGE_BYTES,
-    MS_PER_ENGINE,
-    NewsBudget,
-    next_pace_ms,
-)
+from text_generation_router.fleet.cache_news import EVERY_MS, MAX_EVERY_MS, MS_PER_ENGINE, next_pace_ms
+from text_generation_router.fleet.values import BURST_BYTES, BYTES_PER_S, MESSAGE_BYTES, NewsBudget
 from text_generation_router.wire.version import WireError
 
 PACES = (250, 500, 1000)

@@ -7,8 +7,8 @@
    of rows and of threads. */
 #include "float_rows.h"
 
-#define INPUTS_OF_PART 1024 /* inputs of a pair of panels that all row groups of a block use before the next inputs */
-#define AHEAD_BYTES 1024    /* bytes between the codes in use and the codes that are prefetched */
+#define CODES_OF_PART 1024 /* inputs of a pair of panels that all row groups of a block use before the next inputs */
+#define CODES_AHEAD 1024   /* bytes between the codes in use and the codes that are prefetched */
 
 /* A segment of a pair of panels. */
 struct segment {
@@ -56,7 +56,7 @@ INLINE void add_segment_of_vectors(const float *x, int rows, const struct segmen
     for (int v = 0; v < count; v++) {
       const char *panel = w + (first + v) / PANEL_VECTORS * s->panel_bytes;
       vf even, odd;
-      if ((first + v) % PANEL_VECTORS == 0) __builtin_prefetch(panel + AHEAD_BYTES);
+      if ((first + v) % PANEL_VECTORS == 0) __builtin_prefetch(panel + CODES_AHEAD);
       widen_codes(panel + (first + v) % PANEL_VECTORS * LANES * word, is_int4, zeros[v], &even, &odd);
 #pragma GCC unroll 12
       for (int r = 0; r < rows; r++) {
@@ -85,7 +85,7 @@ INLINE void add_segment_of_rows(const float *x, int rows, const struct segment *
 
 /* The compiler makes a copy of add_segment_of_rows for each number of rows and bits. */
 static void add_segment(const float *x, long rows, const struct segment *s, int is_int4, float sums[][PAIR_OUTPUTS]) {
-#define ADD(ROWS)                               \
+#define ADD_CODES(ROWS)                         \
   case ROWS:                                    \
     if (is_int4)                                \
       add_segment_of_rows(x, ROWS, s, 1, sums); \
@@ -93,24 +93,24 @@ static void add_segment(const float *x, long rows, const struct segment *s, int 
       add_segment_of_rows(x, ROWS, s, 0, sums); \
     break
   switch (rows) {
-    ADD(1);
-    ADD(2);
-    ADD(3);
+    ADD_CODES(1);
+    ADD_CODES(2);
+    ADD_CODES(3);
 #if LANES >= 8
-    ADD(4);
-    ADD(5);
-    ADD(6);
+    ADD_CODES(4);
+    ADD_CODES(5);
+    ADD_CODES(6);
 #endif
 #if LANES == 16
-    ADD(7);
-    ADD(8);
-    ADD(9);
-    ADD(10);
-    ADD(11);
-    ADD(12);
+    ADD_CODES(7);
+    ADD_CODES(8);
+    ADD_CODES(9);
+    ADD_CODES(10);
+    ADD_CODES(11);
+    ADD_CODES(12);
 #endif
   }
-#undef ADD
+#undef ADD_CODES
 }
 
 /* Segment `from` … `end` - 1 of a pair of panels. */
@@ -131,8 +131,8 @@ static void multiply_codes(const struct gemm_codes_arguments *a, const struct pr
                            long pair) {
   float sums[MOST_BLOCK][PAIR_OUTPUTS] __attribute__((aligned(64)));
   memset(sums, 0, b->rows * sizeof *sums);
-  for (long part = 0; part < g->k; part += INPUTS_OF_PART) {
-    long last = g->k - part < INPUTS_OF_PART ? g->k : part + INPUTS_OF_PART;
+  for (long part = 0; part < g->k; part += CODES_OF_PART) {
+    long last = g->k - part < CODES_OF_PART ? g->k : part + CODES_OF_PART;
     for (long rows = 0; rows < b->groups; rows++) {
       long first = first_of_group(b, rows), count = first_of_group(b, rows + 1) - first;
       for (long i = part, end; i < last; i = end) {
