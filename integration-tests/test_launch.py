@@ -87,7 +87,7 @@ def test_a_broken_model_is_named_in_two_lines(tmp_path: Path, breakage: str, nam
         (["--max-batch-total-tokens", "2000000000"], "--max-batch-total-tokens"),
         (["--max-total-tokens", "1000000000"], "max_total_tokens"),
         (["--speculate", "2"], "--speculate is not supported yet"),
-        (["--quantize", "gptq"], "--quantize gptq is not supported yet"),
+        (["--quantize", "exl2"], "--quantize exl2 is not supported yet"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_its_name(arguments: list[str], named: str) -> None:
