@@ -87,7 +87,7 @@ def test_a_broken_model_is_named_in_two_lines(tmp_path: Path, breakage: str, nam
         (["--max-batch-total-tokens", "2000000000"], "--max-batch-total-tokens"),
         (["--max-total-tokens", "1000000000"], "max_total_tokens"),
         (["--speculate", "2"], "--speculate is not supported yet"),
-        (["--quantize", "gptq"], "--quantize gptq is not supported yet"),
+        (["--quantize", "exl2"], "--quantize exl2 is not supported yet"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_its_name(arguments: list[str], named: str) -> None:
@@ -97,11 +97,11 @@ def test_what_cannot_be_served_is_refused_with_its_name(arguments: list[str], na
 
 
 def test_a_quantized_checkpoint_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    settings = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    settings = {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"group_0": {}}}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": settings}))
     status, output = run_to_its_end(ServerProcess("--model-id", str(tmp_path)))
     error, _ = output.splitlines()
-    assert status == 1 and error.startswith("error: ") and "quantized as compressed-tensors (pack-quantized)" in error
+    assert status == 1 and error.startswith("error: ") and "quantized as compressed-tensors (marlin-24)" in error
 
 
 def test_only_the_shard_has_torch_in_memory(server: ServerProcess) -> None:

@@ -150,7 +150,7 @@ def test_help_and_refusals_import_neither_torch_nor_the_hub(model):
         "heavy = {'torch', 'transformers', 'huggingface_hub', 'grpc'} & sys.modules.keys()\n"
         "assert not heavy, heavy"
     )
-    for arguments in (["--help"], ["serve", "--help"], ["quantize", "m", "out"], ["serve", "m", "--quantize", "awq"]):
+    for arguments in (["--help"], ["serve", "--help"], ["quantize", "m", "out"], ["serve", "m", "--quantize", "exl2"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
