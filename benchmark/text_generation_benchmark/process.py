@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ POLL_S = 0.1
 PROBE_S = 5
 ANSWER_S = 300
 LOG_LINES = 20
+LOCAL_PORTS = 32768  # the first port that kernels give to connections, by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +157,17 @@ def wait_for(path: Path, limit_s: float) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A port on which nothing listens. The kernel gives ports of its own range to connections: such a port could be in
+    use by the time a server listens on it. So the port lies below that range."""
+    try:
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:  # not Linux
+        lowest = LOCAL_PORTS
+    while True:
+        port = secrets.randbelow(lowest // 2) + lowest // 2
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def exit_on_sigterm() -> None:

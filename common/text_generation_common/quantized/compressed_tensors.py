@@ -1,7 +1,7 @@
 """Reads the settings of compressed-tensors: several groups of modules, each with its own format."""
 
 from text_generation_common.quantized.patterns import Compiler, exactly
-from text_generation_common.quantized.scheme import Description, Packing, Rule, Scheme
+from text_generation_common.quantized.scheme import Description, Packing, Scheme, SchemeRule
 from text_generation_common.quantized.settings import Settings
 
 FORMATS = frozenset(f"{name}-quantized" for name in ("pack", "int", "float", "naive", "nvfp4-pack", "mxfp4-pack"))
@@ -17,15 +17,15 @@ def read_compressed_tensors(settings: Settings) -> Description:
     if settings.inner("transform_config").get("config_groups"):
         raise settings.refused("transforms of activations")
     compiler = Compiler(settings.where)
-    ignored = Rule(compiler.targets(settings.words("ignore")), None)
+    ignored = SchemeRule(compiler.targets(settings.words("ignore")), None)
     exact, expressions, default = [], [], None
     groups = settings.inner("config_groups")
     for name in groups.raw:
         group = groups.inner(name)
         scheme = _scheme(group, group.word("format") or settings.word("format"))
         targets = group.words("targets")
-        exact.append(Rule(exactly(targets), scheme))
-        expressions += [Rule(compiler.targets([text]), scheme) for text in targets if text.startswith("re:")]
+        exact.append(SchemeRule(exactly(targets), scheme))
+        expressions += [SchemeRule(compiler.targets([text]), scheme) for text in targets if text.startswith("re:")]
         default = default or (scheme if LINEAR in targets else None)
     rules = (ignored, *exact, *expressions)
     method = f"{settings.method} ({settings.word('format')})"

@@ -29,7 +29,7 @@ PASSED_OVER = tuple(
 CLOSE = "do the files belong together? Download the model again"
 
 
-class Stored(Protocol):
+class CodesTensor(Protocol):
     """A tensor's description in its file."""
 
     @property
@@ -39,11 +39,11 @@ class Stored(Protocol):
     def shape(self) -> Shape: ...
 
 
-Find = Callable[[str], Stored | None]  # the description of a tensor by its name, None if there is none
+Find = Callable[[str], CodesTensor | None]  # the description of a tensor by its name, None if there is none
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPart:
     """A tensor of a layer. Its name is the layer's name with one of the endings; no tensor has another of them."""
 
     endings: tuple[str, ...]
@@ -89,7 +89,7 @@ def check_layer(scheme: Scheme, layer: str, shape: Shape, find: Find) -> dict[st
     return found
 
 
-def _check(part: Part, name: str, stored: Stored | None, scheme: Scheme) -> None:
+def _check(part: StoredPart, name: str, stored: CodesTensor | None, scheme: Scheme) -> None:
     assert stored is not None
     if stored.type not in part.types:
         raise WeightsError(
@@ -105,7 +105,7 @@ def _check(part: Part, name: str, stored: Stored | None, scheme: Scheme) -> None
         )
 
 
-def parts_of(scheme: Scheme, shape: Shape) -> tuple[Part, ...]:
+def parts_of(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
     """The tensors of a layer. WeightsError if the format cannot hold a weight of this shape."""
     if len(shape) != (3 if scheme.packing is Packing.mxfp4 else 2):
         raise WeightsError(f"{scheme.packing} holds no weight of {len(shape)} dimensions: choose the unquantized model")
@@ -123,43 +123,43 @@ def _words(count: int, bits: int) -> int:
     return -(-count * bits // WORD)
 
 
-def _gptq(scheme: Scheme, shape: Shape) -> tuple[Part, ...]:
+def _gptq(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
     (outputs, inputs), groups = shape, scheme.groups(shape[1])
     return (
-        Part((".qweight",), ("I32",), ((_words(inputs, scheme.bits), outputs),)),
-        Part((".qzeros",), ("I32",), ((groups, _words(outputs, scheme.bits)),)),
-        Part((".scales",), FLOATS, ((groups, outputs),)),
-        Part((".g_idx",), ("I32", "I64"), ((inputs,),), optional=True),
+        StoredPart((".qweight",), ("I32",), ((_words(inputs, scheme.bits), outputs),)),
+        StoredPart((".qzeros",), ("I32",), ((groups, _words(outputs, scheme.bits)),)),
+        StoredPart((".scales",), FLOATS, ((groups, outputs),)),
+        StoredPart((".g_idx",), ("I32", "I64"), ((inputs,),), optional=True),
     )
 
 
-def _awq(scheme: Scheme, shape: Shape) -> tuple[Part, ...]:
+def _awq(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
     (outputs, inputs), groups = shape, scheme.groups(shape[1])
     return (
-        Part((".qweight",), ("I32",), ((inputs, outputs // 8),)),
-        Part((".qzeros",), ("I32",), ((groups, outputs // 8),)),
-        Part((".scales",), FLOATS, ((groups, outputs),)),
+        StoredPart((".qweight",), ("I32",), ((inputs, outputs // 8),)),
+        StoredPart((".qzeros",), ("I32",), ((groups, outputs // 8),)),
+        StoredPart((".scales",), FLOATS, ((groups, outputs),)),
     )
 
 
-def _packed(scheme: Scheme, shape: Shape) -> tuple[Part, ...]:
+def _packed(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
     (outputs, inputs), groups = shape, scheme.groups(shape[1])
     zeros: tuple[Shape, ...] = ((_words(outputs, scheme.bits), groups),)
     return (
-        Part((".weight_packed",), ("I32",), ((outputs, _words(inputs, scheme.bits)),)),
-        Part((".weight_scale",), FLOATS, _scale_shapes(scheme, shape)),
-        Part((".weight_shape",), ("I64", "I32"), ((2,),)),
-        Part((".weight_zero_point",), ("I32",), zeros, optional=scheme.symmetric),
-        Part((".weight_g_idx",), ("I32", "I64"), ((inputs,),), optional=True),
+        StoredPart((".weight_packed",), ("I32",), ((outputs, _words(inputs, scheme.bits)),)),
+        StoredPart((".weight_scale",), FLOATS, _scale_shapes(scheme, shape)),
+        StoredPart((".weight_shape",), ("I64", "I32"), ((2,),)),
+        StoredPart((".weight_zero_point",), ("I32",), zeros, optional=scheme.symmetric),
+        StoredPart((".weight_g_idx",), ("I32", "I64"), ((inputs,),), optional=True),
     )
 
 
-def _int8(scheme: Scheme, shape: Shape) -> tuple[Part, ...]:
+def _int8(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
     scales = _scale_shapes(scheme, shape)
     return (
-        Part((".weight",), ("I8",), (shape,)),
-        Part((".weight_scale",), FLOATS, scales),
-        Part((".weight_zero_point",), ("I8",), scales, optional=scheme.symmetric),
+        StoredPart((".weight",), ("I8",), (shape,)),
+        StoredPart((".weight_scale",), FLOATS, scales),
+        StoredPart((".weight_zero_point",), ("I8",), scales, optional=scheme.symmetric),
     )
 
 
@@ -171,60 +171,60 @@ def _scale_shapes(scheme: Scheme, shape: Shape) -> tuple[Shape, ...]:
     return ((outputs, 1), (outputs,), (1, 1), (1,), ())
 
 
-def _fp8(scheme: Scheme, shape: Shape) -> tuple[Part, ...]:
+def _fp8(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
     outputs, inputs = shape
     scales = _scale_shapes(scheme, shape)
     if scheme.block is not None:
         scales = ((-(-outputs // scheme.block[0]), -(-inputs // scheme.block[1])),)
     return (
-        Part((".weight",), ("F8_E4M3",), (shape,)),
-        Part((".weight_scale", ".weight_scale_inv"), (*FLOATS, "F8_E8M0"), scales),
+        StoredPart((".weight",), ("F8_E4M3",), (shape,)),
+        StoredPart((".weight_scale", ".weight_scale_inv"), (*FLOATS, "F8_E8M0"), scales),
     )
 
 
-def _bnb4(scheme: Scheme, shape: Shape) -> tuple[Part, ...]:
+def _bnb4(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
     count = shape[0] * shape[1]
     blocks = -(-count // SMALLEST_BNB_BLOCK)
     state = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
     return (
-        Part((".weight",), ("U8",), ((-(-count // 2), 1), (1, -(-count // 2)))),
-        Part((".weight.absmax",), ("F32", "U8"), (), longest=blocks),
-        Part((".weight.quant_map",), ("F32",), ((16,),)),
-        Part(state, ("U8",), (), longest=MAX_STATE_BYTES),
-        Part((".weight.nested_absmax",), ("F32",), (), optional=True, longest=-(-blocks // SMALLEST_BNB_BLOCK)),
-        Part((".weight.nested_quant_map",), ("F32",), ((256,),), optional=True),
+        StoredPart((".weight",), ("U8",), ((-(-count // 2), 1), (1, -(-count // 2)))),
+        StoredPart((".weight.absmax",), ("F32", "U8"), (), longest=blocks),
+        StoredPart((".weight.quant_map",), ("F32",), ((16,),)),
+        StoredPart(state, ("U8",), (), longest=MAX_STATE_BYTES),
+        StoredPart((".weight.nested_absmax",), ("F32",), (), optional=True, longest=-(-blocks // SMALLEST_BNB_BLOCK)),
+        StoredPart((".weight.nested_quant_map",), ("F32",), ((256,),), optional=True),
     )
 
 
-def _bnb8(scheme: Scheme, shape: Shape) -> tuple[Part, ...]:
+def _bnb8(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
     return (
-        Part((".weight",), ("I8",), (shape,)),
-        Part((".SCB",), ("F32",), ((shape[0],),)),
-        Part((".weight_format",), ("U8",), ((), (1,)), optional=True),
+        StoredPart((".weight",), ("I8",), (shape,)),
+        StoredPart((".SCB",), ("F32",), ((shape[0],),)),
+        StoredPart((".weight_format",), ("U8",), ((), (1,)), optional=True),
     )
 
 
-def _mxfp4(scheme: Scheme, shape: Shape) -> tuple[Part, ...]:
+def _mxfp4(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
     blocks = (*shape[:-1], scheme.groups(shape[-1]))
     return (
-        Part(("_blocks",), ("U8",), ((*blocks, 16),)),
-        Part(("_scales",), ("U8",), (blocks,)),
+        StoredPart(("_blocks",), ("U8",), ((*blocks, 16),)),
+        StoredPart(("_scales",), ("U8",), (blocks,)),
     )
 
 
-def _fp4(scheme: Scheme, shape: Shape) -> tuple[Part, ...]:
+def _fp4(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
     outputs, inputs = shape
     scale_type = "U8" if scheme.packing is Packing.mxfp4_packed else "F8_E4M3"
     weight = ".weight" if scheme.packing is Packing.nvfp4_modelopt else ".weight_packed"
     parts = (
-        Part((weight,), ("U8",), ((outputs, inputs // 2),)),
-        Part((".weight_scale",), (scale_type,), ((outputs, scheme.groups(inputs)),)),
+        StoredPart((weight,), ("U8",), ((outputs, inputs // 2),)),
+        StoredPart((".weight_scale",), (scale_type,), ((outputs, scheme.groups(inputs)),)),
     )
     whole = {Packing.nvfp4: ".weight_global_scale", Packing.nvfp4_modelopt: ".weight_scale_2"}.get(scheme.packing)
-    return (*parts, Part((whole,), ("F32",), ((1,), ()))) if whole else parts
+    return (*parts, StoredPart((whole,), ("F32",), ((1,), ()))) if whole else parts
 
 
-PARTS: Mapping[Packing, Callable[[Scheme, Shape], tuple[Part, ...]]] = {
+PARTS: Mapping[Packing, Callable[[Scheme, Shape], tuple[StoredPart, ...]]] = {
     Packing.gptq: _gptq,
     Packing.gptq_v2: _gptq,
     Packing.awq: _awq,

@@ -7,7 +7,7 @@ from typing import Any
 from text_generation_common.quantized.announcement import Announcement, find_announcement
 from text_generation_common.quantized.compressed_tensors import read_compressed_tensors
 from text_generation_common.quantized.patterns import PLAIN, Compiler, Names, within_modules
-from text_generation_common.quantized.scheme import Description, Packing, Rule, Scheme
+from text_generation_common.quantized.scheme import Description, Packing, Scheme, SchemeRule
 from text_generation_common.quantized.settings import WAY_OUT, Settings, shown
 
 INTEGER_BITS = (2, 3, 4, 8)
@@ -51,7 +51,7 @@ def _gptq(settings: Settings) -> Description:
         if not isinstance(changes, dict):
             raise settings.wrong(f"dynamic: {shown(pattern)}", changes)
         scheme = None if pattern.startswith("-:") else _gptq_scheme(settings.merged(changes))
-        rules.append(Rule(compiler.expression(name), scheme))
+        rules.append(SchemeRule(compiler.expression(name), scheme))
     return Description(settings.method, _gptq_scheme(settings), tuple(rules))
 
 
@@ -78,7 +78,7 @@ def _awq(settings: Settings) -> Description:
     if not settings.flag("zero_point", default=True):
         raise settings.wrong("zero_point", False)
     parts = settings.words("modules_to_not_convert")  # parts of names, as AutoAWQ compares them
-    rule = Rule(lambda name: any(part in name for part in parts), None)
+    rule = SchemeRule(lambda name: any(part in name for part in parts), None)
     return Description(settings.method, _integers(settings, Packing.awq), (rule,))
 
 
@@ -103,10 +103,10 @@ def _auto_round(settings: Settings) -> Description:
             raise settings.wrong(f"extra_config: {shown(name)}", changes)
         schemes[name] = _auto_round_scheme(settings.merged(changes), packing)
     expressions = [name for name in schemes if not PLAIN.fullmatch(name)]
-    rules = [Rule(compiler.expression(name, anywhere=True), schemes[name]) for name in expressions]
-    rules.append(Rule(compiler.modules(settings.words("modules_to_not_convert")), None))
+    rules = [SchemeRule(compiler.expression(name, anywhere=True), schemes[name]) for name in expressions]
+    rules.append(SchemeRule(compiler.modules(settings.words("modules_to_not_convert")), None))
     if blocks := _blocks(settings):
-        rules.append(Rule(blocks, default))
+        rules.append(SchemeRule(blocks, default))
     return Description(settings.method, None if blocks else default, tuple(rules), schemes)
 
 
@@ -131,7 +131,7 @@ def _fp8(settings: Settings) -> Description:
         if settings.word(name, default="") not in ("", *allowed):
             raise settings.wrong(name, settings.get(name))
     skipped = settings.words("modules_to_not_convert", "ignored_layers", "ignore")
-    rule = Rule(Compiler(settings.where).modules(skipped), None)
+    rule = SchemeRule(Compiler(settings.where).modules(skipped), None)
     scheme = Scheme(Packing.fp8, 8, None, settings.block("weight_block_size"))
     static = settings.word("activation_scheme", default="dynamic") == "static"
     return Description(settings.method, scheme, (rule,), passed_over=("the scales of activations",) if static else ())
@@ -139,7 +139,7 @@ def _fp8(settings: Settings) -> Description:
 
 def _bitsandbytes(settings: Settings) -> Description:
     skipped = settings.words("llm_int8_skip_modules")
-    rule = Rule(Compiler(settings.where).modules(skipped), None)
+    rule = SchemeRule(Compiler(settings.where).modules(skipped), None)
     if settings.flag("load_in_8bit") or settings.flag("_load_in_8bit"):
         note = ("outlier columns in 16 bits",)
         return Description(settings.method, Scheme(Packing.bnb8, 8), (rule,), passed_over=note)
@@ -153,7 +153,7 @@ def _bitsandbytes(settings: Settings) -> Description:
 
 
 def _mxfp4(settings: Settings) -> Description:
-    rule = Rule(Compiler(settings.where).modules(settings.words("modules_to_not_convert")), None)
+    rule = SchemeRule(Compiler(settings.where).modules(settings.words("modules_to_not_convert")), None)
     return Description(settings.method, Scheme(Packing.mxfp4, 4, 32), (rule,))
 
 
@@ -166,7 +166,7 @@ MODELOPT: Mapping[str, Scheme] = {
 
 
 def _modelopt(settings: Settings) -> Description:
-    skipped = Rule(Compiler(settings.where).wildcards(settings.words("exclude_modules", "ignore")), None)
+    skipped = SchemeRule(Compiler(settings.where).wildcards(settings.words("exclude_modules", "ignore")), None)
     has_kv = settings.get("kv_cache_quant_algo", "kv_cache_scheme")
     passed_over = ("the scales of activations", *(["the scales of the KV cache"] if has_kv else []))
     algorithm, layers = settings.word("quant_algo"), settings.inner("quantized_layers")

@@ -38,7 +38,7 @@ class Scheme:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SchemeRule:
     names: Names
     scheme: Scheme | None
 
@@ -50,7 +50,7 @@ class Description:
 
     method: str  # for messages, such as `gptq` or `compressed-tensors`
     default: Scheme | None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[SchemeRule, ...] = ()
     named: Mapping[str, Scheme | None] = field(default_factory=dict)
     # What the settings ask for beyond the weights, and has no effect, for the log.
     passed_over: tuple[str, ...] = ()

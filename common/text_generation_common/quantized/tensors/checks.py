@@ -14,7 +14,7 @@ def broken(layer: str, why: str) -> WeightsError:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Reads a tensor when it is asked for, by the first ending of its part (`layout.Part`)."""
+    """Reads a tensor when it is asked for, by the first ending of its part (`layout.StoredPart`)."""
 
     name: str
     shape: tuple[int, ...]  # the weight's: [N, K], or [E, N, K] for experts
