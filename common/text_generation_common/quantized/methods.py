@@ -154,7 +154,8 @@ def _bitsandbytes(settings: Settings) -> Description:
 
 def _mxfp4(settings: Settings) -> Description:
     rule = SchemeRule(Compiler(settings.where).modules(settings.words("modules_to_not_convert")), None)
-    return Description(settings.method, Scheme(Packing.mxfp4, 4, 32), (rule,))
+    bits = settings.whole("bits", allowed=(4,), default=4)
+    return Description(settings.method, Scheme(Packing.mxfp4, bits, 32), (rule,))
 
 
 MODELOPT: Mapping[str, Scheme] = {
