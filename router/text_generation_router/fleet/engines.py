@@ -148,7 +148,7 @@ class Fleet:
         return engines[0] if engines else None
 
     def _engines_for(self, group: RemoteGroup, now: float) -> list[int]:
-        """The engines that may get the group: the engines with shards or, if there are none, the engines without."""
+        """The engines that may get the group. If any of them has running shards, only engines with running shards."""
         if group.is_new and self.suspects.are_free:
             ready = [engine for engine, view in self.engines.items() if view.is_ready]
             if ready:

@@ -60,7 +60,7 @@ class Running:
 
     # Set by `Memory`.
     holding: Holding | None = None  # set while the request runs or leaves
-    most_computed: int = 0  # number of tokens that were computed at the last release of the slots
+    max_computed: int = 0  # number of tokens that were computed at the last release of the slots
     fewest_cached: int = sys.maxsize  # smallest number of cached tokens that any start of the request found
 
     # Set by `Queue`, `Joining` and `Futures`.

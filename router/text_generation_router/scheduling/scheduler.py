@@ -205,8 +205,8 @@ class Scheduler:
     def _join(self) -> None:
         joins = self.joining.choose(self.active)
         for request in joins.joined:
-            if request.most_computed:
-                again = min(request.most_computed, request.prefill_to) - request.prefilled
+            if request.max_computed:
+                again = min(request.max_computed, request.prefill_to) - request.prefilled
                 self.counters.recomputed_tokens += max(0, again)
             else:
                 self.counters.prefix_hit_tokens += request.prefilled

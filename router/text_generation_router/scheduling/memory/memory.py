@@ -80,7 +80,7 @@ class Holder(Protocol):
     """The properties of a request that the memory needs."""
 
     holding: Holding | None  # set while the request runs or leaves
-    most_computed: int  # number of tokens that were computed at the last release of the slots
+    max_computed: int  # number of tokens that were computed at the last release of the slots
     fewest_cached: int  # smallest number of cached tokens that any start of the request found
 
     @property
@@ -284,7 +284,7 @@ class Memory:
             known = self.cache.insert(request.namespace, request.history[:end], holding.slots[:end])
             holding.hand_over(known, end)
         self.slots.release(holding.private)
-        request.holding, request.most_computed = None, end
+        request.holding, request.max_computed = None, end
         if holding.node is not None:
             self.cache.unlock(holding.node)
 

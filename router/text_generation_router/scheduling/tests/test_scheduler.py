@@ -490,9 +490,9 @@ def test_the_request_with_fewest_slots_is_preempted_and_resumes_from_the_cache()
     run_to_end(scheduler)
     counters = scheduler.counters
     assert len(large.output_ids) == len(small.output_ids) == 30
-    assert counters.preemptions == 1 and small.most_computed > 8
+    assert counters.preemptions == 1 and small.max_computed > 8
     # The cache still had the tokens of `small`, except the tokens that were evicted for the other request.
-    assert counters.recomputed_tokens < small.most_computed
+    assert counters.recomputed_tokens < small.max_computed
 
 
 def test_no_request_is_preempted_while_an_ending_one_will_free_enough_slots() -> None:
@@ -514,7 +514,7 @@ def test_of_two_requests_with_equal_slots_the_newer_is_preempted() -> None:
     outlive_history(scheduler)
     older, newer = scheduler.add(make_request(8, 20)), scheduler.add(make_request(8, 20, first=100))
     run_to_end(scheduler)
-    assert scheduler.counters.preemptions == 1 and newer.most_computed and not older.num_sent_at_start
+    assert scheduler.counters.preemptions == 1 and newer.max_computed and not older.num_sent_at_start
     assert len(older.output_ids) == len(newer.output_ids) == 20
 
 

@@ -17,7 +17,7 @@ struct segment {
   long inputs;            /* an even number */
   const float *scales[2]; /* [16] of each panel */
   const int8_t *zeros[2]; /* [16] of each panel, or null */
-  int32_t zero;           /* the zero point of all where there are none */
+  int32_t zero;           /* the zero point of every code, if no group has a zero point of its own */
 };
 
 /* LANES outputs of a line of a panel: codes of an even input, and of the odd input after it, less zero points. */
