@@ -39,7 +39,7 @@ class AnsweredTextJson(AnswerJson):
 
 
 class AnsweredThinkingJson(AnswerJson):
-    """What the model has written for itself."""
+    """Reasoning of the model, which comes before its answer."""
 
     type: Annotated[Literal["thinking"], kind_of("block")]
     thinking: str
@@ -80,7 +80,7 @@ class AnsweredMessageJson(AnswerJson):
     stop_sequence: str | None
     """The stop sequence that ended the text."""
     usage: MessageUsageJson
-    """The tokens of the request."""
+    """Numbers of tokens that the request read and generated."""
 
 
 class MessageStartJson(AnswerJson):
@@ -167,7 +167,7 @@ class MessageDeltaJson(AnswerJson):
     delta: MessageEndJson
     """Why the message ended."""
     usage: MessageUsageJson
-    """The tokens of the request."""
+    """Numbers of tokens that the request read and generated."""
 
 
 class MessageStopJson(AnswerJson):

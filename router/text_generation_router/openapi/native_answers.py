@@ -167,7 +167,7 @@ class ReplicaJson(AnswerJson):
     state: Literal["pending", "starting", "ready", "draining", "failed"]
     """What the replica does; pending: no machine has room for it; failed: it waits for its next start."""
     endpoint: str | None
-    """Where fronts connect; null: nowhere yet."""
+    """The address to which fronts connect; null while there is none."""
     reason: str
     """Why the replica is not ready; empty: there is nothing to say."""
 
@@ -199,7 +199,7 @@ class InfoJson(AnswerJson):
     max_input_tokens: Count
     """Most tokens of a prompt."""
     max_total_tokens: Count
-    """Most tokens of a prompt and its text."""
+    """Largest number of tokens of a prompt and its text together."""
     validation_workers: Count
     """Number of threads that tokenize."""
     max_client_batch_size: Count

@@ -27,7 +27,7 @@ class OutputTextJson(AnswerJson):
 
 
 class ReasoningTextJson(AnswerJson):
-    """What the model has written for itself."""
+    """Reasoning of the model, which comes before its answer."""
 
     type: Annotated[Literal["reasoning_text"], kind_of("part")]
     text: str
@@ -49,7 +49,7 @@ class OutputMessageJson(AnswerJson):
 
 
 class OutputReasoningJson(AnswerJson):
-    """What the model has written for itself."""
+    """Reasoning of the model, which comes before its answer."""
 
     id: str
     """The item's name."""

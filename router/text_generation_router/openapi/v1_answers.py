@@ -19,7 +19,7 @@ class GeneratedJson(AnswerJson):
     """Parts of the generated tokens."""
 
     reasoning_tokens: Count
-    """Number of tokens that the model has written for itself."""
+    """Number of tokens of the model's reasoning."""
 
 
 class UsageJson(AnswerJson):
@@ -115,7 +115,7 @@ class CompletionJson(HeadJson):
     choices: list[CompletionChoiceJson]
     """Prompts times `n` texts, in this order."""
     usage: UsageJson
-    """The tokens of the request."""
+    """Numbers of tokens that the request read and generated."""
 
 
 class CompletionChunkJson(HeadJson):
@@ -141,7 +141,7 @@ class ModelJson(AnswerJson):
     root: str
     """The model's name again."""
     max_model_len: Count
-    """Most tokens of a prompt and its text."""
+    """Largest number of tokens of a prompt and its text together."""
 
 
 class ModelsJson(AnswerJson):
@@ -231,7 +231,7 @@ class CalledDeltaJson(AnswerJson):
 
 
 class CallDeltaJson(AnswerJson):
-    """What a chunk adds to one of the calls."""
+    """What a chunk adds to one of the message's calls."""
 
     index: Count
     """Number of the call."""
@@ -251,7 +251,7 @@ class MessageJson(AnswerJson):
     content: str | None = None
     """The text; null beside calls without text, and absent beside TGI's."""
     reasoning_content: str | None = None
-    """What the model has written for itself before its answer."""
+    """The model's reasoning, which comes before its answer."""
     reasoning: str | None = None
     """The same; clients read one of the two names."""
     tool_calls: list[CallJson] | None = None
@@ -340,7 +340,7 @@ class ChatJson(ChatHeadJson):
     choices: list[ChatChoiceJson]
     """`n` messages."""
     usage: UsageJson
-    """The tokens of the request."""
+    """Numbers of tokens that the request read and generated."""
     prompt_logprobs: PromptLogprobs | None = None
     """For each token of the prompt its alternatives by token id, if `prompt_logprobs` is given."""
 

@@ -273,7 +273,7 @@ class ChatOptions(OpenAIRequest):
     separate_reasoning: Annotated[
         bool | None,
         Field(
-            description="Whether what the model writes for itself before its answer is `reasoning_content` and not part"
+            description="Whether the reasoning, which comes before the answer, is `reasoning_content` and not part"
             " of `content`. Default: true, where the chat template shows how the model reasons."
         ),
     ] = None

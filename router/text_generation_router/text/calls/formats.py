@@ -302,7 +302,7 @@ def _shows(template: str, marks: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a family of models marks what it writes for itself before the answer."""
+    """How a family of models marks its reasoning, which comes before the answer."""
 
     name: str
     begins: tuple[str, ...] = ()

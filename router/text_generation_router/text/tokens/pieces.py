@@ -19,7 +19,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model has written for itself before its answer."""
+    """A piece of the model's reasoning, which comes before its answer."""
 
     text: str
 
