@@ -161,7 +161,7 @@ def test_streams_go_on_beside_assaults_on_the_engine_s_port(pair, one_shard: lis
 def test_streams_go_on_while_certificates_are_replaced_and_an_engine_starts_with_them(
     pair, one_shard: list[StreamAnswer]
 ) -> None:
-    """The engine that has served until then shows the new certificate too, to new connections."""
+    """An engine that runs while its certificate is replaced shows the new certificate to new connections."""
     issued = pair.certificates.issued(Role.ENGINE)
 
     def replace() -> bytes:

@@ -120,8 +120,9 @@ def _pairs(tokens: int, context: int, window: int) -> int:
 
 
 def weight_bytes(config: ModelConfig, experts_read: float | None = None) -> int:
-    """All weights, except embeddings of which a step reads a few rows: that of an untied model, and positions. Of a
-    mixture's experts `experts_read` are counted in each layer (not rounded: it may be a mean), or all if it is None.
+    """The bytes of all weights but those embeddings of which a step reads a few rows: the input embedding, if the head
+    has weights of its own, and the embedding of positions. Of a mixture's experts `experts_read` are counted in each
+    layer (not rounded: it may be a mean), or all if it is None.
     """
     return round(_numbers(config, experts_read, least_dimensions=1) * NUMBER_BYTES)
 

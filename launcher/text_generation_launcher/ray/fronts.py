@@ -36,7 +36,7 @@ class FrontCluster(Protocol):
 
 
 class _OneMachine:
-    """The fronts of one machine, for a ReplicaKeeper: a ReplicaCluster with room on this machine only."""
+    """A ReplicaCluster whose replicas are the fronts of one machine, so that a ReplicaKeeper can keep them."""
 
     def __init__(self, cluster: FrontCluster, node: str) -> None:
         self.node = node

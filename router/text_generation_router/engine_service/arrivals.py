@@ -44,7 +44,7 @@ MAX_FRONTS, MAX_AT_ADDRESS = 256, 128
 FRONT_AT_ONCE, FRONT_PER_SECOND = 8, 0.5
 ADDRESS_AT_ONCE, ADDRESS_PER_SECOND = MAX_AT_ADDRESS, 8
 AT_ONCE, PER_SECOND = 2 * MAX_FRONTS, 16
-# Maximum number of names whose pace is remembered. Beyond this number, names whose bucket is full again are forgotten.
+# Maximum number of token buckets that are kept, one for each name. Beyond it, full buckets are forgotten.
 MAX_NAMES = 1024
 
 

@@ -101,9 +101,9 @@ class FrontWork:
         trial: Trial,
         version: int = VERSION,
     ) -> None:
-        """`max_open`: maximum number of requests of the front at a time. `note_share` is called with the share of each
-        request that is accepted. `trial`: the Trial of the engine. `version`: version of the protocol that both sides
-        speak."""
+        """`max_open`: maximum number of requests of the front at a time. `note_share` is called with the
+        tenant's share that each accepted request names. `trial`: decides which suspect requests the engine takes.
+        `version`: version of the protocol that both sides speak."""
         self.front_id = front_id
         self.outbox = outbox
         self._engine = engine

@@ -29,7 +29,7 @@ class EngineView:
     has_other_suspects: bool = False  # whether it has refused a suspect since that report: it has another group
     heard_s: float = 0.0  # time of the event loop at which the engine last sent a message
     is_open: bool = field(init=False)  # whether the engine takes requests
-    is_ready: bool = field(init=False)  # whether the engine has shards, too
+    is_ready: bool = field(init=False)  # whether the engine takes requests and has shards
     _is_closing: bool = False  # whether the engine has refused requests because the engine ends
 
     def __post_init__(self) -> None:

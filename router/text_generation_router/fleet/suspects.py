@@ -75,7 +75,7 @@ class HeldRequest:
 class SuspectGroup:
     """Suspects that go to one engine together."""
 
-    key: str  # the loss, and the part of its suspects: the same on all fronts
+    key: str  # names the loss, and which part of its suspects the group is. All fronts make the same key
     losses: int  # losses in a row that the group has met before its requests are alone
     loss: str  # name of the newest loss
     requests: set[int] = field(default_factory=set)

@@ -21,7 +21,8 @@ class ConnectionLimits:
     write_s: float  # seconds in which the client must read `write_progress_bytes` of a waiting answer
     # Seconds from the first byte of a request, or from the start of a connection, to the end of the headers.
     headers_s: float = 10.0
-    beyond_s: float = 1.0  # seconds in which a connection beyond the limit must send a request that is answered there
+    # Seconds in which a connection beyond the limit of connections must send a request that is answered nevertheless.
+    beyond_s: float = 1.0
     body_s: float = 30.0  # seconds from the end of the headers to the end of the body
     header_bytes: int = 2**16
     # In a body of more than `small_chunks` chunks, the average chunk must have at least `chunk_bytes` bytes.

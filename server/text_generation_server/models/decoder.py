@@ -235,7 +235,8 @@ def _of_groups(config: ModelConfig, order: list[int] | None, split: Split, names
 def _of_one_group(config: ModelConfig, order: list[int] | None, split: Split, names: LayerNames) -> list[LayerPart]:
     """Some queries of a group, its key and its value."""
     size, queries_of_key = config.head_size, config.num_heads // config.num_kv_heads
-    # Places of heads in the tensor. Each group before has a key and a value beside its queries.
+    # Numbers of heads in the tensor, which has one group behind the other: queries, a key and a value. So each group
+    # before this one adds two heads to its queries.
     first = split.query_heads.start + 2 * split.kv_heads.start
     key = split.kv_heads.start * (queries_of_key + 2) + queries_of_key
     queries = range(first, first + len(split.query_heads))

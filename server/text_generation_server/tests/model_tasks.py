@@ -68,8 +68,8 @@ def prompt_scores(group: Group, path: Path) -> tuple[torch.Tensor, torch.Tensor,
 
 
 def texts_in_company(group: Group, path: Path, parameters: Sampling) -> list[tuple[str, Text, Text]]:
-    """On rank 0, a tuple for each change (such as chunks): its name, the text without the change, and the text with
-    it."""
+    """On rank 0, a tuple for each other way to compute a text (such as a prompt in chunks): its name, the usual text,
+    and the text that was computed in this way."""
     runner = warm(group, path)
     alone = [text(generate(runner, random_ids(n, n), NEW, parameters)) for n in CROWD]
     known = group.broadcast(torch.tensor(alone[-1][0] or [0] * NEW))

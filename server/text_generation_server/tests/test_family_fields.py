@@ -119,7 +119,8 @@ def outcome(bench: Bench, variant: str, changed: Raw) -> Outcome:
 
 
 def outcomes(bench: Bench, model_type: str, name: str) -> Iterator[tuple[str, Raw, Outcome]]:
-    """For each variant of a family whose config.json can be changed in this field."""
+    """What happens when this field of config.json is changed: an item for each variant of the family that can have
+    another value."""
     for variant, (family, _) in VARIANTS.items():
         if family == model_type and (changed := change(model_type, name, raw := bench.raw(variant))) not in (None, raw):
             assert changed is not None

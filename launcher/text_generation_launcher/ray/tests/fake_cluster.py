@@ -20,7 +20,7 @@ class FakeReplicaCluster:
         self.nodes: dict[str, str] = {}  # by address: Ray's node id of each other machine
         self.fronts: set[str] = set()
         self.told: list[tuple[str, tuple[str, ...]]] = []  # report_engines: machine, addresses of engines
-        self.restarts: list[tuple[str, str]] = []  # report_engines: machine, name of the newest restart
+        self.restarts: list[tuple[str, str]] = []  # report_engines: machine, id of the restart last asked for
         self.started_on: list[tuple[str, str]] = []  # start_fronts: machine, Ray's node id
         self._number = 0
 

@@ -83,7 +83,7 @@ class ItemPart:
     """The only part of a message or of reasoning: its text, and the events of the text."""
 
     def __init__(self, item: dict[str, Any], part: dict[str, Any], event: str) -> None:
-        """`event`: beginning of the event types of the part's text."""
+        """`event`: prefix of the types of the events that carry the part's text, such as `response.output_text`."""
         self.item = item
         self._part = part
         self._event = event

@@ -80,7 +80,7 @@ class BookedEngine:
         self.books.accepted(self.view, indexes)
 
     def begin(self) -> None:
-        """Decides the first steps of all requests that have not begun."""
+        """Pretends that the first step of each request that has not begun is decided."""
         for index, row in list(self.rows.items()):
             if not row.has_begun:
                 self.books.begun(self.view, [index])

@@ -103,7 +103,7 @@ def test_streams_of_a_silent_engine_go_on_elsewhere_without_suspicion_and_what_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "SILENT_S", 1.0)
-    monkeypatch.setattr(security, "PING_AFTER_MS", 600_000)  # so that the engine cannot notice before the thaw
+    monkeypatch.setattr(security, "PING_AFTER_MS", 600_000)  # so that the frozen engine does not notice the lost link
 
     async def use(links: Linked) -> None:
         await links.ask_all()

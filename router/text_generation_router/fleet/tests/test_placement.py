@@ -1,4 +1,5 @@
-"""Which engine gets a group: by what engines have cached, on several fronts; and what a single engine costs."""
+"""Which engine gets the texts of one prompt: by what engines have cached, on several fronts. And that placement does
+next to nothing where there is one engine."""
 
 from collections.abc import Callable
 from itertools import count

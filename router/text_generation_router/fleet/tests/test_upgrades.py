@@ -121,7 +121,7 @@ def test_engines_are_replaced_by_those_of_the_next_version_one_after_the_other_a
         async def load() -> None:
             while not is_over.is_set():
                 asked.append(ask(front, len(asked) % 8, 60))
-                await asked[-1].until_tokens(20)  # so that several run at a time
+                await asked[-1].until_tokens(20)  # so that several requests run at a time
 
         loading = [asyncio.create_task(load()) for _ in range(4)]
         for place, path in enumerate(paths):

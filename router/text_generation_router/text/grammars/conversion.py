@@ -59,7 +59,7 @@ def prepared_text(schema: Any) -> str:
 def _of_regex(asked: AskedGrammar) -> str:
     if not asked.text:
         raise RefusedGrammarError("the regular expression is empty")
-    if (len(asked.text) - len(asked.text.rstrip("\\"))) % 2:  # llguidance would pass over it
+    if (len(asked.text) - len(asked.text.rstrip("\\"))) % 2:  # llguidance ignores the last one
         raise RefusedGrammarError("the regular expression ends with a backslash that escapes nothing")
     # As in TGI's grammars, \d, \w and \s are the ASCII characters.
     return lark_grammar(f"start: /{regex_to_lark(asked.text, 'dws')}/")

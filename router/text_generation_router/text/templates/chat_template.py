@@ -95,8 +95,8 @@ END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE "
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template renders. `None`: the last message decides; if it is the assistant's it is continued, any other
-    message is answered.
+    """What a template renders. Where `add_generation_prompt` or `continue_final_message` is None, the last message
+    decides: an assistant's message is continued, any other message is answered.
     """
 
     messages: tuple[Message, ...]

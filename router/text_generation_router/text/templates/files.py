@@ -11,7 +11,7 @@ from text_generation_router.text.templates.chat_template import ChatTemplate
 # The special tokens that every tokenizer of transformers knows by name.
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DEFAULT = "default"
-MAX_TEMPLATES = 16  # most templates of one model that are read
+MAX_TEMPLATES = 16  # maximum number of templates of one model
 
 Templates = dict[str, str]
 

@@ -72,8 +72,9 @@ INLINE __m512i add_sums(__m512i a, __m512i b, enum type type) {
 
 INLINE vf floats_of(__m512i sums, enum type type) { return type == I8 ? (vf)_mm512_cvtepi32_ps(sums) : (vf)sums; }
 
-/* The sums over the lanes of 16 vectors, as in lane_sums of vectors.h: four_sums makes 4 lanes of each of four vectors,
-   whose numbers are i, i + 4, i + 8 and i + 12, and sixteen_sums the sums from four such vectors. */
+/* The sum over the lanes of each of 16 vectors, added in the order of lane_sums of vectors.h. four_sums adds the lanes
+   of each of the vectors i, i + 4, i + 8 and i + 12 up to 4 lanes, side by side in one vector. sixteen_sums adds four
+   such vectors up to the 16 sums. */
 INLINE __m512i four_sums(const __m512i x[4], enum type type) {
   __m512i a = add_sums(_mm512_shuffle_i32x4(x[0], x[2], 0x44), _mm512_shuffle_i32x4(x[0], x[2], 0xee), type);
   __m512i b = add_sums(_mm512_shuffle_i32x4(x[1], x[3], 0x44), _mm512_shuffle_i32x4(x[1], x[3], 0xee), type);

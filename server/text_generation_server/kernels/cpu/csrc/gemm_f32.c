@@ -32,7 +32,7 @@ INLINE float start_of_sum(const struct f32_panel *s, long row, long n) {
   return number + bias;
 }
 
-/* The number of outputs, a power of two of vectors, whose sums fit the registers for `rows` rows. */
+/* The number of outputs whose sums for `rows` rows fit the registers. They fill 1, 2, 4 … vectors. */
 INLINE int outputs_at_once(int rows) {
   int count = WIDE_PANEL / LANES;
   while (count * rows > SUM_VECTORS) count /= 2;

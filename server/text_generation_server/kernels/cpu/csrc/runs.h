@@ -156,8 +156,9 @@ INLINE vf raise_peaks(struct lane_block *b, int v, vf peaks, long size) {
   return peaks;
 }
 
-/* Turns the scores of one vector of queries into weights 2^(score - peak). Floats: weights are summed as attention.c
-   does, every LANES-th key in turn, and then the LANES sums as lane_sum adds lanes. */
+/* Turns the scores of one vector of queries into weights 2^(score - peak). With float32 keys, the weights are summed in
+   the order of attention.c: those of every LANES-th key one after the other, and then the LANES sums in the order of
+   lane_sum. */
 INLINE void weigh_positions(struct lane_block *b, const struct position_tile *t, int v, int from, int to, vf base,
                             int scaled, int pairs) {
   vf sums[LANES] = {};
