@@ -125,7 +125,9 @@ class TenMessages:
         return fixed | {"ignore_eos": True} | dict(sampling)
 
     def read(self, event: dict[str, Any], new_tokens: int) -> Event:
-        return Event(tokens=len(event["choices"]))
+        choices = event["choices"]  # the end is an event of its own where the last token adds no text
+        is_whole = any(choice["finish_reason"] == "length" for choice in choices)
+        return Event(tokens=len(choices), total=new_tokens if is_whole else None)
 
 
 DIALECTS: dict[str, Dialect] = {"generate": GenerateStream(), "chat": TenMessages()}
