@@ -25,7 +25,7 @@ RULES: tuple[tuple[str, str | None], ...] = (
     (r"Starting check and download process|Successfully downloaded weights|Files are already present on", None),
     (r"Default `max_batch_prefill_tokens`|loaded \d+ tensors, |Shard ready in |Starting Webserver", None),
     (r"Warming up model|Connected(?: worker=\d+)?$|Starting Engine|Engine serves its fronts at unix:", None),
-    (r"engine unix:\S+ is connected|signal received, |Replica has left", None),
+    (r"engine unix:\S+ is (?:connected|left)|signal received, |Replica has left", None),
     (r"Terminating webserver", "Stopping after the last request; ^C again: at once"),
     (r"Shutting down shards|Terminating \w+$|(?:webserver|check) terminated", None),
     (r"(?:shard|engine|download) terminated", "Stopped"),

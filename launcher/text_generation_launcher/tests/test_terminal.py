@@ -37,17 +37,33 @@ START = [
     *("engine unix:///tmp/tgi-py-0/38241/shard-engine is connected, term 17957" for _ in range(2)),
     *("Connected" for _ in range(2)),
 ]
+# And of an end, in the order of a server with two fronts and of one without.
+END = [
+    "Terminating webserver",
+    *("signal received, starting graceful shutdown" for _ in range(2)),
+    *("engine unix:///tmp/tgi-py-0/38241/shard-engine is left" for _ in range(2)),
+    "signal received, the engine ends after its last request",
+    "Replica has left",
+    "webserver terminated",
+    "Shutting down shards",
+    "Terminating shard",
+    "shard terminated",
+]
 ADDRESS = "http://localhost:38241"
 READY = {"api": ADDRESS, "docs": f"{ADDRESS}/docs", "metrics": f"{ADDRESS}/metrics"}
 
 
 def records(name: str) -> Iterator[logging.LogRecord]:
     for message in START:
-        made = {"msg": message, "levelno": logging.INFO, "levelname": "INFO", "created": 1e9}
+        made = made_of(message)
         yield logging.makeLogRecord(made | {"fields": {"rank": 0} if message.startswith("Server") else {}})
     for worker in range(2):
         fields = READY | {"worker": worker}
         yield logging.makeLogRecord(made | {"msg": "Serving %s", "args": (name,), "fields": fields})
+
+
+def made_of(message: str) -> dict[str, object]:
+    return {"msg": message, "levelno": logging.INFO, "levelname": "INFO", "created": 1e9}
 
 
 def shown(screen: Screen, *every: logging.LogRecord) -> list[str]:
@@ -67,6 +83,11 @@ def test_a_start_is_eight_lines_of_a_terminal_and_the_last_is_the_address_alone(
     text = "\n".join(lines)
     for needed in ("--hostname 127.0.0.1", "kernels: cpu (avx2)\n", "262144 tokens", "^C stops"):
         assert needed in text
+
+
+def test_an_end_is_two_lines() -> None:
+    lines = shown(Screen(has_colors=False), *(logging.makeLogRecord(made_of(message)) for message in END))
+    assert [line[10:] for line in lines] == ["Stopping after the last request; ^C again: at once", "Stopped"]
 
 
 def test_times_are_local(monkeypatch: pytest.MonkeyPatch) -> None:
