@@ -22,6 +22,7 @@ RULES: tuple[tuple[str, str | None], ...] = (
     (r"Waiting for shard to be ready", "Still loading"),
     (r"Setting max batch total tokens to (\d+)", r"Room for \1 tokens"),
     (r"Port \d+ was chosen for --port 0", None),
+    (r"Starting check and download process for ([^\s/]+/[^\s/]+)$", r"Checking the files of \1"),
     (r"Starting check and download process|Successfully downloaded weights|Files are already present on", None),
     (r"Default `max_batch_prefill_tokens`|loaded \d+ tensors, |Shard ready in |Starting Webserver", None),
     (r"Warming up model|Connected(?: worker=\d+)?$|Starting Engine|Engine serves its fronts at unix:", None),

@@ -85,6 +85,11 @@ def test_a_start_is_eight_lines_of_a_terminal_and_the_last_is_the_address_alone(
         assert needed in text
 
 
+def test_a_model_of_the_hub_is_named_while_its_files_are_checked() -> None:
+    [line] = shown(Screen(False), logging.makeLogRecord(made_of("Starting check and download process for org/m")))
+    assert line.endswith("  Checking the files of org/m")
+
+
 def test_an_end_is_two_lines() -> None:
     lines = shown(Screen(has_colors=False), *(logging.makeLogRecord(made_of(message)) for message in END))
     assert [line[10:] for line in lines] == ["Stopping after the last request; ^C again: at once", "Stopped"]
