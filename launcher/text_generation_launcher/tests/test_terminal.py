@@ -120,6 +120,14 @@ def test_what_fails_is_shown_whole_and_so_is_the_start_that_follows() -> None:
     assert shown(screen, *records("demo")) == lines
 
 
+def test_the_end_of_a_generation_is_what_a_person_reads_of_it_and_each_has_its_line() -> None:
+    made = '{"message": "Success", "total_time": "20.5s", "total_time_s": 20.5, "prompt_tokens": 12345, "seed": null,'
+    made += ' "generated_tokens": 820, "route": "/v1/chat/completions", "finish_reason": "length", "request_id": "x"}'
+    lines = shown(Screen(has_colors=False), *(record_of(made, "router", {"worker": 1}) for _ in range(2)))
+    told = "/v1/chat/completions length: 12345 in, 820 out, 20.50 s, 40 tokens/s"
+    assert [line[10:] for line in lines] == [told] * 2 and len(lines[0]) <= 80
+
+
 def test_two_requests_of_one_kind_are_two_lines() -> None:
     refusals = [logging.makeLogRecord({"msg": "Answered", "levelno": 20, "levelname": "INFO"}) for _ in range(2)]
     assert len(shown(Screen(has_colors=False), *refusals)) == 2
@@ -154,6 +162,7 @@ def test_colors_are_for_terminals_that_have_them(
     environ: dict[str, str], json_output: bool, form: str, terminal: tuple[int, TextIO]
 ) -> None:
     shown_on, stdout = terminal
+    del logging.getLogger().handlers[1:]  # pytest's own, which would keep the form
     write_for_people(stdout, environ, json_output)
     logging.getLogger().warning("slow")
     line = os.read(shown_on, 1000).decode()
