@@ -2,6 +2,7 @@
 shown."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -100,10 +101,19 @@ ENVIRONMENTS = (
         refused=("MODEL_ID in the environment is empty", "API_KEY in the environment is empty"),
     ),
     Environment(
-        "Kubernetes, with a service of the name prometheus",
-        {"PROMETHEUS_PORT": "tcp://10.0.0.9:9090", "MODEL_ID": "{model}"},
-        lines=('# prometheus-port = "tcp://10.0.0.9:9090" # variable PROMETHEUS_PORT: refused',),
-        refused=("'--prometheus-port' (env var: 'PROMETHEUS_PORT')",),
+        "Kubernetes, with services of the names prometheus and master",
+        {"PROMETHEUS_PORT": "tcp://10.0.0.9:9090", "MASTER_PORT": "udp://10.0.0.8:53", "MODEL_ID": "{model}"}
+        | {"PROMETHEUS_SERVICE_HOST": "10.0.0.9", "PROMETHEUS_PORT_9090_TCP": "tcp://10.0.0.9:9090"}
+        | {"PORT": "tcp://10.0.0.9:80", "HOSTNAME": "tgi-7d9f-x2x"},
+        lines=(
+            "# port = 3000 # default",
+            "# prometheus-port is not set # default",
+            *(
+                f"# note: {name} in the environment is the address of a service, as Kubernetes sets it, and has no"
+                " effect; the pod's `enableServiceLinks: false` leaves it out"
+                for name in ("PORT", "PROMETHEUS_PORT", "MASTER_PORT")
+            ),
+        ),
     ),
     Environment(
         "switches as Python and shells write them",
@@ -233,6 +243,12 @@ def test_every_visible_flag_has_a_line(places: dict[str, str]) -> None:
     flags = cli.LAUNCHER.flags_of(LauncherConfig)
     hidden = {"config", "print_config"}
     assert shown == [each.flag_name[2:] for each in flags if not each.hidden and each.name not in hidden]
+
+
+def test_no_variable_of_a_flag_has_another_name_that_kubernetes_gives_for_a_service() -> None:
+    variables = {flag.variable or "" for flag in cli.LAUNCHER.flags_of(LauncherConfig)}
+    links = {each for each in variables if re.search(r"_SERVICE_(HOST|PORT)|_PORT_", f"_{each}")}
+    assert not links and {each for each in variables if each.endswith("PORT")} >= {"PORT", "PROMETHEUS_PORT"}
 
 
 def test_origins_are_flags_and_variables() -> None:

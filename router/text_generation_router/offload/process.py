@@ -13,8 +13,8 @@ from text_generation_router.offload.child import ANSWER_HEAD, LENGTH, JobOutcome
 from text_generation_router.offload.errors import JobFailedError, JobLostError
 
 CHILD = "text_generation_router.offload.child"
-# These signals reach the whole process group. A child has them blocked from its first instruction on, because the router
-# first finishes its requests and needs its children.
+# These signals reach the whole process group. A child has them blocked from its first instruction on, because the
+# router first finishes its requests and needs its children.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds for a child to import the modules of its handlers, on a busy machine.
 READY_S = 60.0
