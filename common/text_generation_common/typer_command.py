@@ -18,9 +18,9 @@ import typer
 from typer.core import TyperCommand
 
 from text_generation_common import report
-from text_generation_common.addresses import is_address, resolved
+from text_generation_common.addresses import is_address, is_service_link, resolved
 from text_generation_common.errors import INTERRUPTED
-from text_generation_common.flags.declaration import REQUIRED, Flag, is_service_link, single_type
+from text_generation_common.flags.declaration import REQUIRED, Flag, single_type
 from text_generation_common.flags.kinds import Topic
 from text_generation_common.flags.programs import ProgramFlags
 from text_generation_common.version import turn_reports_off
@@ -59,7 +59,7 @@ class ReportingCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for parameter in self.params:
-            if is_service_link(parameter.envvar, os.environ):
+            if is_service_link(str(parameter.envvar), os.environ):
                 parameter.envvar = None
         parsed: list[str] = super().parse_args(ctx, args)
         return parsed

@@ -15,16 +15,11 @@ from typing import Any
 import typer
 
 from text_generation_common import faults, places, report
+from text_generation_common.addresses import without_service_links
 from text_generation_common.cluster import block_key
 from text_generation_common.errors import INTERRUPTED, CommandError, WrongUsage
 from text_generation_common.flags.cluster import MAX_LOCAL_REPLICAS, Way
-from text_generation_common.flags.declaration import (
-    Flag,
-    from_environment,
-    from_values,
-    values_of,
-    without_service_links,
-)
+from text_generation_common.flags.declaration import Flag, from_environment, from_values, values_of
 from text_generation_common.flags.model import DEMO_MODEL
 from text_generation_common.flags.process import InheritedFlags
 from text_generation_common.flags.programs import LAUNCHER, ProgramFlags
@@ -258,7 +253,7 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
     inherited = from_environment(InheritedFlags, environ, {})
     if inherited.failpoints and not config.process.testing:
         logger.warning(faults.NOT_TESTING)
-    environ = without_service_links(LAUNCHER.flags_of(LauncherConfig), environ, logger)
+    environ = without_service_links([flag.variable for flag in flags_of_command("")], environ, logger)
     try:
         plan = resolve(config, environ)
         log_arguments(config, plan)

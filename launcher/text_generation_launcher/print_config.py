@@ -12,14 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from text_generation_common import report
+from text_generation_common.addresses import without_service_links
 from text_generation_common.errors import CommandError
-from text_generation_common.flags.declaration import (
-    Flag,
-    flag_name,
-    values_of,
-    with_flags,
-    without_service_links,
-)
+from text_generation_common.flags.declaration import Flag, flag_name, values_of, with_flags
 from text_generation_common.flags.programs import LAUNCHER
 from text_generation_common.secret_values import is_secret
 from text_generation_common.version import OFF
@@ -86,8 +81,9 @@ def _planned(
     """The plan of a start without the flags `missing`, and what ends that start."""
     if config.config and (line := config_file.exposure(config.config)):
         logger.warning("%s", line)
-    defaults = {flag.name: flag.default for flag in LAUNCHER.flags_of(LauncherConfig) if flag.name in missing}
-    environ = without_service_links(LAUNCHER.flags_of(LauncherConfig), environ, logger)
+    flags = list(LAUNCHER.flags_of(LauncherConfig))
+    environ = without_service_links([flag.variable for flag in flags], environ, logger)
+    defaults = {flag.name: flag.default for flag in flags if flag.name in missing}
     plan = None
     try:
         plan = resolve(with_flags(config, **defaults), environ)

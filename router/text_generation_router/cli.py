@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 import typer
 
 from text_generation_common import faults
-from text_generation_common.flags.declaration import from_values, without_service_links
+from text_generation_common.addresses import without_service_links
+from text_generation_common.flags.declaration import from_values
 from text_generation_common.flags.programs import ROUTER
 from text_generation_common.logs import setup_logging
 from text_generation_common.typer_command import ReportingCommand, beside, lasting, make_app, taking
@@ -26,7 +27,7 @@ logger = logging.getLogger("text_generation_router")
 def route(values: dict[str, Any]) -> None:
     flags = from_values(RouterFlags, values)
     setup_logging(flags.log_level, flags.process.json_output)
-    without_service_links(ROUTER.flags_of(RouterFlags), os.environ, logger)
+    without_service_links([flag.variable for flag in ROUTER.flags_of(RouterFlags)], os.environ, logger)
     with lasting():
         from text_generation_router.resolve import resolve
         from text_generation_router.serve import run

@@ -6,9 +6,7 @@ name of a flag stands once. `programs.py` says where a program differs, `typer_c
 `from_environment` reads flags that are variables only.
 """
 
-import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import EnumType
@@ -185,30 +183,6 @@ def check_range(flag: Flag, value: Any) -> None:
         raise ValueError(f"it must be at least {flag.min}")
     if flag.max is not None and value > flag.max:
         raise ValueError(f"it must be at most {flag.max}")
-
-
-# Kubernetes gives each pod NAME_PORT with such an address, for every service NAME of its namespace.
-_SERVICE_LINK = re.compile(r"(?:tcp|udp|sctp)://\S*")
-
-
-def is_service_link(variable: str | None, environ: Mapping[str, str]) -> bool:
-    """Whether the variable of a flag is set to the address of a service, which is no value of that flag."""
-    is_port = variable is not None and f"_{variable}".endswith("_PORT")
-    return is_port and _SERVICE_LINK.fullmatch(environ.get(variable or "", "")) is not None
-
-
-def without_service_links(
-    flags: Iterable[Flag], environ: Mapping[str, str], logger: logging.Logger
-) -> Mapping[str, str]:
-    """The environment without the flags' variables that are service links. `logger` gets a warning about each."""
-    links = [flag.variable for flag in flags if is_service_link(flag.variable, environ)]
-    for variable in links:
-        logger.warning(
-            "%s in the environment is the address of a service, as Kubernetes sets it, and has no effect; the pod's"
-            " `enableServiceLinks: false` leaves it out",
-            variable,
-        )
-    return {name: value for name, value in environ.items() if name not in links}
 
 
 def missing_features(flags: Iterable[Flag], values: Mapping[str, Any]) -> Iterator[Flag]:

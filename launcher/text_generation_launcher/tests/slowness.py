@@ -18,7 +18,7 @@ MAX_TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Of the clock, and of processor time of child processes."""
+    """Seconds of the clock, and seconds of processor time of child processes."""
 
     clock: float
     cpu: float

@@ -110,7 +110,7 @@ ENVIRONMENTS = (
             "# port = 3000 # default",
             "# prometheus-port is not set # default",
             *(
-                f"# note: {name} in the environment is the address of a service, as Kubernetes sets it, and has no"
+                f"# note: {name} in the environment is the address of a Service, as Kubernetes sets it, and has no"
                 " effect; the pod's `enableServiceLinks: false` leaves it out"
                 for name in ("PORT", "PROMETHEUS_PORT", "MASTER_PORT")
             ),

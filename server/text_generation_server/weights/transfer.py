@@ -71,8 +71,8 @@ class Retries:
                     raise
                 cause, _ = parted(str(error))
                 # The error that ends the command would repeat the cause of a hub that never answers.
-                level = logging.DEBUG if is_silent else logging.WARNING
-                logger.log(level, "%s: try %d of %d follows in %g s", cause, number, tries, self.pause_s)
+                log = logger.debug if is_silent else logger.warning
+                log("%s: try %d of %d follows in %g s", cause, number, tries, self.pause_s)
                 sleep(self.pause_s)
         return action()
 
