@@ -92,14 +92,15 @@ install: .venv/installed
 
 # Installs torch, unless this version is there, and prints which build it is.
 torch:
-	$(call STEP,$$(cat requirements/torch.txt): 700 MiB as a build for CPUs)
+	$(call STEP,$$(cat requirements/torch.txt): 700 MiB as a build for CPUs; several GiB with CUDA)
 	@ls -d $(SITE)/$$(sed "s/==/-/" requirements/torch.txt)[.+]*dist-info >/dev/null 2>&1 || \
-		$(if $(NVIDIA_DRIVER),,$(TORCH_INDEX_ANSWERS) && $(TORCH_FOR_CPUS) ||) \
+		$(if $(NVIDIA_DRIVER),,{ $(TORCH_INDEX_ANSWERS) && $(TORCH_FOR_CPUS); } || { echo $(TORCH_ELSEWHERE); false; } ||) \
 		$(PIP_INSTALL) --requirement requirements/torch.txt
 	@$(PRINT_TORCH)
 
 TORCH_INDEX_ANSWERS = (exec $(BIN)/python -c "import signal, urllib.request; signal.alarm($(TORCH_WAIT_S)); \
 	urllib.request.urlopen('$(TORCH_INDEX)/torch/').read(1)") 2>/dev/null
+TORCH_ELSEWHERE = "$(TORCH_INDEX) gives no torch: pip takes it from its default index, with CUDA"
 TORCH_FOR_CPUS = $(PIP_INSTALL) --index-url $(TORCH_INDEX) --no-deps --requirement requirements/torch.txt
 TORCH_HAS_CUDA = grep -q "^cuda.* = '" $(SITE)/torch/version.py
 PRINT_TORCH = version=$$(sed -n "s/^__version__ = '\(.*\)'/\1/p" $(SITE)/torch/version.py); \

@@ -25,4 +25,12 @@ if ! mkdir -p "$folder" 2>/dev/null || ! [ -w "$folder" ]; then
     echo "$folder cannot be written by uid $(id -u), its owner is uid $owner: only models that are there are served." \
         "To download others, mount a folder that can be written, or run with --user $owner" >&2
 fi
+# SageMaker starts each image with the word `serve`, asks port 8080, and has names of its own for the launcher's variables.
+if [ "${1:-}" = serve ] || [ -n "${HF_MODEL_ID:-}" ]; then
+    [ "${1:-}" != serve ] || shift
+    set -- --port "${SAGEMAKER_BIND_TO_PORT:-8080}" "$@"
+    export MODEL_ID="${HF_MODEL_ID:-${MODEL_ID:-}}" REVISION="${HF_MODEL_REVISION:-${REVISION:-}}"
+    export NUM_SHARD="${SM_NUM_GPUS:-${NUM_SHARD:-}}" QUANTIZE="${HF_MODEL_QUANTIZE:-${QUANTIZE:-}}"
+    export TRUST_REMOTE_CODE="${HF_MODEL_TRUST_REMOTE_CODE:-${TRUST_REMOTE_CODE:-}}"
+fi
 exec text-generation-launcher "$@"

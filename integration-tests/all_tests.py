@@ -1,8 +1,9 @@
 """Runs all tests in parts, for `make test`, and prints the seconds of each part and the slowest tests of all parts.
 
 The first part has the packages named on the command line, one process for each core. The launcher's tests mostly wait
-for children that do nothing. Tests that start whole servers run in two processes, without those marked `alone`, whose
-limits in seconds need the cores: these run one after the other at the end. A part that fails is the last one."""
+for children that do nothing. Tests that start whole servers run in two processes. The tests of both that are marked
+`alone`, whose limits in seconds need the cores, run one after the other at the end. A part that fails is the last
+one."""
 
 import shlex
 import subprocess
@@ -41,9 +42,9 @@ def parts(packages: Sequence[str], default: str) -> list[Part]:
     servers = ("--numprocesses", "2", *by_file, "--no-loadscope-reorder", "integration-tests")
     return [
         Part("packages", ("--numprocesses", "logical", "--maxprocesses", "4", *by_file, *packages)),
-        Part("launcher", ("--numprocesses", "4", *by_file, "launcher")),
+        Part("launcher", ("--numprocesses", "4", *by_file, "launcher", "-m", f"{default} and not alone")),
         Part("whole servers", (*servers, "-m", f"{default} and not alone")),
-        Part("whole servers, alone", ("integration-tests", "-m", f"{default} and alone")),
+        Part("alone", ("launcher", "integration-tests", "-m", f"{default} and alone")),
     ]
 
 

@@ -217,11 +217,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path, help="a Debian that debootstrap has made; made anew when not given")
     parser.add_argument("--mirror", default="http://deb.debian.org/debian")
-    parser.add_argument("--bind", action="append", default=[], help="a file or folder of this machine that pip needs")
+    parser.add_argument(
+        "--bind",
+        action="append",
+        default=[],
+        help="a file or folder of this machine that pip needs, at a path where Debian's packages write nothing",
+    )
     parser.add_argument("--env", action="append", default=[], help="NAME of a variable that pip needs")
     parser.add_argument("--folder", type=Path, help="keep the roots here, and take those that are there")
     arguments = parser.parse_args()
     check(os.geteuid() == 0, "this program runs as root")
+    check(bool(arguments.base or shutil.which("debootstrap")), "debootstrap is installed")
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="image-"))
     try:
         base = arguments.base or folder / "debian"

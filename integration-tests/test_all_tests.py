@@ -6,10 +6,11 @@ REPORT = """<testsuites><testsuite><testcase classname="a.test_b" name="test_slo
 <testcase classname="a.test_b" name="test_fast" time="0.25"><failure/></testcase></testsuite></testsuites>"""
 
 
-def test_each_test_of_whole_servers_is_in_one_part() -> None:
-    beside, alone = (part.arguments for part in parts(["router"], "not slow")[2:])
-    assert (beside[-1], alone[-1]) == ("not slow and not alone", "not slow and alone")
-    assert "--numprocesses" in beside and "--numprocesses" not in alone
+def test_each_test_of_the_launcher_and_of_whole_servers_is_in_one_part() -> None:
+    launcher, servers, alone = (part.arguments for part in parts(["router"], "not slow")[1:])
+    assert launcher[-1] == servers[-1] == "not slow and not alone" and alone[-1] == "not slow and alone"
+    assert "--numprocesses" in launcher and "--numprocesses" in servers and "--numprocesses" not in alone
+    assert {"launcher", "integration-tests"} <= {*alone}
     assert "not slow" in default_markers() and "alone" not in default_markers()
 
 

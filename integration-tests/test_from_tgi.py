@@ -48,6 +48,7 @@ def test_the_page_says_what_the_launcher_does_with_a_flag(name: str, here: str) 
 def test_the_variables_that_the_page_names_are_those_of_flags_or_read_elsewhere() -> None:
     section = PAGE.partition("## Variables")[2].partition("\n## ")[0]
     read = {flag.variable for flag in OURS.values()} | {"HF_TOKEN", "HF_API_TOKEN", "HF_HOME", "HF_HUB_OFFLINE"}
+    read |= set(re.findall(r"\$\{(\w+)", (REPOSITORY / "deploy" / "entrypoint.sh").read_text()))
     read |= {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LOG_LEVEL"}
     for line in section.splitlines():
         if "not read" in line or line.startswith("  "):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from dockerfile import REPOSITORY, context, stages
+from server_process import LAUNCHER as SERVER_S_LAUNCHER
 
 DEPLOY = REPOSITORY / "deploy"
 BUILD, IMAGE = stages()
@@ -135,6 +136,38 @@ def test_the_cache_of_the_hub_is_where_tgi_s_volume_has_it(
     places = {"data": str(container.data), "elsewhere": str(container.data.parent / "elsewhere"), None: None}
     variables = {} if given is None else {"HUGGINGFACE_HUB_CACHE": places[given] or ""}
     assert container.start(**variables).environ.get("HUGGINGFACE_HUB_CACHE") == places[cache]
+
+
+SAGEMAKER = {
+    "HF_MODEL_ID": "org/m", "HF_MODEL_REVISION": "v1", "SM_NUM_GPUS": "4", "HF_MODEL_QUANTIZE": "awq",
+    "HF_MODEL_TRUST_REMOTE_CODE": "true", "SAGEMAKER_BIND_TO_PORT": "8081", "MODEL_ID": "org/other", "PORT": "80",
+}  # fmt: skip
+
+
+def test_sagemaker_s_variables_are_those_of_the_launcher(container: Container) -> None:
+    start = container.start("serve", "--print-config", **SAGEMAKER)
+    command = [SERVER_S_LAUNCHER, *start.arguments]
+    printed = subprocess.run(command, env=start.environ, capture_output=True, text=True)
+    values = [" ".join(line.split()) for line in printed.stdout.splitlines()]
+    assert {
+        'model-id = "org/m" # variable MODEL_ID',
+        'revision = "v1" # variable REVISION',
+        "num-shard = 4 # variable NUM_SHARD",
+        'quantize = "awq" # variable QUANTIZE',
+        "port = 8081 # flag",
+        "# trust-remote-code = true # variable TRUST_REMOTE_CODE: refused",
+        "# HF_MODEL_ID is set, and the launcher does not read it",
+    } <= {*values}, printed
+    error, _ = printed.stderr.splitlines()
+    assert "--trust-remote-code is not supported yet" in error
+
+
+def test_sagemaker_starts_the_image_with_serve_and_names_a_model(container: Container) -> None:
+    start = container.start("serve", NUM_SHARD="2")
+    assert (start.arguments, start.environ["MODEL_ID"]) == (["--port", "8080"], "")  # which the launcher refuses
+    assert start.environ["NUM_SHARD"] == "2"
+    plain = container.start("--model-id", "serve", SM_NUM_GPUS="4", PORT="80")
+    assert plain.arguments == ["--model-id", "serve"] and not {"MODEL_ID", "NUM_SHARD"} & plain.environ.keys()
 
 
 @pytest.mark.parametrize(("status", "ends_with"), [(200, 0), (503, 1), (None, 1)])

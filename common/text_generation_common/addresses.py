@@ -1,7 +1,9 @@
 """Chooses and binds the address on which a server listens."""
 
 import logging
+import re
 import socket
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
 EVERY_ADDRESS = "0.0.0.0"
@@ -41,6 +43,30 @@ def address_of(hostname: str, logger: logging.Logger) -> str:
             "HOSTNAME in the environment is not an IP address, and has no effect; --hostname chooses an address"
         )
         return EVERY_ADDRESS
+
+
+# Kubernetes gives each pod NAME_PORT with such an address, for every Service NAME of its namespace.
+_SERVICE_LINK = re.compile(r"(?:tcp|udp|sctp)://\S*")
+
+
+def is_service_link(variable: str, environ: Mapping[str, str]) -> bool:
+    """Whether the variable of a flag is set to the address of a Service, which means nothing to the flag."""
+    return f"_{variable}".endswith("_PORT") and _SERVICE_LINK.fullmatch(environ.get(variable, "")) is not None
+
+
+def without_service_links(
+    variables: Iterable[str | None], environ: Mapping[str, str], logger: logging.Logger
+) -> Mapping[str, str]:
+    """The environment without those of the flags' variables that are service links. `logger` gets a warning about
+    each."""
+    links = [each for each in variables if each and is_service_link(each, environ)]
+    for variable in links:
+        logger.warning(
+            "%s in the environment is the address of a Service, as Kubernetes sets it, and has no effect; the pod's"
+            " `enableServiceLinks: false` leaves it out",
+            variable,
+        )
+    return {name: value for name, value in environ.items() if name not in links}
 
 
 def mention_openness(hostname: str, port: int, logger: logging.Logger) -> None:

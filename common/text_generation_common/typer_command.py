@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from text_generation_common import report
-from text_generation_common.addresses import is_address, resolved
+from text_generation_common.addresses import is_address, is_service_link, resolved
 from text_generation_common.errors import INTERRUPTED
 from text_generation_common.flags.declaration import REQUIRED, Flag, single_type
 from text_generation_common.flags.kinds import Topic
@@ -56,6 +56,13 @@ class ReportingCommand(TyperCommand):
             if each:
                 with formatter.section(heading):
                     formatter.write_dl(each)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for parameter in self.params:
+            if is_service_link(str(parameter.envvar), os.environ):
+                parameter.envvar = None
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
 
     def main(self, *args: Any, **more: Any) -> Any:
         try:

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from text_generation_common import faults, places, report
-from text_generation_common.addresses import mention_openness
+from text_generation_common.addresses import without_service_links
 from text_generation_common.cluster import block_key
 from text_generation_common.errors import INTERRUPTED, CommandError, WrongUsage
 from text_generation_common.flags.cluster import MAX_LOCAL_REPLICAS, Way
@@ -253,6 +253,7 @@ def run(config: LauncherConfig, environ: Mapping[str, str], program_directories:
     inherited = from_environment(InheritedFlags, environ, {})
     if inherited.failpoints and not config.process.testing:
         logger.warning(faults.NOT_TESTING)
+    environ = without_service_links([flag.variable for flag in flags_of_command("")], environ, logger)
     try:
         plan = resolve(config, environ)
         log_arguments(config, plan)
@@ -296,7 +297,6 @@ def claim(
         if has_port and port == 0:
             listener = stack.enter_context(claim_port(hostname, port))
             port = listener.getsockname()[1]
-            logger.info("Port %d was chosen for --port 0", port)
         default = places.of_port(port, runtime_dir) if has_port else places.of_engine(os.getpid(), runtime_dir)
         place = places.chosen(prefix) if prefix else default
         last = (
@@ -309,8 +309,6 @@ def claim(
         # well.
         if has_port and listener is None:
             listener = stack.enter_context(claim_port(hostname, port))
-        if listener is not None:
-            mention_openness(hostname, listener.getsockname()[1], logger)
         yield listener, place, janitor
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from text_generation_common import report
+from text_generation_common.addresses import without_service_links
 from text_generation_common.errors import CommandError
 from text_generation_common.flags.declaration import Flag, flag_name, values_of, with_flags
 from text_generation_common.flags.programs import LAUNCHER
@@ -33,6 +34,7 @@ OF_LIBRARIES = ("HF_", "HUGGING_FACE_", "NCCL_", "OMP_", "OTEL_")
 UNREAD = (
     *("ATTENTION", "COMPUTE_TYPE", "PREFILL_CHUNKING", "TGI_WIGGLE_ROOM", "USE_FLASH_ATTENTION"),
     *("HF_MODEL_ID", "HF_MODEL_QUANTIZE", "HF_MODEL_REVISION", "HF_MODEL_TRUST_REMOTE_CODE", "SM_NUM_GPUS"),
+    "SAGEMAKER_BIND_TO_PORT",
 )
 # Flags and variables of which the value of a flag is made that is not given. The first that is given is the origin.
 _ORIGINS: Mapping[str, tuple[str, ...]] = {
@@ -79,7 +81,9 @@ def _planned(
     """The plan of a start without the flags `missing`, and what ends that start."""
     if config.config and (line := config_file.exposure(config.config)):
         logger.warning("%s", line)
-    defaults = {flag.name: flag.default for flag in LAUNCHER.flags_of(LauncherConfig) if flag.name in missing}
+    flags = list(LAUNCHER.flags_of(LauncherConfig))
+    environ = without_service_links([flag.variable for flag in flags], environ, logger)
+    defaults = {flag.name: flag.default for flag in flags if flag.name in missing}
     plan = None
     try:
         plan = resolve(with_flags(config, **defaults), environ)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from text_generation_common.addresses import mention_openness
 from text_generation_common.errors import INTERRUPTED, ArgumentValidation
 from text_generation_common.flags.cluster import Way
 from text_generation_common.places import ServerPlace
@@ -47,8 +48,8 @@ STOP_UNREADY_S = 0.7
 
 
 class Supervisor:
-    """Runs one server; `run` may be called once. `listen_fd` is the bound API socket, None for a launcher
-    without an API; `place` must be claimed."""
+    """Runs one server; `run` may be called once. `listen_fd` is the bound API socket, and `port` its port; None and 0
+    for a launcher without an API. `place` must be claimed."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Supervisor:
         machine: "Machine",
     ) -> None:
         self._place = place
+        self._port = port
         self._stop_asked = asyncio.Event()
         self._kill_asked = asyncio.Event()
         self._first_signal: signal.Signals | None = None
@@ -145,10 +147,18 @@ class Supervisor:
         if self._spawner.plan.cluster.has_model_here:  # Fronts read no weights.
             await self._get_weights()
         self._has_weights.set()
+        if self._port:
+            self._mention_port()
         async with AsyncExitStack() as stack:
             if isinstance(self._serving, FrontsAndReplicas):
                 await stack.enter_async_context(controlled(self._place.control_socket, commands_of(self._serving)))
             await self._serving.run()
+
+    def _mention_port(self) -> None:
+        http = self._spawner.plan.http
+        if http.port == 0:
+            logger.info("Port %d was chosen for --port 0", self._port)
+        mention_openness(http.hostname, self._port, logger)
 
     async def _get_weights(self) -> None:
         plan = self._spawner.plan

@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 from text_generation_common.logs import LEVELS, exception_text, text_of
 
@@ -22,10 +22,11 @@ RULES: tuple[tuple[str, str | None], ...] = (
     (r"Waiting for shard to be ready", "Still loading"),
     (r"Setting max batch total tokens to (\d+)", r"Room for \1 tokens"),
     (r"Port \d+ was chosen for --port 0", None),
+    (r"Starting check and download process for ([^\s/]+/[^\s/]+)$", r"Checking the files of \1"),
     (r"Starting check and download process|Successfully downloaded weights|Files are already present on", None),
     (r"Default `max_batch_prefill_tokens`|loaded \d+ tensors, |Shard ready in |Starting Webserver", None),
     (r"Warming up model|Connected(?: worker=\d+)?$|Starting Engine|Engine serves its fronts at unix:", None),
-    (r"engine unix:\S+ is connected|signal received, |Replica has left", None),
+    (r"engine unix:\S+ is (?:connected|left)|signal received, |Replica has left", None),
     (r"Terminating webserver", "Stopping after the last request; ^C again: at once"),
     (r"Shutting down shards|Terminating \w+$|(?:webserver|check) terminated", None),
     (r"(?:shard|engine|download) terminated", "Stopped"),
@@ -63,6 +64,9 @@ class Screen(logging.Formatter):
             self._shown.clear()
             return True
         text = text_of(record)
+        if text.startswith("Success total_time="):
+            record.shown = answered(vars(record)["fields"])
+            return True
         found = next(((match, shown) for rule, shown in _RULES if (match := rule.match(text)) is not None), None)
         if found is None:
             return True
@@ -86,6 +90,14 @@ class Screen(logging.Formatter):
 
     def _styled(self, text: str, style: str) -> str:
         return f"{style}{text}{_RESET}" if self._has_colors and style else text
+
+
+def answered(fields: Mapping[str, Any]) -> str:
+    """The end of a generation, as a person reads it: numbers of tokens, seconds and speed."""
+    seconds, tokens = fields["total_time_s"], fields["generated_tokens"]
+    speed = f", {tokens / seconds:.0f} tokens/s" if seconds else ""
+    counts = f"{fields['prompt_tokens']} in, {tokens} out"
+    return f"{fields['route']} {fields['finish_reason']}: {counts}, {seconds:.2f} s{speed}"
 
 
 def shortened(text: str, columns: int) -> str:

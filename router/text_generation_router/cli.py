@@ -4,12 +4,15 @@ Imports stay light, so that `--help` answers at once: each command imports what 
 """
 
 import json
+import logging
+import os
 import sys
 from typing import Any, NoReturn
 
 import typer
 
 from text_generation_common import faults
+from text_generation_common.addresses import without_service_links
 from text_generation_common.flags.declaration import from_values
 from text_generation_common.flags.programs import ROUTER
 from text_generation_common.logs import setup_logging
@@ -18,10 +21,13 @@ from text_generation_common.version import own_version
 from text_generation_router.config import RouterFlags
 from text_generation_router.errors import InferenceError, ShardsError, StartError
 
+logger = logging.getLogger("text_generation_router")
+
 
 def route(values: dict[str, Any]) -> None:
     flags = from_values(RouterFlags, values)
     setup_logging(flags.log_level, flags.process.json_output)
+    without_service_links([flag.variable for flag in ROUTER.flags_of(RouterFlags)], os.environ, logger)
     with lasting():
         from text_generation_router.resolve import resolve
         from text_generation_router.serve import run

@@ -37,17 +37,33 @@ START = [
     *("engine unix:///tmp/tgi-py-0/38241/shard-engine is connected, term 17957" for _ in range(2)),
     *("Connected" for _ in range(2)),
 ]
+# And of an end, in the order of a server with two fronts and of one without.
+END = [
+    "Terminating webserver",
+    *("signal received, starting graceful shutdown" for _ in range(2)),
+    *("engine unix:///tmp/tgi-py-0/38241/shard-engine is left" for _ in range(2)),
+    "signal received, the engine ends after its last request",
+    "Replica has left",
+    "webserver terminated",
+    "Shutting down shards",
+    "Terminating shard",
+    "shard terminated",
+]
 ADDRESS = "http://localhost:38241"
 READY = {"api": ADDRESS, "docs": f"{ADDRESS}/docs", "metrics": f"{ADDRESS}/metrics"}
 
 
 def records(name: str) -> Iterator[logging.LogRecord]:
     for message in START:
-        made = {"msg": message, "levelno": logging.INFO, "levelname": "INFO", "created": 1e9}
+        made = made_of(message)
         yield logging.makeLogRecord(made | {"fields": {"rank": 0} if message.startswith("Server") else {}})
     for worker in range(2):
         fields = READY | {"worker": worker}
         yield logging.makeLogRecord(made | {"msg": "Serving %s", "args": (name,), "fields": fields})
+
+
+def made_of(message: str) -> dict[str, object]:
+    return {"msg": message, "levelno": logging.INFO, "levelname": "INFO", "created": 1e9}
 
 
 def shown(screen: Screen, *every: logging.LogRecord) -> list[str]:
@@ -67,6 +83,16 @@ def test_a_start_is_eight_lines_of_a_terminal_and_the_last_is_the_address_alone(
     text = "\n".join(lines)
     for needed in ("--hostname 127.0.0.1", "kernels: cpu (avx2)\n", "262144 tokens", "^C stops"):
         assert needed in text
+
+
+def test_a_model_of_the_hub_is_named_while_its_files_are_checked() -> None:
+    [line] = shown(Screen(False), logging.makeLogRecord(made_of("Starting check and download process for org/m")))
+    assert line.endswith("  Checking the files of org/m")
+
+
+def test_an_end_is_two_lines() -> None:
+    lines = shown(Screen(has_colors=False), *(logging.makeLogRecord(made_of(message)) for message in END))
+    assert [line[10:] for line in lines] == ["Stopping after the last request; ^C again: at once", "Stopped"]
 
 
 def test_times_are_local(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +118,14 @@ def test_what_fails_is_shown_whole_and_so_is_the_start_that_follows() -> None:
     [first, *rest] = shown(screen, logging.makeLogRecord(error))
     assert first.endswith(f"  ERROR Shard 0 crashed {LONG}") and rest == ["Traceback", "X"]
     assert shown(screen, *records("demo")) == lines
+
+
+def test_the_end_of_a_generation_is_what_a_person_reads_of_it_and_each_has_its_line() -> None:
+    made = '{"message": "Success", "total_time": "20.5s", "total_time_s": 20.5, "prompt_tokens": 12345, "seed": null,'
+    made += ' "generated_tokens": 820, "route": "/v1/chat/completions", "finish_reason": "length", "request_id": "x"}'
+    lines = shown(Screen(has_colors=False), *(record_of(made, "router", {"worker": 1}) for _ in range(2)))
+    told = "/v1/chat/completions length: 12345 in, 820 out, 20.50 s, 40 tokens/s"
+    assert [line[10:] for line in lines] == [told] * 2 and len(lines[0]) <= 80
 
 
 def test_two_requests_of_one_kind_are_two_lines() -> None:
@@ -128,6 +162,7 @@ def test_colors_are_for_terminals_that_have_them(
     environ: dict[str, str], json_output: bool, form: str, terminal: tuple[int, TextIO]
 ) -> None:
     shown_on, stdout = terminal
+    del logging.getLogger().handlers[1:]  # pytest's own, which would keep the form
     write_for_people(stdout, environ, json_output)
     logging.getLogger().warning("slow")
     line = os.read(shown_on, 1000).decode()

@@ -170,11 +170,17 @@ class EngineConnection:
             if isinstance(error, WireError):
                 raise
             loss = self._silence()
+        except asyncio.CancelledError:  # the front ends, or has no more use for the engine
+            problem = ""
+            raise
         finally:
             self._stub = None
             work.cancel()  # the stream is closed before its requests are submitted elsewhere
             await cancelled(*tasks)
-            logger.warning("engine %s is lost: %s", self._endpoint.target, problem)
+            if problem:
+                logger.warning("engine %s is lost: %s", self._endpoint.target, problem)
+            else:
+                logger.info("engine %s is left", self._endpoint.target)
             self._books.lost(self.number, loss)
             self._on_change()
         return problem

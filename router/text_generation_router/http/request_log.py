@@ -32,6 +32,7 @@ IS_LOGGED = "text_generation_router.is_logged"  # in the scope of a request whos
 class RequestEnd:
     """What is known about the end of a request besides its answer."""
 
+    route: str = ""  # the path of the request's route
     error_type: str | None = None  # the `error_type` of the newest error in an answer or event
     error_status: int = 0
     num_tokens: int = 0  # tokens that were made
@@ -73,7 +74,7 @@ class Logged:
         self._refusals = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        end, status, has_ended = RequestEnd(), CLIENT_GONE, False
+        end, status, has_ended = RequestEnd(self._route_of(scope)), CLIENT_GONE, False
         request_end.set(end)
 
         async def send_noted(message: Message) -> None:

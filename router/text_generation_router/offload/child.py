@@ -44,10 +44,6 @@ KEPT_BYTES = 16 * 2**20
 def main() -> None:
     parent, memory_bytes, cpu_s, entry = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     _end_with(parent)
-    # These signals reach the whole process group. The child ignores them, because the router first finishes its
-    # requests and needs its children.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     jobs, answers = sys.stdin.buffer, _take_stdout()
     handlers = _handlers(entry, _read_frame(jobs))
     gc.collect()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from text_generation_router.offload.child import ANSWER_HEAD, LENGTH, JobOutcome
 from text_generation_router.offload.errors import JobFailedError, JobLostError
 
 CHILD = "text_generation_router.offload.child"
+# These signals reach the whole process group. A child has them blocked from its first instruction on, because the
+# router first finishes its requests and needs its children.
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds for a child to import the modules of its handlers, on a busy machine.
 READY_S = 60.0
 # Seconds for a killed process to end, and seconds between two checks. A process that hangs in the kernel is abandoned.
@@ -47,12 +51,16 @@ class ChildProcess:
                 # Spawned, not forked: the child has none of this process's memory, sockets and threads.
                 # Not by the event loop: uvloop forks, which blocks for 100 ms if this process has 200 MiB.
                 # -P: the child must not import from the working directory.
-                process = subprocess.Popen(
-                    (sys.executable, "-P", "-m", CHILD, str(os.getpid()), str(memory_bytes), str(cpu_s), entry),
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
-                    env=inherited_environment(),
-                )
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+                try:
+                    process = subprocess.Popen(
+                        (sys.executable, "-P", "-m", CHILD, str(os.getpid()), str(memory_bytes), str(cpu_s), entry),
+                        stdin=theirs.fileno(),
+                        stdout=theirs.fileno(),
+                        env=inherited_environment(),
+                    )
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
             answers, jobs = await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()

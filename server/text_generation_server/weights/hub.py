@@ -133,6 +133,7 @@ class HubSnapshot:
         self._revision = revision
         self._access = access
         self._retries = retries
+        self._slow_answers = SlowAnswers(self.model)
         self._commit, self.listing = retries.run(self._ask)
         self._folder = access.cache / repo_folder_name(repo_id=model_id, repo_type="model")
         self.path = self._folder / "snapshots" / self._commit
@@ -171,7 +172,7 @@ class HubSnapshot:
         return self.path
 
     def _ask(self) -> tuple[str, list[str]]:
-        with hub_errors(self._model_id, self._revision, SilentHub), mentioned_if_slow(self.model):
+        with hub_errors(self._model_id, self._revision, SilentHub), self._slow_answers.mentioned():
             api = HfApi(token=self._access.token, **named())
             info = api.model_info(self._model_id, revision=self._revision, timeout=_API_TIMEOUT_S)
         if not info.sha or not _CACHE_KEY.fullmatch(info.sha):
@@ -191,7 +192,7 @@ class HubSnapshot:
         return Blob(name, url, self._folder / "blobs" / etag, metadata.size, sha256)
 
     def _metadata(self, url: str) -> HfFileMetadata:
-        with hub_errors(self._model_id, self._revision), mentioned_if_slow(self.model):
+        with hub_errors(self._model_id, self._revision), self._slow_answers.mentioned():
             return get_hf_file_metadata(url, token=self._access.token, **named())
 
     def _fetch(self, blobs: list[Blob], progress: Progress) -> None:
@@ -251,13 +252,25 @@ def hub_errors(model_id: str, revision: str | None, unreachable: type[NetworkErr
         ) from error
 
 
-@contextmanager
-def mentioned_if_slow(model: str) -> Iterator[None]:
-    """A context in which the hub is asked about `model`. Logs a line if there is no answer within SLOW_S."""
-    timer = threading.Timer(SLOW_S, logger.info, ("No answer from %s about %s yet", constants.ENDPOINT, model))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+class SlowAnswers:
+    """Logs one line about a model if the hub does not answer a question about it within SLOW_S."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._is_mentioned = False
+
+    @contextmanager
+    def mentioned(self) -> Iterator[None]:
+        """A context in which the hub is asked."""
+        timer = threading.Timer(SLOW_S, self._mention)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _mention(self) -> None:
+        if not self._is_mentioned:
+            logger.info("No answer from %s about %s yet", constants.ENDPOINT, self._model)
+        self._is_mentioned = True

@@ -65,11 +65,14 @@ class Retries:
             try:
                 return action()
             except NetworkError as error:
-                tries = min(self.tries, self.silent_tries) if isinstance(error, SilentHub) else self.tries
+                is_silent = isinstance(error, SilentHub)
+                tries = min(self.tries, self.silent_tries) if is_silent else self.tries
                 if number > tries:
                     raise
                 cause, _ = parted(str(error))
-                logger.warning("%s: try %d of %d follows in %g s", cause, number, tries, self.pause_s)
+                # The error that ends the command would repeat the cause of a hub that never answers.
+                log = logger.debug if is_silent else logger.warning
+                log("%s: try %d of %d follows in %g s", cause, number, tries, self.pause_s)
                 sleep(self.pause_s)
         return action()
 

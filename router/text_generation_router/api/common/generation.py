@@ -176,6 +176,8 @@ class Generation:
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": finish.generated_tokens,
             "seed": finish.seed,
+            "route": self.end.route if self.end is not None else "",
+            "finish_reason": finish.reason.value,
         }
         logger.info("Success", extra={"fields": fields})
 

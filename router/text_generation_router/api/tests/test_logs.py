@@ -41,6 +41,7 @@ def test_one_line_per_answered_request_has_its_numbers(server, caplog):
     [record] = [record for record in caplog.records if record.getMessage().startswith("Success")]
     assert record.fields["prompt_tokens"] == 2 and record.fields["queue_time"] == "0.250000s"
     assert record.fields["generated_tokens"] == 2
+    assert (record.fields["route"], record.fields["finish_reason"]) == ("/generate", "length")
     times = ("total_time", "validation_time", "queue_time", "inference_time", "time_per_token")
     assert [f"{record.fields[f'{name}_s']:.6f}s" for name in times] == [record.fields[name] for name in times]
 

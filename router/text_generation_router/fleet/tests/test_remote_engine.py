@@ -430,7 +430,9 @@ async def test_log_probabilities_of_a_prompt_come_with_its_first_token(front: As
         assert first.prompt_logprobs.logprobs_P.tolist() == [0.0, 1.0]
 
 
-async def test_closing_ends_every_request(front: Asker) -> None:
+async def test_closing_ends_every_request_and_warns_of_no_lost_engine(
+    front: Asker, caplog: pytest.LogCaptureFixture
+) -> None:
     async with FakeService(front.paths[0], max_tokens=2):
         await front.engine.start()
         [begun], _ = front.submit([1], 9)
@@ -439,3 +441,4 @@ async def test_closing_ends_every_request(front: Asker) -> None:
         assert begun.end is not None and begun.end.reason is EndReason.CLOSED
         with pytest.raises(RefusedError):
             front.submit([1], 9)
+    assert not [record for record in caplog.records if "lost" in record.getMessage()]

@@ -17,6 +17,7 @@ from text_generation_common.logs import id_of, request_id
 from text_generation_router.offload.child import KEPT_BYTES
 from text_generation_router.offload.errors import BusyError, JobFailedError, JobLostError, JobTimeoutError
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
+from text_generation_router.offload.process import END_SIGNALS, ChildProcess
 
 HANDLERS = "text_generation_router.offload.tests.handlers:make"
 LONG_S = 20.0
@@ -195,11 +196,21 @@ def test_a_child_killed_while_it_rests_costs_no_job():
 def test_signals_that_ask_the_router_to_stop_leave_its_children_at_work():
     async def test(pool: ProcessPool) -> None:
         pid = await pid_of(pool)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in END_SIGNALS:
             os.kill(pid, number)
         assert await pid_of(pool) == pid
 
+    async def test_a_child_that_starts(_: ProcessPool) -> None:
+        for number in END_SIGNALS:
+            child = await ChildProcess.start(HANDLERS, 2**28, LONG_S, 2**20)
+            os.kill(child.pid, number)
+            try:
+                await child.set_up(b"the setup")
+            finally:
+                await child.end()
+
     run(test)
+    run(test_a_child_that_starts)
 
 
 def test_a_job_beyond_the_bound_is_refused_at_once():

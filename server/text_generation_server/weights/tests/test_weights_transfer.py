@@ -15,7 +15,7 @@ from text_generation_common.errors import WeightsError
 from text_generation_server.errors import NetworkError, SilentHub
 from text_generation_server.weights import progress
 from text_generation_server.weights.files import LineStyle
-from text_generation_server.weights.hub import mentioned_if_slow
+from text_generation_server.weights.hub import SlowAnswers
 from text_generation_server.weights.progress import DownloadSpeed, Lines, Quiet, sized
 from text_generation_server.weights.transfer import Blob, Retries, fetch_all
 
@@ -169,21 +169,26 @@ def test_too_small_a_disk_is_refused_before_anything_is_fetched(hub, blob):
     assert hub.log == []
 
 
-def test_each_try_that_fails_is_a_line_with_the_reason_and_the_next(caplog):
-    def fail() -> None:
-        raise NetworkError("the hub cannot be reached (refused): check the connection")
+def test_each_try_that_fails_is_a_line_with_the_reason_and_the_next_unless_the_hub_has_never_answered(caplog):
+    def fail(kind: type[NetworkError]) -> None:
+        raise kind("the hub cannot be reached (refused): check the connection")
 
-    with caplog.at_level("WARNING"), pytest.raises(NetworkError):
-        Retries(tries=3, pause_s=0.5).run(fail, sleep=lambda seconds: None)
+    caplog.set_level("INFO")
+    for kind in (NetworkError, SilentHub):
+        with pytest.raises(kind):
+            Retries(tries=3, pause_s=0.5).run(partial(fail, kind), sleep=lambda seconds: None)
     first = "the hub cannot be reached (refused): try 2 of 3 follows in 0.5 s"
     assert caplog.messages == [first, first.replace("try 2", "try 3")]
 
 
-def test_a_hub_that_does_not_answer_soon_is_a_line(caplog, monkeypatch):
+def test_a_hub_that_does_not_answer_soon_is_one_line(caplog, monkeypatch):
     monkeypatch.setattr("text_generation_server.weights.hub.SLOW_S", 0.01)
-    with caplog.at_level("INFO"), mentioned_if_slow("owner/tiny"):
-        time.sleep(0.3)
-    with caplog.at_level("INFO"), mentioned_if_slow("owner/quick"):
+    caplog.set_level("INFO")
+    answers = SlowAnswers("owner/tiny")
+    for _ in range(2):
+        with answers.mentioned():
+            time.sleep(0.3)
+    with SlowAnswers("owner/quick").mentioned():
         pass
     time.sleep(0.1)
     (line,) = caplog.messages

@@ -1,0 +1,73 @@
+"""Ctrl-C ends a whole server within two seconds at every stage of its start, and when it serves."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from server_process import START_LIMIT_S, ServerProcess, wait_until
+
+from text_generation_launcher.tests.slowness import Seconds, assert_within
+
+LIMIT_S = 2.0
+INTERRUPTED, SERVED = 130, 0
+# Starts, and what the log or the list of connections to a hub says when they are interrupted. A hub that accepts
+# connections and never answers stands in the place of HUB.
+HUB = "a/model"
+STAGES = {
+    "the launcher's modules are loaded": ((), None, INTERRUPTED),
+    "the hub is asked": (("--model-id", HUB), HUB, INTERRUPTED),
+    "weights are loaded": ((), "Starting shard", INTERRUPTED),
+    "warm-up": ((), "Warming up model", INTERRUPTED),
+    "ready": ((), "Serving demo", SERVED),
+    "engine and fronts are ready": (("--api-workers", "2"), "Serving demo", SERVED),
+}
+
+
+@pytest.fixture
+def silent_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield hub
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("stage", STAGES)
+def test_ctrl_c_ends_a_server_within_two_seconds_and_without_a_warning(stage: str, silent_hub: socket.socket) -> None:
+    flags, sign, status = STAGES[stage]
+
+    def start_and_end() -> Seconds:
+        server, asked = interruptible(ServerProcess(*flags)), ExitStack()
+        try:
+            if sign == HUB:
+                asked.enter_context(silent_hub.accept()[0])
+            elif sign is not None:
+                wait_until(lambda: sign in server.log(), START_LIMIT_S, sign)
+            already = len(server.log())
+            os.kill(server.pid, signal.SIGINT)
+            taken = Seconds.of(lambda: server.running.wait(START_LIMIT_S))
+            # Python itself ends by the signal before the launcher's own first line runs.
+            assert server.running.returncode in ((status, -signal.SIGINT) if sign is None else (status,))
+            said = server.log()[already:]
+            assert not [line for line in said.splitlines() if " INFO " not in line], said
+        finally:
+            server.stop()
+            asked.close()
+        return taken
+
+    assert_within(start_and_end, clock=LIMIT_S)
+
+
+def interruptible(server: ServerProcess) -> ServerProcess:
+    """Starts a server that receives Ctrl-C even if this process was started to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        server.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return server
