@@ -12,10 +12,10 @@ from torch import Tensor
 from text_generation_common import faults
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.tensors import LinearSize, Shape, shapes
+from text_generation_common.quantized.tensors.splits import inputs_of, joined, on_outputs, on_tensors, padded_inputs
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_common.weights.headers import Stored
 from text_generation_server.device.arena import empty
-from text_generation_server.kernels.weight_parts import inputs_of, joined, on_outputs, on_tensors, padded_inputs
 from text_generation_server.layers.linear import LinearOp, RowLinear, make_fused, make_linear
 from text_generation_server.layers.vocabulary import pad_rows
 from text_generation_server.layers.weights import WeightFormat, dense

@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from text_generation_common.quantized.tensors.matrix import zero_of
+from text_generation_common.quantized.tensors.splits import size_of
 from text_generation_common.quantized.values import Int4, Int8, Weight
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
 from text_generation_server.kernels.cpu.linear import BLOCK, PANEL, Scratch, addend_words, aligned, interleaved, panels
-from text_generation_server.kernels.products import MIDDLE_OF_INT4
-from text_generation_server.kernels.weight_parts import size_of
 
 
 def has_product(weight: Weight, gated: bool) -> bool:
@@ -52,7 +52,7 @@ class CodesLinear:
             "inputs": self._inputs, "codes": codes, "outputs": codes.shape[0] * PANEL, "is_int4": int(is_int4),
             "group": groups.size, "scales": in_panels(groups.scales.float() * factor, torch.float32),
             "zeros": None if groups.zeros is None else in_panels(groups.zeros, torch.int8),
-            "zero": MIDDLE_OF_INT4 if is_int4 else 0,
+            "zero": zero_of(weight),
             "order": None if weight.order is None else weight.order.int().contiguous(),
             "bias": aligned(bias, order), "gated": int(gated), "y_type": TYPES[y_type], "columns": self._outputs,
         }  # fmt: skip
