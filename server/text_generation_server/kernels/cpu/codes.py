@@ -36,11 +36,14 @@ class CodesLinear:
         order = interleaved(outputs) if gated else None
 
         def in_panels(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-            """[N, M] as [N / 16, M, 16]. Zeros fill the last panels."""
-            numbers = numbers if order is None else numbers[order]
-            numbers = F.pad(numbers, (0, 0, 0, -outputs % BLOCK))
-            out = pages.empty((numbers.shape[0] // PANEL, numbers.shape[1], PANEL), dtype)
-            return out.copy_(numbers.view(-1, PANEL, numbers.shape[1]).transpose(1, 2))
+            """[N, M] as [N / 16, M, 16]. Zeros fill the last panels. Codes are copied once, because they are large."""
+            missing, width = -outputs % BLOCK, numbers.shape[1]
+            numbers = F.pad(numbers, (0, 0, 0, missing)) if missing else numbers
+            out = pages.empty((numbers.shape[0] // PANEL, width, PANEL), dtype)
+            turns = 2 if gated else 1
+            panels = numbers.view(turns, -1, PANEL, width).transpose(0, 1)
+            out.view(-1, turns, width, PANEL).copy_(panels.transpose(2, 3))
+            return out
 
         groups, is_int4 = weight.groups, isinstance(weight, Int4)
         codes = (
