@@ -139,7 +139,15 @@ def loaded(folder: Path) -> tuple[int, int, int]:
     platform = Platform(device, select_backend(device).kernels, Group(0, 1, Alone()))
     before = taken()
     with sampled() as samples:
-        model = get_model(files, config, platform, torch.bfloat16, 512, lambda: None, packed=StoredCodes(layers, files))
+        model = get_model(
+            files,
+            config,
+            platform,
+            dtype=torch.bfloat16,
+            max_total_tokens=512,
+            on_tensor=lambda: None,
+            packed=StoredCodes(layers, files),
+        )
     samples.append(taken())
     del model
     return weight_bytes(config, 2, layers.code_bytes), max(samples) - before, samples[-1] - before

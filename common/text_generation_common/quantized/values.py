@@ -30,7 +30,7 @@ class SharedNumbers:
     """Numbers of groups, each of which belongs to several groups or outputs. Group g of output n has
     numbers[(starts[n] + g) // run]."""
 
-    numbers: "Tensor"  # of one dimension
+    numbers: "Tensor"  # [any number]
     starts: "Tensor"  # [N, 1]: int32
     count: int  # G
     run: int = 1
@@ -46,7 +46,7 @@ class SharedNumbers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedScales:
-    """Scales that are quantized themselves: table[code] * factor + offset, without what is None."""
+    """Scales that are quantized themselves: table[code] * factor + offset. A factor or an offset that is None has no effect."""
 
     codes: "Tensor"  # [N, G]: uint8
     table: "Tensor"  # [256]: float32

@@ -92,7 +92,7 @@ def is_contiguous(tensor):
 MADE = {
     "gptq": gptq(4, 64), "gptq 3 bits": gptq(3, 64), "symmetric": gptq(4, 64, symmetric=True), "one group": gptq(8, K),
     "act-order": gptq(4, 64, act_order=True), "awq": awq(32), "e8m0": fp8_blocks(torch.float8_e8m0fnu),
-    "fp8 blocks in bfloat16": fp8_blocks(torch.bfloat16), "nf4 in rows that are no blocks": nf4(10, 96, nested=False),
+    "fp8 blocks in bfloat16": fp8_blocks(torch.bfloat16), "nf4 with blocks of two rows": nf4(10, 96, nested=False),
 }  # fmt: skip
 
 
