@@ -46,7 +46,8 @@ class SharedNumbers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedScales:
-    """Scales that are quantized themselves: table[code] * factor + offset. A factor or an offset that is None has no effect."""
+    """Scales that are quantized themselves: table[code] * factor + offset. Factors and offsets that are None have no
+    effect."""
 
     codes: "Tensor"  # [N, G]: uint8
     table: "Tensor"  # [256]: float32
