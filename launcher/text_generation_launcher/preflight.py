@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from text_generation_common import quantization
@@ -31,10 +31,10 @@ from text_generation_common.models.fitting import (
 from text_generation_common.models.quantized_layers import QuantizedLayers, no_tensor, quantized_layers
 from text_generation_common.models.reading import stored_dtype
 from text_generation_common.models.served import check_type, read_served
-from text_generation_common.models.tensors import no_codes, weight_bytes, with_checked_tensors
+from text_generation_common.models.tensors import LinearSize, no_codes, weight_bytes, with_checked_tensors
 from text_generation_common.models.values import Fields
 from text_generation_common.quantized.agreement import Use, use_of
-from text_generation_common.quantized.sizes import INT8
+from text_generation_common.quantized.sizes import int8_bytes
 from text_generation_common.weights.headers import WeightHeaders, file_names, verify, weight_files
 from text_generation_common.weights.names import is_leftover, pickle_names
 from text_generation_common.weights.tokenizer_files import check_tokenizer
@@ -97,7 +97,7 @@ def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool
         else:
             _check_flags(plan, config, layers, machine)
         if is_whole:
-            config = _checked_files(plan, folder, config, machine)
+            config, layers = _checked_files(plan, folder, config, layers, machine)
         if config is not None and not machine.has_gpu:
             _check_memory(plan, config, layers, machine)
     except ShardError as error:
@@ -158,25 +158,27 @@ def _check_flags(plan: LaunchPlan, config: ModelConfig, layers: QuantizedLayers 
         check_quantize(plan.compute.quantize, method, choose_dtype(plan.compute.dtype, config.dtype, True), on_cpu=True)
 
 
-def _checked_files(plan: LaunchPlan, folder: Path, config: ModelConfig | None, machine: Machine) -> ModelConfig | None:
-    """Checks the files, and returns the config with the names of tensors in them. Weights in PyTorch's own format are
+def _checked_files(
+    plan: LaunchPlan, folder: Path, config: ModelConfig | None, layers: QuantizedLayers | None, machine: Machine
+) -> tuple[ModelConfig | None, QuantizedLayers | None]:
+    """Checks the files, and returns config and layers with the tensors in them. Weights in PyTorch's own format are
     converted by a child, and checked then."""
     check_tokenizer(folder)
     if plan.load_format is LoadFormat.dummy:
-        return config
+        return config, layers
     try:
         weight_files(folder)
     except WeightsError:
         if pickle_names(file_names(folder), None):
-            return config
+            return config, layers
         raise
     headers = verify(folder)
     for name in sorted(filter(is_leftover, file_names(folder))):
         logger.warning("%s of %s is ignored: adapters are not supported", name, folder)
     if config is not None:
-        layers = quantized_layers(folder, headers.describe)
+        layers = None if layers is None else replace(layers, find=headers.describe)
         in_codes = no_codes if layers is None else layers.tensors
-        return with_checked_tensors(config, headers.names, headers.describe, in_codes)
+        return with_checked_tensors(config, headers.names, headers.describe, in_codes), layers
     if not machine.has_gpu:
         fields = text_fields(config_fields(folder)[0])
         dtype = choose_dtype(plan.compute.dtype, stored_dtype(fields), on_cpu=True)
@@ -184,7 +186,7 @@ def _checked_files(plan: LaunchPlan, folder: Path, config: ModelConfig | None, m
         is_int8 = check_quantize(plan.compute.quantize, None, dtype, on_cpu=True) is Use.int8_on_load
         weights = numbers * (1 if is_int8 else NUMBER_BYTES[dtype])
         _check_weights(plan, weights, "int8" if is_int8 else dtype, machine, "" if is_int8 else SMALLER)
-    return None
+    return None, None
 
 
 def _numbers_of_layers(fields: Fields, headers: WeightHeaders) -> int:
@@ -199,10 +201,14 @@ def _check_memory(plan: LaunchPlan, config: ModelConfig, layers: QuantizedLayers
     """MemoryLimitError if the machine's memory cannot suffice. A lower bound of what shards will need is compared."""
     dtype = choose_dtype(plan.compute.dtype, config.dtype, on_cpu=True)
     if layers is not None:
-        kind, weights = layers.description.method, weight_bytes(config, NUMBER_BYTES[dtype], layers.code_size)
+        kind, weights = layers.description.method, weight_bytes(config, NUMBER_BYTES[dtype], layers.code_bytes)
     else:
-        codes = INT8 if use_of(plan.compute.quantize, None) is Use.int8_on_load else None
-        kind, weights = "int8" if codes else dtype, weight_bytes(config, NUMBER_BYTES[dtype], lambda _: codes)
+        is_int8 = use_of(plan.compute.quantize, None) is Use.int8_on_load
+
+        def codes(layer: str, size: LinearSize) -> int | None:
+            return int8_bytes(size.outputs, size.inputs) if is_int8 else None
+
+        kind, weights = "int8" if is_int8 else dtype, weight_bytes(config, NUMBER_BYTES[dtype], codes)
     _check_weights(plan, weights, kind, machine, SMALLER if kind == dtype and config.moe is None else "")
     numbers: Dtype | KvCacheDtype = plan.compute.kv_cache_dtype or dtype
     per_slot = slot_bytes(config, plan.num_shard, numbers)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from text_generation_benchmark.micro import choice, news, profile, router, scheduling, windows
+from text_generation_benchmark.micro import choice, loading, news, profile, router, scheduling, windows
 from text_generation_benchmark.output import columns
 
 Times = Mapping[str, Sequence[float]]  # seconds of each call, or of each token, by what was called
@@ -61,6 +61,7 @@ MICROS = {
     "detokenize": Micro("the demo model's tokenizer", "random tokens into text", "µs per token", scheduling.detokenize),
     "choice": Micro("a front with 125 engines, their loads and caches", "hashing; choosing", "µs", choice.choose),
     "news": Micro("a front and an engine, over gRPC", "processor time for a message on each side", "µs", news.news),
+    "load": Micro("a shard that loads random codes", "memory, not time", "MiB", loading.load),
     "router": Micro("a router, a shard without a model", "processor time for a token", "µs per token", router.router),
 }
 
@@ -99,7 +100,7 @@ def run_micros(names: Sequence[str], settings: Sequence[str]) -> Iterator[tuple[
 def _value(key: str, text: str, default: Any) -> Any:
     """As the default's type. 0 is refused where it is not the default."""
     if isinstance(default, tuple):
-        return tuple(_value(key, each, 1) for each in text.split(","))
+        return tuple(_value(key, each, default[0]) for each in text.split(","))
     if isinstance(default, str):
         return text
     try:

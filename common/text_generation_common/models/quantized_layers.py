@@ -10,10 +10,7 @@ from text_generation_common.models.tensors import LinearSize, Shape
 from text_generation_common.quantized.layout import Find, check_layer, find_scheme
 from text_generation_common.quantized.methods import describe
 from text_generation_common.quantized.scheme import Description, Packing, Scheme
-from text_generation_common.quantized.sizes import SCALE_BYTES, CodeSize
-
-BYTE_PACKINGS = frozenset({Packing.fp8, Packing.int8, Packing.bnb8})
-BNB4_BLOCK = 64  # numbers with one scale, where nothing else is asked for
+from text_generation_common.quantized.sizes import code_bytes
 
 
 def no_tensor(name: str) -> None:
@@ -40,16 +37,10 @@ class QuantizedLayers:
         has_zeros = not size.has_bias and self.find(bias := f"{layer}.bias") is not None
         return found | ({bias: (size.outputs,)} if has_zeros else {})
 
-    def code_size(self, layer: str) -> CodeSize | None:
+    def code_bytes(self, layer: str, size: LinearSize) -> int | None:
         """What the layer's weight takes in memory; None if it is kept as numbers."""
         scheme = self.scheme(layer)
-        if scheme is None:
-            return None
-        bits = 8 if scheme.packing in BYTE_PACKINGS or scheme.bits == 8 else 4
-        inputs = (
-            scheme.block[1] if scheme.block else BNB4_BLOCK if scheme.packing is Packing.bnb4 else scheme.group_size
-        )
-        return CodeSize(bits, SCALE_BYTES, inputs)
+        return None if scheme is None else code_bytes(scheme, layer, (size.outputs, size.inputs), self.find)
 
 
 def quantized_layers(folder: Path, find: Find) -> QuantizedLayers | None:

@@ -9,7 +9,6 @@ from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import Branches, ModelConfig, Moe
 from text_generation_common.models.names import MXFP4_BLOCK, ExpertLayout, LayerNames
 from text_generation_common.quantized.layout import DENSE_TYPES, PASSED_OVER
-from text_generation_common.quantized.sizes import CodeSize
 from text_generation_common.weights.headers import BUFFERS, Stored
 
 Shape = tuple[int, ...]
@@ -44,15 +43,13 @@ def shapes(config: ModelConfig, packed: PackedShapes = no_codes) -> dict[str, Sh
     return found
 
 
-def weight_bytes(config: ModelConfig, number_bytes: int, codes_of: Callable[[str], CodeSize | None]) -> int:
-    """Bytes of all weights in memory. `codes_of` a linear layer, by its name: None if it is kept as numbers, which have
-    `number_bytes` each, as all other tensors."""
-    linear = linear_sizes(config)
-    codes = {name: found for name in linear if (found := codes_of(name)) is not None}
+def weight_bytes(config: ModelConfig, number_bytes: int, codes_of: Callable[[str, LinearSize], int | None]) -> int:
+    """Bytes of all weights in memory. `codes_of` a linear layer: the bytes of its codes; None if it is kept as numbers,
+    which have `number_bytes` each, as all other tensors."""
+    found = {name: codes_of(name, size) for name, size in linear_sizes(config).items()}
+    codes = {name: size for name, size in found.items() if size is not None}
     numbers = sum(math.prod(shape) for shape in shapes(config, lambda name, _: {} if name in codes else None).values())
-    return number_bytes * numbers + sum(
-        found.bytes_of(linear[name].outputs, linear[name].inputs) for name, found in codes.items()
-    )
+    return number_bytes * numbers + sum(codes.values())
 
 
 def _other_shapes(config: ModelConfig) -> dict[str, Shape]:

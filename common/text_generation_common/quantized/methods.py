@@ -67,7 +67,9 @@ def _gptq_scheme(settings: Settings) -> Scheme:
 
 def _integers(settings: Settings, packing: Packing) -> Scheme:
     bits = settings.whole("bits", "w_bit", allowed=(4,) if packing is Packing.awq else INTEGER_BITS)
-    return Scheme(packing, bits, settings.group_size("group_size", "q_group_size"))
+    symmetric, act_order = settings.get("sym") is not False, settings.get("desc_act") is True
+    size = settings.group_size("group_size", "q_group_size")
+    return Scheme(packing, bits, size, symmetric=symmetric, act_order=act_order)
 
 
 def _awq(settings: Settings) -> Description:

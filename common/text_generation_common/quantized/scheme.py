@@ -30,7 +30,8 @@ class Scheme:
     bits: int = 4
     group_size: int | None = None  # inputs with the same scale; None: all inputs of an output
     block: tuple[int, int] | None = None  # outputs and inputs with the same scale
-    symmetric: bool = True  # in compressed-tensors: whether a layer may lack zero points
+    symmetric: bool = True  # in compressed-tensors: whether a layer may lack zero points; in others: what settings say
+    act_order: bool = False  # what the settings of GPTQ say; g_idx decides
 
     def groups(self, inputs: int) -> int:
         """How many groups the inputs of one output have."""

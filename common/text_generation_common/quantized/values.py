@@ -6,6 +6,9 @@ several experts' weights have a further dimension in front.
 
 Scales and offsets keep the type of the files. They are converted to float32, which is exact, before they are used. W is
 what the formulas give in float32, with one rounding after each operation, in the order that is written.
+
+Scales that a file has once for several outputs, or as codes, stay so. `float` makes float32 [N, G] of scales in every
+form, for a kernel that has no product for the form.
 """
 
 from dataclasses import dataclass
@@ -23,12 +26,52 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SharedNumbers:
+    """Numbers of groups, each of which belongs to several groups or outputs. Group g of output n has
+    numbers[(starts[n] + g) // run]."""
+
+    numbers: "Tensor"  # [any number]
+    starts: "Tensor"  # [N, 1]: int32
+    count: int  # G
+    run: int = 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return *self.starts.shape[:-1], self.count
+
+    def float(self) -> "Tensor":
+        places = (self.starts + self.starts.new_ones(self.count).cumsum(0) - 1) // self.run
+        return self.numbers.float()[places.clamp(max=len(self.numbers) - 1)]  # padding may lie behind the last number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedScales:
+    """Scales that are quantized themselves: table[code] * factor + offset. Factors and offsets that are None have no
+    effect."""
+
+    codes: "Tensor"  # [N, G]: uint8
+    table: "Tensor"  # [256]: float32
+    factors: SharedNumbers | None = None
+    offsets: SharedNumbers | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.codes.shape)
+
+    def float(self) -> "Tensor":
+        scales = self.table[self.codes.int()]
+        scales = scales if self.factors is None else scales * self.factors.float()
+        return scales if self.offsets is None else scales + self.offsets.float()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Groups:
     """What becomes of the codes q of a group of neighbouring inputs of one output: W = scales * (q - zeros), or with
     offsets W = scales * q - offsets. No value has both."""
 
     size: int  # inputs of a group; the last group of an output may have fewer
-    scales: "Tensor"  # [N, G]: float32, bfloat16, float16 or float8_e8m0fnu
+    # [N, G]: float32, bfloat16, float16 or float8_e8m0fnu. Int4 and Int8 have tensors.
+    scales: "Tensor | SharedNumbers | CodedScales"
     zeros: "Tensor | None" = None  # [N, G]: int8. None, without offsets: 8 for Int4, 0 for all others
     offsets: "Tensor | None" = None  # [N, G]: float32, bfloat16 or float16
 
@@ -55,7 +98,7 @@ class Int4:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8:
-    """Numbers of 8 bits. A scale that the files have for several outputs is repeated for each output."""
+    """Numbers of 8 bits."""
 
     q: "Tensor"  # [N, K]: float8_e4m3fn
     groups: Groups  # without zeros and offsets
@@ -70,4 +113,5 @@ class Table4:
     table: "Tensor"  # [16]: float32
 
 
-Weight = Dense | Int8 | Int4 | Fp8 | Table4
+Codes = Int8 | Int4 | Fp8 | Table4
+Weight = Dense | Codes

@@ -1,5 +1,6 @@
 """Makes large CPU tensors in separate mappings, on huge pages where the system gives them."""
 
+import ctypes
 import math
 import mmap
 from collections.abc import Iterator, Sequence
@@ -75,6 +76,13 @@ def take_in_pieces(tensors: Sequence[Tensor]) -> Iterator[None]:
                 with torch.inference_mode():
                     part[at : at + HUGE_PAGE : mmap.PAGESIZE].add_(0)
                 yield
+
+
+def give_back() -> None:
+    """Gives freed memory back to the system. glibc alone keeps as much as the largest tensors that were freed, and all
+    that lies below the newest one."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # other C libraries have none
+        trim(0)
 
 
 def _has_own_mapping(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from text_generation_common.quantized.values import Dense, Fp8, Groups, Int4, Int8, Table4, Weight
-from text_generation_server.kernels.weight_parts import on_outputs
+from text_generation_common.quantized.tensors.matrix import exact_columns, exact_weight, order_of
+from text_generation_common.quantized.tensors.splits import on_outputs
+from text_generation_common.quantized.values import Dense, Int8, Weight
 
 # Length of the pieces into which a long dot product in float32 is split if torch computes it, because no CPU kernels
 # were compiled. torch's BLAS splits long dot products in a way that depends on the number of rows. Measurements showed
@@ -17,7 +18,6 @@ from text_generation_server.kernels.weight_parts import on_outputs
 # with the compiled kernels are a row's bits certainly independent of the other rows.
 EXACT_LENGTH = 768
 EXACT_BLOCK = 512
-MIDDLE_OF_INT4 = 8  # the zero point where a value has none
 
 # x Wᵀ + b for x [T, K] and b [N] or None.
 Multiply = Callable[[Tensor, Tensor | None], Tensor]
@@ -104,7 +104,7 @@ class ScaledProduct:
 
     def __init__(self, weight: Int8) -> None:
         self._q = weight.q
-        self._scales_N = weight.groups.scales[:, 0].float()
+        self._scales_N = weight.groups.scales.float()[:, 0]
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         y = F.linear(x, self._q.to(x.dtype)).float() * self._scales_N
@@ -118,7 +118,9 @@ class WideProduct:
         self._weight = weight
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return DenseProduct(exact_weight(self._weight))(x.float(), None if bias is None else bias.float())
+        order = order_of(self._weight)
+        x = x.float() if order is None else x[:, order].float()
+        return DenseProduct(exact_columns(self._weight))(x, None if bias is None else bias.float())
 
 
 def weight_of_expert(weights: Weight, expert: int, dtype: torch.dtype) -> Tensor:
@@ -126,34 +128,3 @@ def weight_of_expert(weights: Weight, expert: int, dtype: torch.dtype) -> Tensor
     if isinstance(weights, Dense):
         return weights.values[expert]
     return exact_weight(on_outputs(weights, itemgetter(expert))).to(dtype)
-
-
-def exact_weight(weight: Weight) -> Tensor:
-    """The numbers of W in float32, [N, K], in the order of the layer's inputs."""
-    match weight:
-        case Dense():
-            return weight.values.float()
-        case Fp8():
-            return _scaled(weight.q.float(), weight.groups, 0)
-        case Table4():
-            return _scaled(weight.table[_halves(weight.q).int()], weight.groups, 0)
-        case Int8():
-            found, order = _scaled(weight.q.float(), weight.groups, 0), weight.order
-        case Int4():
-            found, order = _scaled(_halves(weight.q).float(), weight.groups, MIDDLE_OF_INT4), weight.order
-    return found if order is None else torch.empty_like(found).index_copy_(-1, order.long(), found)
-
-
-def _halves(q: Tensor) -> Tensor:
-    """The lower and the upper half of each byte, [..., K]."""
-    return torch.stack([q & 15, q >> 4], dim=-1).flatten(-2)
-
-
-def _scaled(q: Tensor, groups: Groups, middle: int) -> Tensor:
-    def of_inputs(numbers: Tensor) -> Tensor:
-        return numbers.float().repeat_interleave(groups.size, dim=-1)[..., : q.shape[-1]]
-
-    scales = of_inputs(groups.scales)
-    if groups.offsets is not None:
-        return scales * q - of_inputs(groups.offsets)
-    return scales * (q - (middle if groups.zeros is None else of_inputs(groups.zeros)))

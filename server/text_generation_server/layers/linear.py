@@ -1,15 +1,16 @@
 """Linear layers of one weight or of several fused weights."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from text_generation_common.quantized.values import Dense, Weight
+from text_generation_common.quantized.tensors.splits import size_of
+from text_generation_common.quantized.values import Dense, Int4, Int8, Weight
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import Kernels, LinearKernel
-from text_generation_server.kernels.weight_parts import size_of
 
 # Zeros fill up the sizes of some weights to a multiple of this. Such weights fill whole panels of the CPU's kernels,
 # and a decode step with them can be recorded.
@@ -33,7 +34,23 @@ def make_linear(
     if x_type is None:
         assert isinstance(weight, Dense), "the weight does not say which type x has"
         x_type = weight.values.dtype
-    return kernels.linear(weight, bias, gated=gated, x_type=x_type, y_type=y_type or x_type, factor=factor)
+    order = None
+    # A kernel takes an order of all inputs. A rank's part has some of them several times.
+    if isinstance(weight, Int4 | Int8) and weight.order is not None and int(weight.order.max()) + 1 < len(weight.order):
+        weight, order = replace(weight, order=None), weight.order
+    linear = kernels.linear(weight, bias, gated=gated, x_type=x_type, y_type=y_type or x_type, factor=factor)
+    return linear if order is None else PickedLinear(linear, order)
+
+
+class PickedLinear:
+    """A linear layer of some columns of x, in another order."""
+
+    def __init__(self, linear: LinearKernel, order: Tensor) -> None:
+        self._linear = linear
+        self._order = order
+
+    def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
+        return self._linear(x[:, self._order], out, addend)
 
 
 class SeveralLinear:

@@ -20,6 +20,7 @@ from text_generation_common.models.families import FAMILIES
 from text_generation_common.models.served import read_native
 from text_generation_common.models.tensors import no_codes, with_checked_tensors
 from text_generation_common.models.values import shown
+from text_generation_server.device.arena import give_back
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models.decoder import Decoder
 from text_generation_server.models.fallback.config import FallbackConfig, read_fallback_config
@@ -69,6 +70,7 @@ def get_model(
         packed=packed,
     )
     model = Decoder(config, platform, loader, max_total_tokens)
+    give_back()
     logger.info("loaded %d tensors, %.1f MiB read", loader.num_tensors, files.bytes_read / 2**20)
     return model
 

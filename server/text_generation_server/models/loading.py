@@ -12,10 +12,10 @@ from torch import Tensor
 from text_generation_common import faults
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.tensors import LinearSize, Shape, shapes
+from text_generation_common.quantized.tensors.splits import inputs_of, joined, on_outputs, on_tensors, padded_inputs
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_common.weights.headers import Stored
-from text_generation_server.device.arena import empty
-from text_generation_server.kernels.weight_parts import inputs_of, joined, on_outputs, on_tensors, padded_inputs
+from text_generation_server.device.arena import empty, give_back
 from text_generation_server.layers.linear import LinearOp, RowLinear, make_fused, make_linear
 from text_generation_server.layers.vocabulary import pad_rows
 from text_generation_server.layers.weights import WeightFormat, dense
@@ -149,8 +149,10 @@ class Loader:
         return Dense(self.rows(name, part).t().contiguous() if self._transposed else self.columns(name, part))
 
     def _packed_weight(self, layer: str) -> Weight | None:
-        weight = None if self._packed is None else self._packed.weight(layer)
-        return None if weight is None else on_tensors(weight, lambda tensor: self._place(tensor, tensor.dtype))
+        if self._packed is None or (weight := self._packed.weight(layer)) is None:
+            return None
+        give_back()  # what was freed when this weight was unpacked, and the one before was packed
+        return on_tensors(weight, lambda tensor: self._place(tensor, tensor.dtype))
 
     def row_split(
         self, name: str, part: range, has_bias: bool, factor: float = 1.0, multiple: int = 1

@@ -1,15 +1,13 @@
 """Reads the linear layers of a quantized checkpoint from its files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-
-import torch
+from dataclasses import dataclass, field
 
 from text_generation_common.errors import ModelError
 from text_generation_common.models.quantized_layers import QuantizedLayers
 from text_generation_common.models.tensors import LinearSize, Shape
 from text_generation_common.quantized.tensors.reading import read_layer
-from text_generation_common.quantized.values import Dense, Weight
+from text_generation_common.quantized.values import Weight
 from text_generation_server.models.loading import Files
 
 
@@ -31,8 +29,7 @@ class StoredCodes:
             return None
         if not size.has_bias:
             self._check_no_bias(f"{layer}.bias")
-        weight = read_layer(scheme, layer, (size.outputs, size.inputs), self.files.describe, self.files.get)
-        return _with_usual_scales(weight)
+        return read_layer(scheme, layer, (size.outputs, size.inputs), self.files.describe, self.files.get)
 
     def _check_no_bias(self, name: str) -> None:
         if self.files.describe(name) is not None and self.files.get(name).any():
@@ -40,10 +37,3 @@ class StoredCodes:
                 f"the weights files have a tensor {name} with numbers other than 0, and this model has no such bias: do"
                 " the weights belong to this config.json?"
             )
-
-
-def _with_usual_scales(weight: Weight) -> Weight:
-    """torch cannot join or repeat scales that are powers of 2 of 8 bits. As float32 they are the same numbers."""
-    if isinstance(weight, Dense) or weight.groups.scales.dtype is not torch.float8_e8m0fnu:
-        return weight
-    return replace(weight, groups=replace(weight.groups, scales=weight.groups.scales.float()))

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from text_generation_common.errors import ModelError, WeightsError
 from text_generation_common.models.config import read_config
+from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels.interface import ExpertWeights
-from text_generation_server.kernels.products import exact_weight
 from text_generation_server.models.experts import load_experts, unpack_mxfp4
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.parts import Parts, split_model

@@ -14,11 +14,11 @@ from weight_forms import PACKED, random_weight
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import LinearSize, linear_sizes
+from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.values import Weight
 from text_generation_common.weights.headers import Stored
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import reference
-from text_generation_server.kernels.products import exact_weight
 from text_generation_server.models import get_model
 from text_generation_server.models.loading import Files, LayerPart, Loader, PackedLayers, stacked
 from text_generation_server.runner import ModelRunner
@@ -83,7 +83,7 @@ def test_fused_layers_of_all_forms_are_those_of_the_numbers(form: str, gated: bo
     torch.testing.assert_close(packed(x), dense(x), atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("form", [form for form in PACKED if "order" not in form])
+@pytest.mark.parametrize("form", PACKED)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_the_parts_of_ranks_add_up_to_the_layer(form: str, ranks: int) -> None:
     """Ranks cut groups of 32 inputs."""

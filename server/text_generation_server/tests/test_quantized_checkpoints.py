@@ -17,9 +17,7 @@ from shard_tools import ALONE, CPU, Client, generate, make_checkpoint, make_runn
 from torch import Tensor
 from written_codes import FORMATS, quantize
 
-from text_generation_common.errors import ModelError
 from text_generation_common.weights.headers import verify
-from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
@@ -98,7 +96,7 @@ def test_decode_steps_are_recorded_where_compiled_kernels_multiply(pairs: Pairs,
     assert (recorded.tokens, recorded.logprobs) == (called.tokens, called.logprobs)
 
 
-@pytest.mark.parametrize("name", ["gptq 4 bits", "awq", "fp8 blocks", "nvfp4"])
+@pytest.mark.parametrize("name", ["gptq 4 bits", "gptq act-order", "awq", "fp8 blocks", "nvfp4"])
 def test_two_ranks_compute_the_same_as_one(pairs: Pairs, ranks: Ranks, name: str) -> None:
     folder = pairs(name).packed
     whole = tasks.greedy_texts(ALONE, folder, 320)
@@ -115,15 +113,6 @@ def test_families_whose_layers_share_a_tensor_or_have_other_sizes(tmp_path: Path
     model.load_state_dict(quantize(dense, "gptq 4 bits", tmp_path / "packed", tmp_path / "exact"), strict=False)
     pair = Pair(tmp_path / "packed", tmp_path / "exact", model)
     assert pair.errors(generate(warm_runner(pair.packed), PROMPT, NEW)).max() <= 1e-3
-
-
-def of_two() -> Group:
-    return Group(0, 2, Alone())  # type: ignore[arg-type]
-
-
-def test_layers_sorted_by_activations_are_not_divided_over_shards(pairs: Pairs) -> None:
-    with pytest.raises(ModelError, match=r"sorted by activations \(desc_act\).* choose --num-shard 1"):
-        make_runner(pairs("gptq act-order").packed, group=of_two())
 
 
 def changed(folder: Path, into: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:

@@ -1,6 +1,7 @@
 """Each micro-benchmark measures what it says, and the runner takes names and settings."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 
 from text_generation_benchmark.cli import app
 from text_generation_benchmark.live.reading import ProcessTime, WriterTime, events_of
-from text_generation_benchmark.micro import choice, news, scheduling, windows
+from text_generation_benchmark.micro import choice, loading, news, scheduling, windows
 from text_generation_benchmark.micro.router import RouterTime, measure, router_table
 from text_generation_benchmark.micro.table import MICROS, ratio, run_micros
 from text_generation_benchmark.micro.windows import WindowedLayer, in_turns
@@ -45,6 +46,13 @@ def test_all_are_listed_with_their_settings() -> None:
 def test_what_cannot_be_measured_is_refused_in_one_line(arguments: list[str], reason: str) -> None:
     result = CliRunner().invoke(app, ["micro", *arguments])
     assert result.exit_code == 1 and reason in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", loading.FORMATS)
+def test_the_memory_of_loading_is_measured_in_each_format(tmp_path: Path, name: str) -> None:
+    tensors = loading.write(tmp_path, name, LlamaShape(512, 1408, 1, heads=8, kv_heads=2, vocabulary=64))
+    packed, peak, kept = loading.loaded(tmp_path)
+    assert 0.9 * sum(tensors) < packed < 1.1 * sum(tensors) and peak >= kept
 
 
 def test_each_way_to_detokenize_is_measured() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from text_generation_common.quantized.scheme import Scheme
 from text_generation_common.quantized.tensors.checks import Layer, broken
 from text_generation_common.quantized.tensors.codes import halves_swapped
-from text_generation_common.quantized.values import Groups, Table4, Weight
+from text_generation_common.quantized.values import CodedScales, Groups, SharedNumbers, Table4, Weight
 
 BLOCK_SIZES = frozenset(2**power for power in range(5, 13))
 STATE = ".weight.quant_state.bitsandbytes__nf4"  # the ending of its part: fp4 files have another one
@@ -21,13 +21,9 @@ def read_bnb4(layer: Layer, scheme: Scheme) -> Weight:
     blocks."""
     state = _state(layer)
     block = _block_size(layer, state, "blocksize")
-    scales = _scales(layer, state, -(-layer.outputs * layer.inputs // block))
     size = math.gcd(block, layer.inputs)
-    groups = layer.inputs // size
-    starts = torch.arange(layer.outputs * groups, device=scales.device) * size
-    by_output = scales[starts // block].reshape(layer.outputs, groups)
     q = halves_swapped(layer[".weight"].reshape(layer.outputs, layer.inputs // 2))
-    return Table4(q, Groups(size, by_output), layer.finite(".weight.quant_map"))
+    return Table4(q, Groups(size, _scales(layer, state, block, size)), layer.finite(".weight.quant_map"))
 
 
 def _state(layer: Layer) -> dict[str, Any]:
@@ -47,19 +43,24 @@ def _block_size(layer: Layer, state: dict[str, Any], name: str) -> int:
     return size
 
 
-def _scales(layer: Layer, state: dict[str, Any], count: int) -> Tensor:
-    """float32, one for each of `count` blocks."""
-    stored = layer[".weight.absmax"]
-    if stored.shape != (count,):
-        raise broken(layer.name, f"absmax has {len(stored)} numbers, and the weight {count} blocks")
+def _scales(layer: Layer, state: dict[str, Any], block: int, size: int) -> Tensor | SharedNumbers | CodedScales:
+    """Scales of groups of `size` inputs, which are parts of blocks."""
+    stored, blocks = layer[".weight.absmax"], -(-layer.outputs * layer.inputs // block)
+    if stored.shape != (blocks,):
+        raise broken(layer.name, f"absmax has {len(stored)} numbers, and the weight {blocks} blocks")
+    groups, run = layer.inputs // size, block // size
+    starts = torch.arange(layer.outputs, dtype=torch.int32, device=stored.device).unsqueeze(1) * groups
     if stored.dtype is not torch.uint8:
-        return layer.finite(".weight.absmax")
+        scales = SharedNumbers(layer.finite(".weight.absmax"), starts, groups, run)
+        return scales.numbers.reshape(layer.outputs, groups) if run == 1 else scales
     nested = layer.find(".weight.nested_absmax"), layer.find(".weight.nested_quant_map")
     offset = state.get("nested_offset")
     if nested[0] is None or nested[1] is None or not isinstance(offset, float) or not math.isfinite(offset):
         raise broken(layer.name, "absmax is quantized, and nested_absmax, nested_quant_map or nested_offset is missing")
     factors, table = layer.finite(".weight.nested_absmax"), layer.finite(".weight.nested_quant_map")
-    block = _block_size(layer, state, "nested_blocksize")
-    if factors.shape != (-(-count // block),):
-        raise broken(layer.name, f"nested_absmax has {len(factors)} numbers for {count} blocks")
-    return table[stored.int()] * factors.repeat_interleave(block)[:count] + offset
+    of_factor = _block_size(layer, state, "nested_blocksize")
+    if factors.shape != (-(-blocks // of_factor),):
+        raise broken(layer.name, f"nested_absmax has {len(factors)} numbers for {blocks} blocks")
+    codes = stored.repeat_interleave(run)[: layer.outputs * groups].reshape(layer.outputs, groups)
+    offsets = SharedNumbers(table.new_tensor([offset]), torch.zeros_like(starts), groups, groups)
+    return CodedScales(codes, table, SharedNumbers(factors, starts, groups, run * of_factor), offsets)

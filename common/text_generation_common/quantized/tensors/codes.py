@@ -6,6 +6,7 @@ from torch import Tensor, contiguous_format, uint8
 from torch.nn.functional import pad
 
 BYTE = 8  # bits
+NUMBERS_AT_ONCE = 2**20
 
 
 def bytes_of(words: Tensor) -> Tensor:
@@ -50,6 +51,20 @@ def pairs(packed: Tensor) -> Tensor:
     unpacked = packed.new_empty(*packed.shape[:-1], 2 * packed.shape[-1])
     unpacked[..., 0::2], unpacked[..., 1::2] = packed & 15, packed >> 4
     return unpacked
+
+
+def by_outputs(outputs: int, inputs: int, convert: Callable[[slice], Tensor]) -> Tensor:
+    """What `convert` makes of slices of outputs, in one tensor. A slice has few numbers, because numbers take several
+    times the memory of their codes while they are unpacked."""
+    step = max(1, NUMBERS_AT_ONCE // inputs // BYTE) * BYTE
+    parts = (convert(slice(start, start + step)) for start in range(0, outputs, step))
+    first = next(parts)
+    found, end = first.new_empty(outputs, first.shape[1]), len(first)
+    found[:end] = first
+    for part in parts:
+        found[end : end + len(part)] = part
+        end += len(part)
+    return found
 
 
 def halves_swapped(packed: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from text_generation_common.quantized.scheme import Packing, Scheme
 from text_generation_common.quantized.tensors.checks import Layer, broken
-from text_generation_common.quantized.tensors.codes import repeated
-from text_generation_common.quantized.values import Fp8, Groups, Table4, Weight
+from text_generation_common.quantized.values import CodedScales, Fp8, Groups, SharedNumbers, Table4, Weight
 
 # The numbers of e2m1: a sign, two bits of exponent, one bit of mantissa (OCP Microscaling Formats, 5.3.3).
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -19,7 +18,9 @@ def read_fp8(layer: Layer, scheme: Scheme) -> Weight:
     if scheme.block is None:
         return Fp8(layer[".weight"], Groups(layer.inputs, scales.reshape(-1, 1).expand(layer.outputs, 1).contiguous()))
     rows, columns = scheme.block
-    return Fp8(layer[".weight"], Groups(columns, repeated(scales, rows, 0)[: layer.outputs]))
+    count = scales.shape[1]
+    starts = torch.arange(layer.outputs, dtype=torch.int32, device=scales.device).unsqueeze(1) // rows * count
+    return Fp8(layer[".weight"], Groups(columns, SharedNumbers(scales.flatten(), starts, count)))
 
 
 def read_mxfp4(layer: Layer, scheme: Scheme) -> Weight:
@@ -31,20 +32,19 @@ def read_mxfp4(layer: Layer, scheme: Scheme) -> Weight:
 def read_fp4(layer: Layer, scheme: Scheme) -> Weight:
     """NVFP4, whose scales are multiplied or divided by one number of the layer, and compressed-tensors' MXFP4."""
     assert scheme.group_size is not None
-    match scheme.packing:
-        case Packing.mxfp4_packed:
-            return _table(layer[".weight_packed"], _powers(layer, ".weight_scale"), scheme.group_size)
-        case Packing.nvfp4:
-            q, scales = layer[".weight_packed"], _scales(layer) / layer.finite(".weight_global_scale").reshape(())
-        case _:
-            q, scales = layer[".weight"], _scales(layer) * layer.finite(".weight_scale_2").reshape(())
-    if not scales.isfinite().all():
+    if scheme.packing is Packing.mxfp4_packed:
+        return _table(layer[".weight_packed"], _powers(layer, ".weight_scale"), scheme.group_size)
+    codes = layer.finite(".weight_scale").view(torch.uint8)
+    # What each code stands for. Codes that are not numbers do not occur; tables with NaN would not be equal.
+    numbers = torch.arange(256, dtype=torch.uint8, device=codes.device).view(torch.float8_e4m3fn).float().nan_to_num()
+    if scheme.packing is Packing.nvfp4:
+        q, numbers = layer[".weight_packed"], numbers / layer.finite(".weight_global_scale").reshape(())
+    else:
+        q, numbers = layer[".weight"], numbers * layer.finite(".weight_scale_2").reshape(())
+    scales = CodedScales(codes, numbers)
+    if not scales.float().isfinite().all():
         raise broken(layer.name, "its scales together are not finite")
     return _table(q, scales, scheme.group_size)
-
-
-def _scales(layer: Layer) -> Tensor:
-    return layer.finite(".weight_scale").float()
 
 
 def _powers(layer: Layer, name: str) -> Tensor:
@@ -55,5 +55,5 @@ def _powers(layer: Layer, name: str) -> Tensor:
     return codes.view(torch.float8_e8m0fnu)
 
 
-def _table(q: Tensor, scales: Tensor, size: int) -> Table4:
+def _table(q: Tensor, scales: Tensor | CodedScales, size: int) -> Table4:
     return Table4(q, Groups(size, scales), torch.tensor(E2M1, device=q.device))

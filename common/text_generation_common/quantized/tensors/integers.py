@@ -5,7 +5,7 @@ from torch import Tensor
 
 from text_generation_common.quantized.scheme import Packing, Scheme
 from text_generation_common.quantized.tensors.checks import Layer, broken
-from text_generation_common.quantized.tensors.codes import bytes_of, pack_pairs, unpack, unpack_awq
+from text_generation_common.quantized.tensors.codes import by_outputs, bytes_of, pack_pairs, unpack, unpack_awq
 from text_generation_common.quantized.values import Groups, Int4, Int8, Weight
 
 MIDDLE = 8  # the zero point of an Int4 without zero points
@@ -23,7 +23,12 @@ def read_gptq(layer: Layer, scheme: Scheme) -> Weight:
 
 def read_awq(layer: Layer, scheme: Scheme) -> Weight:
     groups = _groups(layer, scheme, layer.finite(".scales").t(), unpack_awq(layer[".qzeros"]).t())
-    return Int4(pack_pairs(unpack_awq(layer[".qweight"]).t()).contiguous(), groups)
+    words = layer[".qweight"]
+
+    def packed(outputs: slice) -> Tensor:
+        return pack_pairs(unpack_awq(words[:, outputs.start // 8 : outputs.stop // 8]).t())
+
+    return Int4(by_outputs(layer.outputs, layer.inputs, packed), groups)
 
 
 def read_packed(layer: Layer, scheme: Scheme) -> Weight:
@@ -70,13 +75,15 @@ def _of_words(layer: Layer, scheme: Scheme, words: Tensor, groups: Groups, order
     """The value of unsigned integers whose words lie along the inputs, [N, W]."""
     if scheme.bits == 4 and order is None:  # the bytes of the words are those of the value
         return Int4(bytes_of(words)[:, : layer.inputs // 2].contiguous(), groups)
-    q = unpack(words, scheme.bits, layer.inputs)
-    q = q if order is None else q[:, order]
-    if scheme.bits == 8:
-        return Int8(_signed(q), groups, order)
-    if groups.zeros is None:
-        q = q + (MIDDLE - (1 << (scheme.bits - 1)))
-    return Int4(pack_pairs(q), groups, order)
+    is_int8, more = scheme.bits == 8, 0 if groups.zeros is not None else MIDDLE - (1 << (scheme.bits - 1))
+
+    def converted(outputs: slice) -> Tensor:
+        q = unpack(words[outputs], scheme.bits, layer.inputs)
+        q = q if order is None else q[:, order]
+        return _signed(q) if is_int8 else pack_pairs(q + more)
+
+    q = by_outputs(layer.outputs, layer.inputs, converted)
+    return Int8(q, groups, order) if is_int8 else Int4(q, groups, order)
 
 
 def _signed(numbers: Tensor) -> Tensor:

@@ -1,98 +1,232 @@
-"""Parts of values for ranks, and values of several layers as one. Nothing is rounded: W of a part is a part of W."""
+"""Parts of weights in any form, and several weights as one. Nothing is rounded: W of a part is a part of W."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.quantized.tensors.codes import by_bits, pack_pairs, pairs, repeated
-from text_generation_common.quantized.tensors.matrix import zero_of
-from text_generation_common.quantized.values import Dense, Groups, Int4, Int8, Table4, Weight
+from text_generation_common.quantized.tensors.matrix import order_of, zero_of
+from text_generation_common.quantized.values import (
+    CodedScales,
+    Codes,
+    Dense,
+    Groups,
+    Int4,
+    Int8,
+    SharedNumbers,
+    Table4,
+    Weight,
+)  # fmt: skip
 
-SMALLEST_GROUP = 8  # inputs; smaller groups would have more bytes of scales than of codes
-ORDERED_GROUP = 32  # inputs of a group in a part of a value with an order; columns of zeros fill groups up
+SMALLEST_GROUP = 8  # inputs of a group in joined weights; smaller ones would have more bytes of scales than of codes
+SORTED_GROUP = 32  # inputs of a group in a part of a weight with an order; columns of zeros fill groups up
 
-
-def of_outputs(value: Weight, rows: slice | Tensor) -> Weight:
-    """Some outputs of a layer. A slice gives views of the same tensors."""
-
-    def picked(tensor: Tensor) -> Tensor:
-        return by_bits(lambda numbers: numbers[..., rows, :], tensor)
-
-    if isinstance(value, Dense):
-        return Dense(picked(value.values))
-    return replace(value, q=picked(value.q), groups=_changed(value.groups, value.groups.size, picked))
-
-
-def of_inputs(value: Weight, start: int, stop: int) -> Weight:
-    """The inputs `start` … `stop` - 1 of a layer. Both parts of a group that `start` cuts have its scales. WeightsError
-    if pieces of groups would have less than SMALLEST_GROUP inputs."""
-    if isinstance(value, Dense):
-        return Dense(value.values[..., start:stop])
-    if isinstance(value, Int4 | Int8) and value.order is not None:
-        return _of_ordered(value, value.order, start, stop)
-    groups = _cut(value.groups, start, stop)
-    if not isinstance(value, Int4 | Table4):
-        return replace(value, q=value.q[..., start:stop], groups=groups)
-    if start % 2 or stop % 2:
-        raise WeightsError(f"inputs {start} to {stop} of a layer in 4 bits: an odd number is half of a byte")
-    return replace(value, q=value.q[..., start // 2 : stop // 2], groups=groups)
+Change = Callable[[Tensor], Tensor]
+OnShared = Callable[[SharedNumbers], SharedNumbers]
+Scales = Tensor | SharedNumbers | CodedScales
+Part = TypeVar("Part", Tensor, SharedNumbers)
 
 
-def joined(values: Sequence[Weight]) -> Weight:
-    """The outputs of several layers with the same inputs, in this order. WeightsError where `can_join` is false."""
-    if not can_join(values):
+def size_of(weight: Weight) -> tuple[int, int]:
+    """(outputs, inputs). Columns of zeros in a part of a weight with an order count as inputs."""
+    codes = weight.values if isinstance(weight, Dense) else weight.q
+    return codes.shape[-2], codes.shape[-1] * _codes_of_number(weight)
+
+
+def _codes_of_number(weight: Weight) -> int:
+    """Inputs of each number of the tensor that has the codes."""
+    return 2 if isinstance(weight, Int4 | Table4) else 1
+
+
+def on_outputs(weight: Weight, change: Change) -> Weight:
+    """The weight with other outputs: what `change`, which moves rows, makes of each tensor that has rows of outputs."""
+    if isinstance(weight, Dense):
+        return Dense(change(weight.values))
+
+    def on_rows(tensor: Tensor) -> Tensor:
+        return by_bits(change, tensor)
+
+    groups = _on_groups(weight.groups, on_rows, lambda shared: replace(shared, starts=on_rows(shared.starts)))
+    return replace(weight, q=on_rows(weight.q), groups=groups)
+
+
+def on_tensors(weight: Weight, change: Change) -> Weight:
+    """The weight with what `change` makes of each of its tensors."""
+    if isinstance(weight, Dense):
+        return Dense(change(weight.values))
+
+    def on_shared(shared: SharedNumbers) -> SharedNumbers:
+        return replace(shared, numbers=change(shared.numbers), starts=change(shared.starts))
+
+    groups = _on_groups(weight.groups, change, on_shared)
+    if isinstance(groups.scales, CodedScales):
+        groups = replace(groups, scales=replace(groups.scales, table=change(groups.scales.table)))
+    changed = replace(weight, q=change(weight.q), groups=groups)
+    if isinstance(changed, Table4):
+        return replace(changed, table=change(changed.table))
+    if isinstance(changed, Int4 | Int8) and changed.order is not None:
+        return replace(changed, order=change(changed.order))
+    return changed
+
+
+def _on_groups(groups: Groups, change: Change, on_shared: OnShared) -> Groups:
+    """The groups with what the functions make of all numbers of groups, those that are shared and others."""
+    zeros, offsets = (None if part is None else change(part) for part in (groups.zeros, groups.offsets))
+    found = replace(groups, zeros=zeros, offsets=offsets)
+    match groups.scales:
+        case SharedNumbers():
+            return replace(found, scales=on_shared(groups.scales))
+        case CodedScales(codes, table, factors, more):
+            shared = (None if part is None else on_shared(part) for part in (factors, more))
+            return replace(found, scales=CodedScales(change(codes), table, *shared))
+        case _:
+            return replace(found, scales=change(groups.scales))
+
+
+def inputs_of(weight: Weight, part: range) -> Weight:
+    """Some inputs of a weight. Groups that the part cuts become smaller ones with the same scales. WeightsError if the
+    weight cannot be cut there."""
+    if part == range(size_of(weight)[1]):
+        return weight
+    if isinstance(weight, Dense):
+        return Dense(weight.values[..., part.start : part.stop].contiguous())
+    if isinstance(weight, Int4 | Int8) and weight.order is not None:
+        return _of_sorted(weight, weight.order, part)
+    each = _codes_of_number(weight)
+    if part.start % each or part.stop % each:
         raise WeightsError(
-            "layers of one product are quantized in different ways (formats, tables or orders of inputs): their outputs"
-            " cannot be joined"
+            f"inputs {part.start} to {part.stop} of a layer in 4 bits: an odd number is half of a byte; choose another"
+            " --num-shard"
         )
-    first = values[0]
-    if isinstance(first, Dense):
-        return Dense(torch.cat([value.values for value in values if isinstance(value, Dense)], dim=-2))
-    parts = [value for value in values if not isinstance(value, Dense)]
-    groups = _alike([part.groups for part in parts], _inputs(first), zero_of(first))
-    zeros, offsets = [group.zeros for group in groups], [group.offsets for group in groups]
-    found = Groups(groups[0].size, _cat([group.scales for group in groups]), _cat_any(zeros), _cat_any(offsets))
-    return replace(first, q=_cat([part.q for part in parts]), groups=found)
+    q = weight.q[..., part.start // each : part.stop // each].contiguous()
+    if _is_one(weight.groups):
+        return replace(weight, q=q, groups=replace(weight.groups, size=len(part)))
+    size = math.gcd(weight.groups.size, part.start)
+    places = range(part.start // size, -(-part.stop // size))
+    return replace(weight, q=q, groups=_pieces(weight.groups, size, places))
 
 
-def can_join(values: Sequence[Weight]) -> bool:
-    """Whether these layers, which have the same inputs, can be one value."""
-    size = _common_size([value.groups for value in values if not isinstance(value, Dense)])
-    has_large_groups = not 0 < size < SMALLEST_GROUP
-    return has_large_groups and all(_are_alike(values[0], value) for value in values[1:])
+def _is_one(groups: Groups) -> bool:
+    """Whether all inputs are one group."""
+    return groups.scales.shape[-1] == 1
 
 
-def _are_alike(first: Weight, other: Weight) -> bool:
-    if isinstance(first, Table4) and isinstance(other, Table4):
-        return torch.equal(first.table, other.table)
-    if isinstance(first, Int4 | Int8) and isinstance(other, Int4 | Int8):
-        orders = [order for order in (first.order, other.order) if order is not None]
-        has_one_order = not orders or (len(orders) == 2 and torch.equal(*orders))
-        has_offsets = [value.groups.offsets is not None for value in (first, other)]
-        return type(first) is type(other) and has_one_order and has_offsets[0] is has_offsets[1]
-    return type(first) is type(other)
+def _pieces(groups: Groups, size: int, places: range) -> Groups:
+    """Some pieces of `size` inputs of the same groups."""
+    times = places.stop if _is_one(groups) else groups.size // size
+
+    def cut(numbers: Tensor) -> Tensor:
+        whole = repeated(numbers, times, -1) if times > 1 else numbers
+        return by_bits(lambda bits: bits[..., places.start : places.stop].contiguous(), whole)
+
+    def moved(shared: SharedNumbers) -> SharedNumbers:
+        starts = shared.starts * times + places.start
+        return SharedNumbers(shared.numbers, starts, len(places), shared.run * times)
+
+    return replace(_on_groups(groups, cut, moved), size=size)
 
 
-def _inputs(value: Weight) -> int:
-    if isinstance(value, Dense):
-        return value.values.shape[-1]
-    return value.q.shape[-1] * (2 if isinstance(value, Int4 | Table4) else 1)
+def _of_sorted(weight: Int4 | Int8, order: Tensor, part: range) -> Weight:
+    """A part has some columns of each group. Groups of SORTED_GROUP columns hold them. Columns of zeros, which multiply
+    the part's first input, fill up the last of these groups."""
+    columns = ((order >= part.start) & (order < part.stop)).nonzero().flatten()
+    group_of = columns // weight.groups.size
+    counts = group_of.bincount(minlength=weight.groups.scales.shape[-1])
+    pieces = -(-counts // SORTED_GROUP)
+    within = torch.arange(len(columns), device=order.device) - (counts.cumsum(0) - counts)[group_of]
+    places = (pieces.cumsum(0) - pieces)[group_of] * SORTED_GROUP + within
+    groups_of_pieces = torch.arange(len(counts), device=order.device).repeat_interleave(pieces)
+
+    def of_pieces(numbers: Tensor) -> Tensor:
+        return numbers[..., groups_of_pieces]
+
+    groups = replace(_on_groups(weight.groups, of_pieces, _no_integers), size=SORTED_GROUP)
+    q = pairs(weight.q) if isinstance(weight, Int4) else weight.q
+    zeros = q.new_full(groups.scales.shape, zero_of(weight)) if groups.zeros is None else groups.zeros.to(q.dtype)
+    filled = zeros.repeat_interleave(SORTED_GROUP, dim=-1)
+    filled[..., places] = q[..., columns]
+    inputs = order.new_zeros(filled.shape[-1])
+    inputs[places] = order[columns] - part.start
+    return replace(weight, q=pack_pairs(filled) if isinstance(weight, Int4) else filled, groups=groups, order=inputs)
 
 
-def _alike(groups: list[Groups], inputs: int, zero: int) -> list[Groups]:
-    """The same groups in pieces of one size, all with zero points if any has them."""
-    size = _common_size(groups) or inputs
-    found = [_regrouped(group, size, -(-inputs // size)) for group in groups]
-    if all(group.zeros is None for group in found):
-        return found
-    zeros = [torch.full_like(group.scales, zero, dtype=torch.int8) for group in found]
-    return [
-        group if group.zeros is not None else replace(group, zeros=z) for group, z in zip(found, zeros, strict=True)
-    ]
+def _no_integers(shared: SharedNumbers) -> SharedNumbers:
+    raise AssertionError("the scales of integers are not shared")
+
+
+def padded_inputs(weight: Weight, multiple: int) -> Weight:
+    """The weight with inputs whose numbers are not used until they are a multiple."""
+    inputs = size_of(weight)[1]
+    if not (missing := -inputs % multiple):
+        return weight
+    if isinstance(weight, Dense):
+        return Dense(F.pad(weight.values, (0, missing)))
+    groups, size = weight.groups, weight.groups.size
+    if _is_one(groups):
+        groups = replace(groups, size=inputs + missing)
+    else:
+        more = -(-(inputs + missing) // size) - groups.scales.shape[-1]
+        groups = _on_groups(groups, lambda t: _with_zeros(t, more), lambda s: replace(s, count=s.count + more))
+    widened = replace(weight, q=_with_zeros(weight.q, missing // _codes_of_number(weight)), groups=groups)
+    if isinstance(widened, Int4 | Int8) and widened.order is not None:
+        behind = torch.arange(inputs, inputs + missing, dtype=torch.int32, device=widened.order.device)
+        widened = replace(widened, order=torch.cat([widened.order, behind]))
+    return widened
+
+
+def _with_zeros(numbers: Tensor, count: int) -> Tensor:
+    return by_bits(lambda bits: F.pad(bits, (0, count)), numbers)
+
+
+def joined(weights: Sequence[Weight]) -> list[Weight]:
+    """The outputs of weights with the same inputs, in order. Neighbours that can be one weight become one."""
+    together: list[list[Weight]] = []
+    for weight in weights:
+        if together and _can_join([*together[-1], weight]):
+            together[-1].append(weight)
+        else:
+            together.append([weight])
+    return [_as_one(found) if len(found) > 1 else found[0] for found in together]
+
+
+def _can_join(weights: Sequence[Weight]) -> bool:
+    size = _common_size([weight.groups for weight in weights if not isinstance(weight, Dense)])
+    return not 0 < size < SMALLEST_GROUP and _are_alike(weights[0], weights[-1])
+
+
+def _are_alike(first: Weight, second: Weight) -> bool:
+    if isinstance(first, Dense) or isinstance(second, Dense):
+        return isinstance(first, Dense) and isinstance(second, Dense) and first.values.dtype == second.values.dtype
+    return _form(first) == _form(second) and all(map(_same, _of_all(first), _of_all(second)))
+
+
+def _form(weight: Codes) -> tuple[object, ...]:
+    """What joined weights have in common, beside tensors. Shared numbers are not cut into smaller groups."""
+    scales, has_offsets = weight.groups.scales, weight.groups.offsets is not None
+    if isinstance(scales, Tensor):
+        return type(weight), has_offsets
+    parts = (scales.factors, scales.offsets) if isinstance(scales, CodedScales) else (scales,)
+    runs = [None if part is None else part.run for part in parts]
+    return type(weight), has_offsets, type(scales), weight.groups.size, runs
+
+
+def _of_all(weight: Codes) -> list[Tensor | None]:
+    """The tensors that all outputs share."""
+    scales = weight.groups.scales
+    table = weight.table if isinstance(weight, Table4) else None
+    return [order_of(weight), table, scales.table if isinstance(scales, CodedScales) else None]
+
+
+def _same(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first, second)
 
 
 def _common_size(groups: Sequence[Groups]) -> int:
@@ -100,60 +234,48 @@ def _common_size(groups: Sequence[Groups]) -> int:
     return math.gcd(*(0 if _is_one(group) else group.size for group in groups))
 
 
-def _is_one(groups: Groups) -> bool:
-    return groups.scales.shape[-1] == 1
+def _as_one(weights: Sequence[Weight]) -> Weight:
+    if isinstance(weights[0], Dense):
+        return Dense(torch.cat([weight.values for weight in weights if isinstance(weight, Dense)], dim=-2))
+    first, parts = weights[0], [weight for weight in weights if not isinstance(weight, Dense)]
+    inputs = size_of(first)[1]
+    size = _common_size([part.groups for part in parts]) or inputs
+    groups = [_pieces(part.groups, size, range(-(-inputs // size))) for part in parts]
+    if any(group.zeros is not None for group in groups):
+        zero = torch.tensor(zero_of(first), dtype=torch.int8, device=first.q.device)
+        groups = [replace(g, zeros=zero.expand(g.scales.shape)) if g.zeros is None else g for g in groups]
+    found = Groups(
+        size,
+        _cat_scales([group.scales for group in groups]),
+        _cat_any(_cat, [group.zeros for group in groups]),
+        _cat_any(_cat, [group.offsets for group in groups]),
+    )
+    return replace(first, q=_cat([part.q for part in parts]), groups=found)
 
 
-def _cat(tensors: list[Tensor]) -> Tensor:
+def _cat_scales(scales: Sequence[Scales]) -> Scales:
+    if coded := [part for part in scales if isinstance(part, CodedScales)]:
+        factors = _cat_any(_cat_shared, [part.factors for part in coded])
+        offsets = _cat_any(_cat_shared, [part.offsets for part in coded])
+        return CodedScales(_cat([part.codes for part in coded]), coded[0].table, factors, offsets)
+    shared = [part for part in scales if isinstance(part, SharedNumbers)]
+    return _cat_shared(shared) if shared else _cat([part for part in scales if isinstance(part, Tensor)])
+
+
+def _cat_shared(parts: Sequence[SharedNumbers]) -> SharedNumbers:
+    starts, before = list[Tensor](), 0
+    for part in parts:
+        starts.append(part.starts + before * part.run)
+        before += len(part.numbers)
+    return replace(parts[0], numbers=_cat([part.numbers for part in parts], 0), starts=_cat(starts))
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = -2) -> Tensor:
     if len({tensor.dtype for tensor in tensors}) > 1:
         tensors = [tensor.float() for tensor in tensors]
-    return by_bits(lambda *parts: torch.cat(parts, dim=-2), *tensors)
+    return by_bits(lambda *parts: torch.cat(parts, dim=dim), *tensors)
 
 
-def _cat_any(tensors: list[Tensor | None]) -> Tensor | None:
-    found = [tensor for tensor in tensors if tensor is not None]
-    return _cat(found) if found else None
-
-
-def _changed(groups: Groups, size: int, change: Callable[[Tensor], Tensor]) -> Groups:
-    zeros, offsets = (None if tensor is None else change(tensor) for tensor in (groups.zeros, groups.offsets))
-    return Groups(size, change(groups.scales), zeros, offsets)
-
-
-def _cut(groups: Groups, start: int, stop: int) -> Groups:
-    if _is_one(groups):
-        return replace(groups, size=stop - start)
-    size = math.gcd(groups.size, start) if start % groups.size else groups.size
-    if size < min(SMALLEST_GROUP, groups.size):
-        raise WeightsError(
-            f"a rank's inputs begin at {start}, within a group of {groups.size} inputs, and would cut it into pieces of"
-            f" {size}: choose another --num-shard"
-        )
-    whole = _regrouped(groups, size, -(-stop // size))
-    return _changed(whole, size, lambda tensor: tensor[..., start // size :])
-
-
-def _regrouped(groups: Groups, size: int, count: int) -> Groups:
-    """The first `count` pieces of `size` inputs of the same groups."""
-    times = count if _is_one(groups) else groups.size // size
-    return _changed(groups, size, lambda tensor: (repeated(tensor, times, -1) if times > 1 else tensor)[..., :count])
-
-
-def _of_ordered(value: Int4 | Int8, order: Tensor, start: int, stop: int) -> Weight:
-    """A part has some columns of each group. Groups of ORDERED_GROUP columns hold them. Columns of zeros, which
-    multiply the part's first input, fill up the last of these groups."""
-    columns = ((order >= start) & (order < stop)).nonzero().flatten()
-    group_of = columns // value.groups.size
-    counts = group_of.bincount(minlength=value.groups.scales.shape[-1])
-    pieces = -(-counts // ORDERED_GROUP)
-    within = torch.arange(len(columns), device=order.device) - (counts.cumsum(0) - counts)[group_of]
-    places = (pieces.cumsum(0) - pieces)[group_of] * ORDERED_GROUP + within
-    groups_of_pieces = torch.arange(len(counts), device=order.device).repeat_interleave(pieces)
-    groups = _changed(value.groups, ORDERED_GROUP, lambda tensor: tensor[..., groups_of_pieces])
-    q = pairs(value.q) if isinstance(value, Int4) else value.q
-    zeros = torch.full_like(groups.scales, zero_of(value), dtype=q.dtype) if groups.zeros is None else groups.zeros
-    filled = zeros.to(q.dtype).repeat_interleave(ORDERED_GROUP, dim=-1)
-    filled[..., places] = q[..., columns]
-    inputs = order.new_zeros(filled.shape[-1])
-    inputs[places] = order[columns] - start
-    return replace(value, q=pack_pairs(filled) if isinstance(value, Int4) else filled, groups=groups, order=inputs)
+def _cat_any(cat: Callable[[Sequence[Part]], Part], parts: Iterable[Part | None]) -> Part | None:
+    found = [part for part in parts if part is not None]
+    return cat(found) if found else None

@@ -8,8 +8,8 @@ from golden_layers import GOLDEN, TYPES, Case
 from test_formulas import awq, gptq
 
 from text_generation_common.errors import WeightsError
-from text_generation_common.quantized.tensors.matrix import matrix
-from text_generation_common.quantized.tensors.splits import joined, of_inputs
+from text_generation_common.quantized.tensors.matrix import exact_weight
+from text_generation_common.quantized.tensors.splits import inputs_of, joined
 
 CASES = [*GOLDEN.values(), gptq(4, 32, act_order=True), gptq(3, 64), awq(32)]
 HOSTILE = (
@@ -74,12 +74,13 @@ def mutant(rng):
 
 def check_parts(rng, value, shape):
     """The value's matrix has the shape; a random part of its inputs, joined with itself, is a part of the matrix."""
-    whole = matrix(value).nan_to_num()
+    whole = exact_weight(value).nan_to_num()
     assert whole.shape == torch.Size(shape)
     start = 8 * rng.randrange(-(-shape[-1] // 8))
     stop = rng.randrange(start, shape[-1]) // 2 * 2 + 2
-    part = of_inputs(value, start, min(stop, shape[-1]))
-    assert torch.equal(matrix(joined([part, part])).nan_to_num(), torch.cat([whole[..., start:stop]] * 2, dim=-2))
+    part = inputs_of(value, range(start, min(stop, shape[-1])))
+    both = torch.cat([exact_weight(weight).nan_to_num() for weight in joined([part, part])], dim=-2)
+    assert torch.equal(both, torch.cat([whole[..., start:stop]] * 2, dim=-2))
 
 
 def check(count, seed):

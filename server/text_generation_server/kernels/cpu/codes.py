@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from text_generation_common.quantized.tensors.matrix import zero_of
+from text_generation_common.quantized.tensors.splits import size_of
 from text_generation_common.quantized.values import Int4, Int8, Weight
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
 from text_generation_server.kernels.cpu.linear import BLOCK, PANEL, Scratch, addend_words, aligned, interleaved, panels
-from text_generation_server.kernels.products import MIDDLE_OF_INT4
-from text_generation_server.kernels.weight_parts import size_of
 
 
 def has_product(weight: Weight, gated: bool) -> bool:
@@ -36,11 +36,14 @@ class CodesLinear:
         order = interleaved(outputs) if gated else None
 
         def in_panels(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-            """[N, M] as [N / 16, M, 16]. Zeros fill the last panels."""
-            numbers = numbers if order is None else numbers[order]
-            numbers = F.pad(numbers, (0, 0, 0, -outputs % BLOCK))
-            out = pages.empty((numbers.shape[0] // PANEL, numbers.shape[1], PANEL), dtype)
-            return out.copy_(numbers.view(-1, PANEL, numbers.shape[1]).transpose(1, 2))
+            """[N, M] as [N / 16, M, 16]. Zeros fill the last panels. Codes are copied once, because they are large."""
+            missing, width = -outputs % BLOCK, numbers.shape[1]
+            numbers = F.pad(numbers, (0, 0, 0, missing)) if missing else numbers
+            out = pages.empty((numbers.shape[0] // PANEL, width, PANEL), dtype)
+            turns = 2 if gated else 1
+            panels = numbers.view(turns, -1, PANEL, width).transpose(0, 1)
+            out.view(-1, turns, width, PANEL).copy_(panels.transpose(2, 3))
+            return out
 
         groups, is_int4 = weight.groups, isinstance(weight, Int4)
         codes = (
@@ -52,7 +55,7 @@ class CodesLinear:
             "inputs": self._inputs, "codes": codes, "outputs": codes.shape[0] * PANEL, "is_int4": int(is_int4),
             "group": groups.size, "scales": in_panels(groups.scales.float() * factor, torch.float32),
             "zeros": None if groups.zeros is None else in_panels(groups.zeros, torch.int8),
-            "zero": MIDDLE_OF_INT4 if is_int4 else 0,
+            "zero": zero_of(weight),
             "order": None if weight.order is None else weight.order.int().contiguous(),
             "bias": aligned(bias, order), "gated": int(gated), "y_type": TYPES[y_type], "columns": self._outputs,
         }  # fmt: skip

@@ -52,7 +52,7 @@ def packable(weight: Weight, gated: bool, factor: float) -> RowScaled | None:
         case Dense(values) if values.dtype == torch.bfloat16 and factor == 1:
             found = RowScaled(values)
         case Int8(q) if has_row_scales(weight):
-            found = RowScaled(q, weight.groups.scales[:, 0].float() * factor)
+            found = RowScaled(q, weight.groups.scales.float()[:, 0] * factor)
         case _:
             return None
     outputs, inputs = found.values.shape

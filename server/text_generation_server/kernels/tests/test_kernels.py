@@ -18,6 +18,8 @@ from torch import Tensor
 
 from text_generation_common.cpu_features import NEEDS
 from text_generation_common.models.architecture import Activation, ClampedGate
+from text_generation_common.quantized.tensors.matrix import exact_weight
+from text_generation_common.quantized.tensors.splits import on_tensors
 from text_generation_common.quantized.values import Dense
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import CpuKernels, backend
@@ -29,8 +31,6 @@ from text_generation_server.kernels.interface import (
     KvLayer,
     Segments,
 )
-from text_generation_server.kernels.products import exact_weight
-from text_generation_server.kernels.weight_parts import on_tensors
 
 if TYPE_CHECKING:
     from .conftest import Subject

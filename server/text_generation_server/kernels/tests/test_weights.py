@@ -4,11 +4,8 @@ import pytest
 import torch
 from weight_forms import FORMS, numbers_of, random_weight
 
-from text_generation_common.errors import ModelError
-from text_generation_server.kernels.products import exact_weight
-from text_generation_server.kernels.weight_parts import inputs_of, joined, on_outputs, padded_inputs, size_of
-
-UNSORTED = [form for form in FORMS if "order" not in form]
+from text_generation_common.quantized.tensors.matrix import exact_weight
+from text_generation_common.quantized.tensors.splits import inputs_of, joined, on_outputs, padded_inputs, size_of
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -26,19 +23,12 @@ def test_some_outputs_of_a_weight_are_these_rows(form: str) -> None:
         assert torch.equal(exact_weight(on_outputs(weight, lambda t, rows=rows: t[rows])), exact_weight(weight)[rows])
 
 
-@pytest.mark.parametrize("form", UNSORTED)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("part", [range(32), range(32, 64), range(48, 90), range(8, 16), range(90, 100)], ids=str)
 def test_some_inputs_of_a_weight_are_these_columns_even_if_groups_are_cut(form: str, part: range) -> None:
     weight = random_weight(form, 4, 100, 32)
     of_part = exact_weight(inputs_of(weight, part))
     assert torch.equal(of_part, exact_weight(weight)[:, part.start : part.stop])
-
-
-def test_inputs_that_are_sorted_are_not_divided() -> None:
-    weight = random_weight("int4 order", 4, 64, 32)
-    assert inputs_of(weight, range(64)) is weight
-    with pytest.raises(ModelError, match="--num-shard 1"):
-        inputs_of(weight, range(32))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -55,7 +45,7 @@ def test_neighbours_of_one_form_become_one_weight() -> None:
     forms = ["int4 zeros", "int4 zeros", "int4", "dense", "dense", "int4", "int8", "int8", "table4", "table4", "fp8"]
     weights = [random_weight(form, 2 + i, 32, 16, seed=0 if form == "table4" else i) for i, form in enumerate(forms)]
     ones = joined(weights)
-    assert [size_of(weight)[0] for weight in ones] == [2 + 3, 4, 5 + 6, 7, 8 + 9, 10 + 11, 12]
+    assert [size_of(weight)[0] for weight in ones] == [2 + 3 + 4, 5 + 6, 7, 8 + 9, 10 + 11, 12]
     together = torch.cat([exact_weight(weight) for weight in weights])
     assert torch.equal(torch.cat([exact_weight(weight) for weight in ones]), together)
 
@@ -63,7 +53,7 @@ def test_neighbours_of_one_form_become_one_weight() -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (random_weight("int4", 4, 64, 32), random_weight("int4", 4, 64, 16)),
+        (random_weight("int4", 4, 64, 32), random_weight("int4", 4, 64, 20)),
         (random_weight("int4 order", 4, 64, 32, 1), random_weight("int4 order", 4, 64, 32, 2)),
         (random_weight("int4 order", 4, 64, 32), random_weight("int4", 4, 64, 32)),
         (random_weight("table4", 4, 64, 32, 1), random_weight("table4", 4, 64, 32, 2)),

@@ -7,11 +7,12 @@ from torch import Tensor
 from weight_forms import random_weight
 
 from text_generation_common.cpu_features import NEEDS
+from text_generation_common.quantized.tensors.matrix import exact_weight
+from text_generation_common.quantized.tensors.splits import inputs_of
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.codes import CodesLinear
 from text_generation_server.kernels.interface import LinearKernel
-from text_generation_server.kernels.products import exact_weight
 from text_generation_server.layers.linear import make_linear
 
 FORMS = ["int4", "int4 zeros", "int4 order", "int8", "int8 zeros"]
@@ -63,6 +64,14 @@ def test_gates_addends_and_factors_are_applied_to_the_product(kernels: CpuKernel
     linear(x, out=fused[:, 3:67], addend=addend)
     torch.testing.assert_close(fused[:, 3:67].double(), F.silu(gate) * up, atol=1e-3, rtol=1e-4)
     assert bool((fused[:, :3] == GUARD).all()) and bool((fused[:, 67:] == GUARD).all())
+
+
+@pytest.mark.parametrize("size", [32, 48])
+def test_a_ranks_part_of_sorted_inputs_is_multiplied_as_codes(kernels: CpuKernels, size: int) -> None:
+    weight, x = random_weight("int4 order", 64, 192, size), random(5, 96)
+    linear = make_linear(kernels, inputs_of(weight, range(40, 136)), x_type=torch.bfloat16, y_type=torch.float32)
+    expected = x.double() @ exact_weight(weight)[:, 40:136].double().T
+    torch.testing.assert_close(linear(x).double(), expected, atol=2e-3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)

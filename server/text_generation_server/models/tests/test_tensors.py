@@ -16,7 +16,7 @@ from text_generation_common.model_files import demo_directory
 from text_generation_common.models.config import read_config
 from text_generation_common.models.fitting import check_length, choose_dtype, slot_bytes
 from text_generation_common.models.tensors import LinearSize, weight_bytes, with_checked_tensors
-from text_generation_common.quantized.sizes import INT8
+from text_generation_common.quantized.sizes import int8_bytes
 from text_generation_common.weights.headers import Stored
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.layers.weights import int8
@@ -204,14 +204,17 @@ def test_every_type_of_numbers_has_torch_s() -> None:
 def test_bytes_are_counted_in_the_form_in_which_each_weight_is_kept(model: Path) -> None:
     config, files = read_config(model), SafetensorsFiles(model)
     tensors = {name: files.get(name).bfloat16() for name in files.names}
-    assert weight_bytes(config, 2, lambda _: None) == sum(tensor.nbytes for tensor in tensors.values())
+    assert weight_bytes(config, 2, lambda *_: None) == sum(tensor.nbytes for tensor in tensors.values())
     queries = {f"{config.names.layer(i).queries}.weight" for i in range(config.num_layers)}
     kept = 0
     for name, tensor in tensors.items():
         codes = int8(tensor) if name in queries else None
         kept += tensor.nbytes if codes is None else codes.q.nbytes + codes.groups.scales.nbytes
-    counted = weight_bytes(config, 2, lambda layer: INT8 if f"{layer}.weight" in queries else None)
-    assert counted == kept
+
+    def codes(layer: str, size: LinearSize) -> int | None:
+        return int8_bytes(size.outputs, size.inputs) if f"{layer}.weight" in queries else None
+
+    assert weight_bytes(config, 2, codes) == kept
 
 
 def test_codes_may_lie_in_the_files_in_the_place_of_numbers(model: Path) -> None:
