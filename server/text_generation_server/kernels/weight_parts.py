@@ -121,6 +121,14 @@ def _are_alike(first: Weight, second: Weight) -> bool:
     return parts[0] == parts[1] and all(map(_same, _of_all(first), _of_all(second)))
 
 
+def are_equal(first: Weight, second: Weight) -> bool:
+    """Whether two weights of one shape are the same in the same form."""
+    tensors: list[list[Tensor]] = [[], []]
+    for weight, found in zip((first, second), tensors, strict=True):
+        on_tensors(weight, _noted_in(found))
+    return _are_alike(first, second) and all(map(torch.equal, *tensors))
+
+
 def _of_all(weight: Weight) -> list[Tensor | None]:
     """The tensors that all outputs share."""
     if isinstance(weight, Table4):
