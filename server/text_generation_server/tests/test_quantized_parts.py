@@ -142,7 +142,7 @@ def test_two_ranks_divide_quantized_experts_heads_and_embeddings(
 def make_foreign(
     tmp_path: Path, model_type: str, name: str, also: tuple[str, ...], **changes: Any
 ) -> tuple[Path, Path]:
-    """Of a type that transformers computes."""
+    """A model of a type that transformers computes."""
     packed, exact = tmp_path / "packed", tmp_path / "exact"
     (dense := tmp_path / "dense").mkdir()
     make_model(dense, model_type, num_hidden_layers=2, **changes)

@@ -57,7 +57,7 @@ def read_fallback_config(whole: Fields, generation: Fields) -> FallbackConfig | 
             raise code_of_repository(fields)
         return None
     try:
-        # Of a quantized model transformers gets the tensors that have numbers, and nothing to quantize.
+        # transformers gets the tensors that have numbers, and must quantize nothing.
         raw = {name: value for name, value in fields.raw.items() if name not in quantization.FIELDS}
         values = CONFIG_MAPPING[model_type].from_dict(_with_infinities(raw))
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(values), None)
