@@ -31,7 +31,13 @@ from text_generation_common.models.fitting import (
 from text_generation_common.models.quantized_layers import QuantizedLayers, no_tensor, quantized_layers
 from text_generation_common.models.reading import stored_dtype
 from text_generation_common.models.served import check_type, read_served
-from text_generation_common.models.tensors import LinearSize, no_codes, weight_bytes, with_checked_tensors
+from text_generation_common.models.tensors import (
+    LinearSize,
+    linear_sizes,
+    no_codes,
+    weight_bytes,
+    with_checked_tensors,
+)
 from text_generation_common.models.values import Fields
 from text_generation_common.quantized.agreement import Use, use_of
 from text_generation_common.quantized.sizes import int8_bytes
@@ -91,9 +97,9 @@ def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool
     try:
         _check_processor(plan, machine)
         config = read_served(folder, plan.shard.rope_scaling, plan.shard.rope_factor)
-        layers = None if config is None else quantized_layers(folder, no_tensor)
+        layers = quantized_layers(folder, no_tensor)
         if config is None:
-            _check_other(plan, folder)
+            _check_other(plan, folder, layers)
         else:
             _check_flags(plan, config, layers, machine)
         if is_whole:
@@ -127,12 +133,12 @@ def _check_addresses(weights: int, num_shard: int, limit: int | None) -> None:
         logger.warning("`ulimit -v` may be too low: it allows %d MiB, and shards took %d", limit >> 20, likely >> 20)
 
 
-def _check_other(plan: LaunchPlan, folder: Path) -> None:
+def _check_other(plan: LaunchPlan, folder: Path, layers: QuantizedLayers | None) -> None:
     """Checks a model of a type that transformers computes."""
     model_type = check_type(folder)
     if reason := quantization.refusal(folder, text_fields(config_fields(folder)[0]).raw, is_ours=False):
         raise ModelError(reason)
-    use_of(plan.compute.quantize, None)
+    use_of(plan.compute.quantize, None if layers is None else layers.description.method)
     if plan.num_shard > 1:
         raise ModelError(one_shard_only(model_type, plan.num_shard))
 
@@ -149,11 +155,10 @@ def _check_flags(plan: LaunchPlan, config: ModelConfig, layers: QuantizedLayers 
             " made for: choose a smaller --max-input-tokens, or stretch the positions with --rope-scaling and"
             " --rope-factor"
         )
-    if plan.compute.quantize is not None:
-        refuse_quantized_experts(config)
     refuse_dummy(layers, plan.load_format)
     method = None if layers is None else layers.description.method
-    use_of(plan.compute.quantize, method)
+    if use_of(plan.compute.quantize, method) is not Use.as_stored:
+        refuse_quantized_experts(config)
     if not machine.has_gpu:
         check_quantize(plan.compute.quantize, method, choose_dtype(plan.compute.dtype, config.dtype, True), on_cpu=True)
 
@@ -183,9 +188,11 @@ def _checked_files(
         fields = text_fields(config_fields(folder)[0])
         dtype = choose_dtype(plan.compute.dtype, stored_dtype(fields), on_cpu=True)
         numbers = _numbers_of_layers(fields, headers)
-        is_int8 = check_quantize(plan.compute.quantize, None, dtype, on_cpu=True) is Use.int8_on_load
-        weights = numbers * (1 if is_int8 else NUMBER_BYTES[dtype])
-        _check_weights(plan, weights, "int8" if is_int8 else dtype, machine, "" if is_int8 else SMALLER)
+        method = None if layers is None else layers.description.method
+        is_int8 = check_quantize(plan.compute.quantize, method, dtype, on_cpu=True) is Use.int8_on_load
+        kind = method or ("int8" if is_int8 else dtype)
+        weights = numbers * (NUMBER_BYTES[dtype] if kind is dtype else 1)
+        _check_weights(plan, weights, kind, machine, SMALLER if kind is dtype else "")
     return None, None
 
 
@@ -203,12 +210,13 @@ def _check_memory(plan: LaunchPlan, config: ModelConfig, layers: QuantizedLayers
     if layers is not None:
         kind, weights = layers.description.method, weight_bytes(config, NUMBER_BYTES[dtype], layers.code_bytes)
     else:
-        is_int8 = use_of(plan.compute.quantize, None) is Use.int8_on_load
+        in_codes = linear_sizes(config) if use_of(plan.compute.quantize, None) is Use.int8_on_load else {}
 
         def codes(layer: str, size: LinearSize) -> int | None:
-            return int8_bytes(size.outputs, size.inputs) if is_int8 else None
+            return int8_bytes(size.outputs, size.inputs) if layer in in_codes else None
 
-        kind, weights = "int8" if is_int8 else dtype, weight_bytes(config, NUMBER_BYTES[dtype], codes)
+        kind = "int8" if in_codes else dtype
+        weights = weight_bytes(config, NUMBER_BYTES[dtype], codes)
     _check_weights(plan, weights, kind, machine, SMALLER if kind == dtype and config.moe is None else "")
     numbers: Dtype | KvCacheDtype = plan.compute.kv_cache_dtype or dtype
     per_slot = slot_bytes(config, plan.num_shard, numbers)

@@ -110,7 +110,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         _mention(model_config, longest)
     kv_dtype = _choose_kv_dtype(config.compute.kv_cache_dtype, dtype, device)
     files = _files(config, model_config, device, dtype)
-    layers = quantized_layers(config.model_path, files.describe) if isinstance(model_config, ModelConfig) else None
+    layers = quantized_layers(config.model_path, files.describe)
     refuse_dummy(layers, config.load_format)
     method = None if layers is None else layers.description.method
     use = check_quantize(config.compute.quantize, method, kind, on_cpu)
@@ -121,8 +121,9 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
     use_own_stream(device)
     group = join_group(config.rank, config.world_size, device, rendezvous)
-    is_ours = isinstance(model_config, ModelConfig)
-    graphs, mixed_graphs = _graphs(config, device, group, backend) if is_ours else (no_graphs(), no_graphs())
+    # Experts of codes are called one after the other, as the tokens of a step have chosen them.
+    is_recorded = isinstance(model_config, ModelConfig) and (layers is None or model_config.moe is None)
+    graphs, mixed_graphs = _graphs(config, device, group, backend) if is_recorded else (no_graphs(), no_graphs())
     platform = Platform(
         device=device,
         kernels=backend.kernels,

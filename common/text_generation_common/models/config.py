@@ -81,8 +81,6 @@ def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float 
         raise ModelError(reason)
     fields.note(*quantization.FIELDS)  # read by `quantized_layers.py`
     config = FAMILIES[model_type](fields)
-    if reason := quantization.refusal(path, fields.raw, has_experts=config.moe is not None):
-        raise ModelError(reason)
     ids = {*config.eos_token_ids, *token_ids(generation, "eos_token_id")}
     unknown = unknown_fields(fields, model_type, config)
     config = replace(config, eos_token_ids=tuple(sorted(ids)), unknown_fields=unknown)

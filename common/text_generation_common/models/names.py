@@ -25,6 +25,12 @@ class ExpertLayout(Enum):
     mxfp4 = "the same in blocks of 32 inputs: _blocks [E, 2I, H / 32, 16] and [E, H, I / 32, 16], _scales without 16"
 
 
+def expert_name(name: str, number: int) -> str:
+    """The name of an expert's layer, of a name of `LayerNames`. Where all experts are in the same tensors, it is not a
+    name in the files, but `input_linear[3]`."""
+    return name.format(number) if "{}" in name else f"{name}[{number}]"
+
+
 @dataclass(frozen=True, slots=True)
 class LayerNames:
     """Each name is followed by `.weight` in the files, or by `.bias`. Layers of the same name share a tensor, which

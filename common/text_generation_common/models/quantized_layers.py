@@ -1,5 +1,5 @@
-"""The linear layers of a quantized checkpoint: which tensors of the files are theirs, and what they take in memory.
-Reads settings and headers, and no tensors."""
+"""The layers of a quantized checkpoint, experts and embedding included: which tensors of the files are theirs, and what
+they take in memory. Reads settings and headers, and no tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class QuantizedLayers:
         scheme = self.scheme(layer)
         if scheme is None:
             return None
-        names = check_layer(scheme, layer, (size.outputs, size.inputs), self.find).values()
+        names = check_layer(scheme, layer, size.shape, self.find).values()
         found = {name: stored.shape for name in names if (stored := self.find(name)) is not None}
         has_zeros = not size.has_bias and self.find(bias := f"{layer}.bias") is not None
         return found | ({bias: (size.outputs,)} if has_zeros else {})
@@ -40,7 +40,7 @@ class QuantizedLayers:
     def code_bytes(self, layer: str, size: LinearSize) -> int | None:
         """What the layer's weight takes in memory; None if it is kept as numbers."""
         scheme = self.scheme(layer)
-        return None if scheme is None else code_bytes(scheme, layer, (size.outputs, size.inputs), self.find)
+        return None if scheme is None else code_bytes(scheme, layer, size.shape, self.find)
 
 
 def quantized_layers(folder: Path, find: Find) -> QuantizedLayers | None:

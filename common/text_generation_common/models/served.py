@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from text_generation_common import quantization
 from text_generation_common.errors import ModelError, UnsupportedOption
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import config_fields, read_config, text_fields, unknown_type
@@ -59,8 +58,7 @@ def _has_option(fields: Fields, option: str) -> bool:
     model_type = fields.word("model_type")
     known = known_to_transformers()
     is_computed = known is not None and (not known or f'"{model_type}"' in known) and model_type not in refused_types()
-    is_quantized = any(fields.has(name) for name in quantization.FIELDS)
-    return is_computed and not is_quantized and option in family_fields()[model_type]
+    return is_computed and option in family_fields()[model_type]
 
 
 @cache

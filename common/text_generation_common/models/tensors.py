@@ -19,9 +19,13 @@ class LinearSize:
     outputs: int
     inputs: int
     has_bias: bool = False
+    experts: int = 0  # weights that lie one after the other in each of the layer's tensors; 0: one, without a dimension
+
+    @property
+    def shape(self) -> Shape:
+        return (self.experts, self.outputs, self.inputs) if self.experts else (self.outputs, self.inputs)
 
 
-UNQUANTIZED_PARTS = "choose a checkpoint whose embedding and head are not quantized"
 # Given a linear layer's name and size: the tensors, by name, that files have in the place of its weight. None if they
 # have the weight's numbers.
 PackedShapes = Callable[[str, LinearSize], Mapping[str, Shape] | None]
@@ -35,18 +39,20 @@ def shapes(config: ModelConfig, packed: PackedShapes = no_codes) -> dict[str, Sh
     """The shapes of all tensors of a model in the files, by name."""
     found = _other_shapes(config)
     for name, size in linear_sizes(config).items():
-        numbers = (size.inputs, size.outputs) if config.names.transposed else (size.outputs, size.inputs)
-        of_codes = packed(name, size)
-        found |= {f"{name}.weight": numbers} if of_codes is None else of_codes
+        found[f"{name}.weight"] = size.shape[::-1] if config.names.transposed else size.shape
         if size.has_bias:
             found[f"{name}.bias"] = (size.outputs,)
+    for name, size in matrix_sizes(config).items():
+        if (of_codes := packed(name, size)) is not None:
+            del found[f"{name}.weight"]
+            found |= of_codes
     return found
 
 
 def weight_bytes(config: ModelConfig, number_bytes: int, codes_of: Callable[[str, LinearSize], int | None]) -> int:
-    """Bytes of all weights in memory. `codes_of` a linear layer: the bytes of its codes; None if it is kept as numbers,
-    which have `number_bytes` each, as all other tensors."""
-    found = {name: codes_of(name, size) for name, size in linear_sizes(config).items()}
+    """Bytes of all weights in memory. `codes_of` a matrix: the bytes of its codes; None if it is kept as numbers, which
+    have `number_bytes` each, as all other tensors."""
+    found = {name: codes_of(name, size) for name, size in matrix_sizes(config).items()}
     codes = {name: size for name, size in found.items() if size is not None}
     numbers = sum(math.prod(shape) for shape in shapes(config, lambda name, _: {} if name in codes else None).values())
     return number_bytes * numbers + sum(codes.values())
@@ -75,6 +81,18 @@ def _norm_shapes(config: ModelConfig, name: str) -> dict[str, Shape]:
         return {}
     kinds = ("weight", "bias") if config.norm.bias else ("weight",)
     return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
+
+
+def matrix_sizes(config: ModelConfig) -> dict[str, LinearSize]:
+    """All that files may have as codes, by the names that they have in the files: linear layers, head, routers, experts
+    and the embedding of tokens."""
+    found, others = linear_sizes(config), _other_shapes(config)
+    for name, shape in others.items():
+        layer = name.removesuffix(".weight")
+        if layer not in (name, config.names.positions) and len(shape) > 1:
+            experts = shape[0] if len(shape) > 2 else 0
+            found[layer] = LinearSize(shape[-2], shape[-1], f"{layer}.bias" in others, experts)
+    return found
 
 
 def linear_sizes(config: ModelConfig) -> dict[str, LinearSize]:
@@ -167,22 +185,19 @@ def with_checked_tensors(
         of_codes.update(found or ())
         return found
 
-    expected = shapes(config, noted)
-    head = f"{config.names.head}."
-    if of_codes and describe(f"{head}weight") is None and any(name.startswith(head) for name in names):
-        raise ModelError(f"the head, {config.names.head}, is quantized, which is not supported: {UNQUANTIZED_PARTS}")
+    # A tied model may have been saved with its head: see Decoder.
+    of_head = [name for name in names if name.startswith(f"{config.names.head}.")]
+    is_tied = config.tie_word_embeddings and all(name.endswith((".bias", *PASSED_OVER)) for name in of_head)
+    expected = shapes(replace(config, tie_word_embeddings=is_tied), noted)
     for name, shape in expected.items():
         _check_shape(config, name, shape, describe(name))
         if name not in of_codes:
             _check_numbers(name, describe(name))
     passed_over = PASSED_OVER if of_codes else ()
     for name in names:
-        if name == f"{config.names.head}.weight":  # A tied model may have been saved with its head: see Decoder.
-            _check_shape(config, name, expected[f"{config.names.embedding}.weight"], describe(name))
-            _check_numbers(name, describe(name))
-        elif name.endswith(passed_over):
+        if name.endswith(passed_over):
             continue
-        elif name not in expected and name.startswith(config.names.within) and not BUFFERS.search(name):
+        if name not in expected and name.startswith(config.names.within) and not BUFFERS.search(name):
             raise ModelError(
                 f"the weights files have a tensor {ascii(name)[1:-1]}, which a {config.model_type} with this"
                 " config.json does not have: the weights belong to another config.json, or to another kind of model"
@@ -191,11 +206,12 @@ def with_checked_tensors(
 
 
 def _check_numbers(name: str, stored: Stored | None) -> None:
-    """ModelError if a tensor outside of quantized linear layers, such as the head, is stored as codes."""
-    if name.endswith((".weight", ".bias")) and stored is not None and stored.type not in DENSE_TYPES:
+    """ModelError if a tensor of numbers, such as the weight of a norm, is stored as codes."""
+    is_mxfp4 = name.endswith(("_blocks", "_scales"))
+    if not is_mxfp4 and stored is not None and stored.type not in DENSE_TYPES:
         raise ModelError(
-            f"the tensor {name} is stored as {ascii(stored.type)[1:-1]}, and only the linear layers of attention and"
-            f" MLP may be quantized: {UNQUANTIZED_PARTS}"
+            f"the tensor {name} is stored as {ascii(stored.type)[1:-1]}, and only linear layers, their experts and the"
+            " embedding of tokens may be quantized: choose a checkpoint whose other weights are not"
         )
 
 

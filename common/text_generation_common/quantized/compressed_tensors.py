@@ -1,24 +1,27 @@
 """Reads the settings of compressed-tensors: several groups of modules, each with its own format."""
 
+import re
+
 from text_generation_common.quantized.patterns import Compiler, exactly
 from text_generation_common.quantized.scheme import Description, Packing, Scheme, SchemeRule
 from text_generation_common.quantized.settings import Settings
 
 FORMATS = frozenset(f"{name}-quantized" for name in ("pack", "int", "float", "naive", "nvfp4-pack", "mxfp4-pack"))
 PACKED_BITS = (2, 3, 4, 8)
-LINEAR = "Linear"  # the class of all linear layers, which a target may name
+LINEAR, EMBEDDING = "Linear", "Embedding"  # classes of all linear layers and embeddings, which a target may name
+EMBEDDINGS = re.compile(r"(.*\.)?(embed_tokens|embed_in|word_embeddings|wte)")  # the modules of this class
 
 
 def read_compressed_tensors(settings: Settings) -> Description:
     """Modules in `ignore` are not quantized. For the others a target with the exact name counts before expressions, and
-    these before the class of all linear layers, as in the library."""
+    these before the classes of all linear layers and embeddings, as in the library."""
     if settings.inner("sparsity_config").word("format", default="dense") != "dense":
         raise settings.refused("sparse", "choose the model without sparsity")
     if settings.inner("transform_config").get("config_groups"):
         raise settings.refused("transforms of activations")
     compiler = Compiler(settings.where)
     ignored = SchemeRule(compiler.targets(settings.words("ignore")), None)
-    exact, expressions, default = [], [], None
+    exact, expressions, default, embedding = [], [], None, None
     groups = settings.inner("config_groups")
     for name in groups.raw:
         group = groups.inner(name)
@@ -27,7 +30,8 @@ def read_compressed_tensors(settings: Settings) -> Description:
         exact.append(SchemeRule(exactly(targets), scheme))
         expressions += [SchemeRule(compiler.targets([text]), scheme) for text in targets if text.startswith("re:")]
         default = default or (scheme if LINEAR in targets else None)
-    rules = (ignored, *exact, *expressions)
+        embedding = embedding or (scheme if EMBEDDING in targets else None)
+    rules = (ignored, *exact, *expressions, SchemeRule(lambda name: bool(EMBEDDINGS.fullmatch(name)), embedding))
     method = f"{settings.method} ({settings.word('format')})"
     return Description(method, default, rules, passed_over=tuple(_passed_over(settings)))
 

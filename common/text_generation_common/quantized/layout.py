@@ -5,7 +5,7 @@ Legend: N outputs, K inputs, G groups of a row, E experts.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from text_generation_common.errors import WeightsError
@@ -22,10 +22,14 @@ NESTED_BLOCK = 256  # smallest number of absmax values with one nested_absmax th
 PASSED_OVER = tuple(
     f".{name}"
     for name in (
-        *("input_scale", "input_zero_point", "input_global_scale", "input_scale_ub", "output_scale", "weight_format"),
+        *("input_scale", "activation_scale", "input_zero_point", "input_global_scale", "input_scale_ub"),
+        *("output_scale", "weight_format"),
         *("k_scale", "v_scale", "q_scale", "prob_scale", "prob_output_scale", "k_zero_point", "v_zero_point"),
     )
 )
+WEIGHT_SHAPE = ".weight_shape"
+# Formats of compressed-tensors whose tensors may have a further dimension in front, for experts.
+STACKED = frozenset({Packing.packed, Packing.int8, Packing.fp8, Packing.mxfp4_packed})
 CLOSE = "do the files belong together? Download the model again"
 
 
@@ -107,6 +111,8 @@ def _check(part: StoredPart, name: str, stored: CodesTensor | None, scheme: Sche
 
 def parts_of(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
     """The tensors of a layer. WeightsError if the format cannot hold a weight of this shape."""
+    if len(shape) == 3 and scheme.packing in STACKED:
+        return tuple(_stacked(part, shape[0]) for part in parts_of(scheme, shape[1:]))
     if len(shape) != (3 if scheme.packing is Packing.mxfp4 else 2):
         raise WeightsError(f"{scheme.packing} holds no weight of {len(shape)} dimensions: choose the unquantized model")
     *_, outputs, inputs = shape
@@ -117,6 +123,13 @@ def parts_of(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
             f" and this one has {outputs} and {inputs}: {CLOSE}"
         )
     return PARTS[scheme.packing](scheme, shape)
+
+
+def _stacked(part: StoredPart, experts: int) -> StoredPart:
+    """The tensor of several weights, each of which is packed alone."""
+    if WEIGHT_SHAPE in part.endings:
+        return replace(part, shapes=((3,),))
+    return replace(part, shapes=tuple((experts, *shape) for shape in part.shapes))
 
 
 def _words(count: int, bits: int) -> int:
@@ -148,7 +161,7 @@ def _packed(scheme: Scheme, shape: Shape) -> tuple[StoredPart, ...]:
     return (
         StoredPart((".weight_packed",), ("I32",), ((outputs, _words(inputs, scheme.bits)),)),
         StoredPart((".weight_scale",), FLOATS, _scale_shapes(scheme, shape)),
-        StoredPart((".weight_shape",), ("I64", "I32"), ((2,),)),
+        StoredPart((WEIGHT_SHAPE,), ("I64", "I32"), ((2,),)),
         StoredPart((".weight_zero_point",), ("I32",), zeros, optional=scheme.symmetric),
         StoredPart((".weight_g_idx",), ("I32", "I64"), ((inputs,),), optional=True),
     )

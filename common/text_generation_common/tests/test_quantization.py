@@ -39,12 +39,13 @@ def test_every_method_that_is_known_and_not_read_has_a_way_out(tmp_path, method)
 def test_a_model_decides_too(tmp_path):
     config = {"model_type": "llama", "quantization_config": GPTQ}
     assert refusal(tmp_path, config) is None
-    assert "quantized as gptq, which is not supported for a model with experts: choose the unquantized model" in str(
-        refusal(tmp_path, config, has_experts=True)
-    )
-    assert "for a model that transformers computes: choose the" in str(refusal(tmp_path, config, is_ours=False))
+    assert refusal(tmp_path, config | {"num_local_experts": 0, "num_experts_per_tok": 2}, is_ours=False) is None
+    for experts in ({"n_routed_experts": 8}, {"ffn_config": {"moe_num_experts": 8}}):
+        told = str(refusal(tmp_path, config | experts, is_ours=False))
+        assert "gptq, which is not supported for the experts of a model that transformers computes: choose" in told
     mxfp4 = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
-    assert refusal(tmp_path, mxfp4, has_experts=True) is None
+    assert "for a model that transformers computes: choose the" in str(refusal(tmp_path, mxfp4, is_ours=False))
+    assert refusal(tmp_path, mxfp4) is None
     assert "mxfp4, which is supported for model type gpt_oss only" in str(
         refusal(tmp_path, mxfp4 | {"model_type": "llama"})
     )

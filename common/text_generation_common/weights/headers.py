@@ -70,7 +70,7 @@ def refuse_quantized_tensors(file: Path, types: Mapping[str, str], served: str |
     safetensors. `served`: the method that quantized the weights. Of experts in mxfp4, tensors of bytes with their names
     are accepted; of other methods, all tensors, which `models/tensors.py` compares with the model's layers.
     """
-    if served not in (None, *quantization.EXPERTS):
+    if served not in (None, *quantization.NAMED):
         return
     for name, type in sorted(types.items()):
         if BUFFERS.search(name):

@@ -258,15 +258,15 @@ BAD: dict[str, Bad] = {
     "aqlm weights": configured(
         "quantized as aqlm, which is not supported", "quantize the model again", quantization_config=QUANTIZED
     ),
-    "quantized experts": configured(
-        "quantized as gptq, which is not supported for a model with experts",
+    "mxfp4 of another type": configured(
+        "quantized as mxfp4, which is supported for model type gpt_oss only",
         "choose the unquantized model",
-        quantization_config=GPTQ,
-        **MOE,
+        quantization_config={"quant_method": "mxfp4"},
     ),
-    "quantized for transformers": configured(
-        "quantized as gptq, which is not supported for a model that transformers computes",
-        "choose the unquantized model",
+    "int8 of gptq for transformers": configured(
+        "--quantize int8 contradicts the model's files, which are quantized as gptq",
+        "start without it",
+        "--quantize int8",
         model_type="seed_oss",
         quantization_config=GPTQ,
     ),

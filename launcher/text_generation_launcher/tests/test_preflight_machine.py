@@ -21,7 +21,7 @@ from text_generation_launcher.preflight import (
     check_model,
 )
 from text_generation_launcher.resolve import resolve
-from text_generation_launcher.tests.bad_starts import CONFIG, WEIGHTS
+from text_generation_launcher.tests.bad_starts import CONFIG, GPTQ, MOE, WEIGHTS
 
 
 def told_of(machine: Machine, folder: Path, **flags: object) -> str:
@@ -93,10 +93,10 @@ LARGE = {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 14
 def test_codes_are_counted_as_they_are_kept(folder: Path) -> None:
     """In 4 bits with a scale of 4 bytes for 128 inputs: 4.25 bits for each weight, instead of 16."""
 
-    def gib(**settings: object) -> float:
+    def gib(quantize: Quantize | None = None, **settings: object) -> float:
         config = json.loads((folder / CONFIG).read_text()) | LARGE
         (folder / CONFIG).write_text(json.dumps(config | settings))
-        plan = resolve(with_flags(LauncherConfig(), model_id=str(folder)), {})
+        plan = resolve(with_flags(LauncherConfig(), model_id=str(folder), quantize=quantize), {})
         with pytest.raises(ArgumentValidation) as refusal:
             check_model(plan, folder, Machine(False, GIB), is_whole=False)
         found = re.match(r"the weights need ([\d.]+) GiB in (bfloat16|gptq), .*more memory$", str(refusal.value))
@@ -105,8 +105,10 @@ def test_codes_are_counted_as_they_are_kept(folder: Path) -> None:
 
     dense = gib(dtype="bfloat16")
     assert dense > 12
-    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
-    assert gib(quantization_config=gptq) == pytest.approx(dense * 4.25 / 16, abs=0.1)
+    quantized = gib(quantization_config=GPTQ)
+    assert quantized == pytest.approx(dense * 4.25 / 16, abs=0.1)
+    second_expert = 32 * 3 * 4096 * 14336 * 4.25 / 8 / GIB
+    assert gib(Quantize.gptq, **MOE) == pytest.approx(quantized + second_expert, abs=0.1)
 
 
 @pytest.mark.parametrize(("place", "field"), [("h.", "n_layer"), ("model.layers.", "num_hidden_layers")])

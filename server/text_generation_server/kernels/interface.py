@@ -54,7 +54,7 @@ class HoldsRows(Protocol):
     def has_rows(self) -> bool: ...
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        """Rows of the weight, to the bit. ids are int32. To be called only if `has_rows`."""
+        """Rows of the weight, to the bit: of codes, in float32. ids are int32. To be called only if `has_rows`."""
         ...
 
 

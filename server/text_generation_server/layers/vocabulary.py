@@ -6,13 +6,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from text_generation_common.quantized.tensors.matrix import exact_weight
+from text_generation_common.quantized.tensors.splits import on_outputs
+from text_generation_common.quantized.values import Dense, Weight
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import HoldsRows, Kernels
 from text_generation_server.layers.linear import make_linear
-from text_generation_server.layers.weights import dense
 
 # Rows of an embedding table, by their numbers (int32).
 LookUp = Callable[[Tensor], Tensor]
+
+
+def look_up_in(weight: Weight, kernels: Kernels, dtype: torch.dtype) -> LookUp:
+    """Reads rows of a table that is kept in its form, and gives them in `dtype`."""
+    if isinstance(weight, Dense):
+        return lambda ids_T: kernels.embed(ids_T, weight.values)
+    return lambda ids_T: exact_weight(on_outputs(weight, lambda numbers: numbers[ids_T])).to(dtype)
 
 
 class Embedding:
@@ -40,17 +49,16 @@ class Head:
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, vocab_size: int, kernels: Kernels, group: Group, multiplier: float,
-        softcap: float | None = None,
+        self, weight: Weight, bias: Tensor | None, vocab_size: int, kernels: Kernels, group: Group, multiplier: float,
+        dtype: torch.dtype, softcap: float | None = None,
     ) -> None:  # fmt: skip
-        """The logits are multiplied, then become softcap * tanh(logit / softcap)."""
-        self._linear = make_linear(kernels, dense(weight), bias, y_type=torch.float32)
+        """The logits are multiplied, then become softcap * tanh(logit / softcap). `dtype`: that of hidden states."""
+        self._linear = make_linear(kernels, weight, bias, x_type=dtype, y_type=torch.float32)
+        self._dtype = dtype
         self._multiplier = multiplier if softcap is None else multiplier / softcap
         self._softcap = softcap
         self._vocab_size = vocab_size
         self._group = group
-        # On a CPU, torch computes other bits from rows with padding between them. On a GPU a copy would cost time.
-        self._keeps_padding = weight.device.type != "cpu"
 
     def __call__(self, hidden_TH: Tensor) -> Tensor | None:
         """The logits [T, V] of all ids on rank 0, None on other ranks. In memory, padding may follow each row."""
@@ -58,12 +66,15 @@ class Head:
         if parts is None:
             return None
         logits_TV = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:, : self._vocab_size]
-        return logits_TV if self._keeps_padding else logits_TV.contiguous()
+        # On a CPU, torch computes other bits from rows with padding between them. On a GPU a copy would cost time.
+        return logits_TV.contiguous() if logits_TV.device.type == "cpu" else logits_TV
 
     def look_up(self) -> LookUp | None:
         """Reads rows of the weight; None if the head does not keep the weight in another form."""
-        linear = self._linear
-        return linear.rows if isinstance(linear, HoldsRows) and linear.has_rows else None
+        linear, dtype = self._linear, self._dtype
+        if not isinstance(linear, HoldsRows) or not linear.has_rows:
+            return None
+        return lambda ids_T: linear.rows(ids_T).to(dtype)
 
     def of_part(self, hidden_TH: Tensor) -> Tensor:
         """The logits of this rank's ids, and after them columns of padding."""

@@ -55,6 +55,7 @@ def get_model(
             max_total_tokens=max_total_tokens,
             on_tensor=on_tensor,
             weight_format=weight_format,
+            packed=packed,
         )
     in_codes = no_codes if packed is None else packed.tensors
     config = with_checked_tensors(config, files.names, files.describe, in_codes)

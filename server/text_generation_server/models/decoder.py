@@ -19,11 +19,13 @@ from text_generation_common.models.architecture import AttentionRule, Branches, 
 from text_generation_common.models.fitting import refuse_quantized_experts
 from text_generation_common.models.names import LayerNames, QkvLayout
 from text_generation_common.models.rope_config import Rope
+from text_generation_common.quantized.tensors.splits import are_equal
+from text_generation_common.quantized.values import Weight
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import HeadNorms, KvLayer
 from text_generation_server.layers.norm import HeadsTogether, HiddenNorm
 from text_generation_server.layers.rotary import kernel_order, rotary_tables
-from text_generation_server.layers.vocabulary import Embedding, Head, pad_rows
+from text_generation_server.layers.vocabulary import Embedding, Head, look_up_in, pad_rows
 from text_generation_server.models.experts import MLP, Experts
 from text_generation_server.models.kv_cache import KvShape, bytes_per_slot, make_kv_cache
 from text_generation_server.models.loading import LayerPart, Loader, stacked
@@ -123,8 +125,8 @@ class Decoder:
         part = kernels.vocabulary_part(config.vocab_size, group.size)
         split = split_model(config, group.rank, group.size, part)
 
-        def vocabulary_part(name: str) -> Tensor:
-            return pad_rows(loader.rows(name, split.vocabulary), split.vocabulary_part)
+        def vocabulary_part(layer: str) -> Weight:
+            return loader.table(layer, split.vocabulary, split.vocabulary_part)
 
         parts = Parts(
             config=config,
@@ -141,7 +143,7 @@ class Decoder:
         self._device = platform.device
         self._kernels = kernels
         self._kv_shapes = [KvShape(2 * len(split.kv_heads), config.head_size)] * config.num_layers
-        embedding = vocabulary_part(f"{names.embedding}.weight")
+        embedding = vocabulary_part(names.embedding)
         self._embedding_norm = parts.norm(names.embedding_norm) if config.embedding_norm else None
         self._positions: Tensor | None = None
         if config.learned_positions:
@@ -150,12 +152,14 @@ class Decoder:
         self._blocks = [Block(parts, layer, group) for layer in range(config.num_layers)]
         self._norm = parts.norm(names.norm)
         head = embedding
-        if not config.tie_word_embeddings or loader.has(f"{names.head}.weight"):
-            head = vocabulary_part(f"{names.head}.weight")
+        if not config.tie_word_embeddings or loader.has(names.head):
+            head = vocabulary_part(names.head)
             # As in transformers, a head in the files is used even if config.json says that it is tied to the embedding.
-            if config.tie_word_embeddings and torch.equal(head, embedding):
+            if config.tie_word_embeddings and are_equal(head, embedding):
                 head = embedding
-        head_bias = vocabulary_part(f"{names.head}.bias") if config.biases.head else None
+        head_bias = None
+        if config.biases.head:
+            head_bias = pad_rows(loader.rows(f"{names.head}.bias", split.vocabulary), split.vocabulary_part)
         self._head = Head(
             weight=head,
             bias=head_bias,
@@ -163,11 +167,13 @@ class Decoder:
             kernels=kernels,
             group=group,
             multiplier=config.multipliers.logits,
+            dtype=loader.dtype,
             softcap=config.logits_softcap,
         )
         # Where the head is the embedding, and holds it in another form, this form is the only one that is kept.
         look_up = self._head.look_up() if head is embedding else None
-        self._embed = Embedding(look_up or (lambda ids_T: kernels.embed(ids_T, embedding)), split.vocabulary, group)
+        look_up = look_up or look_up_in(embedding, kernels, loader.dtype)
+        self._embed = Embedding(look_up, split.vocabulary, group)
         tables = {
             rope: rotary_tables(rope, config.head_size, max_total_tokens, platform.device)
             for rope in dict.fromkeys(rule.rope for rule in config.rules)

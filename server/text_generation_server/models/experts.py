@@ -2,20 +2,25 @@
 of experts, and what they compute.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from text_generation_common.models.architecture import Activation, Moe
-from text_generation_common.models.names import MXFP4_BLOCK, ExpertLayout, LayerNames
+from text_generation_common.models.names import MXFP4_BLOCK, ExpertLayout, LayerNames, expert_name
 from text_generation_server.distributed import Group
-from text_generation_server.kernels.interface import ExpertWeights
+from text_generation_server.kernels.interface import ExpertWeights, Routes
 from text_generation_server.layers.linear import PANEL, make_linear
 from text_generation_server.layers.vocabulary import pad_rows
 from text_generation_server.layers.weights import dense
 from text_generation_server.models.loading import Loader, stacked
 from text_generation_server.models.parts import Parts
+
+# What the experts of tokens [T, H] add up to on this rank, [T, H].
+ExpertKernel = Callable[[Tensor, Routes], Tensor]
 
 
 class Experts:
@@ -27,20 +32,26 @@ class Experts:
         self._group = group
         self._moe = moe
         outputs = -(-moe.experts // PANEL) * PANEL
-        router = pad_rows(loader.whole(f"{names.router}.weight"), outputs)
+        router = pad_rows(loader.numbers(names.router), outputs)
         bias = pad_rows(loader.whole(f"{names.router}.bias"), outputs) if parts.config.biases.experts else None
         self._router = make_linear(parts.kernels, dense(router), bias)
-        self._weights = load_experts(parts, moe, names, group)
+        own = [names_of_expert(names, number) for number in range(moe.experts)]
+        if any(loader.has_codes(name) for of in own for name in (of.gate, of.up, of.down)):
+            size = moe.intermediate_size, parts.split.expert_intermediate
+            self._compute: ExpertKernel = ExpertMlps([MLP(parts, of, size) for of in own])
+        else:
+            weights = load_experts(parts, moe, names, group)
+            self._compute = lambda x_TH, routes: parts.kernels.experts(x_TH, routes, weights)
         self._shared: MLP | None = None
         if moe.shared_size:
             shared = replace(names, gate=names.shared_gate, up=names.shared_up, down=names.shared_down)
             self._shared = MLP(parts, shared, (moe.shared_size, parts.split.shared_intermediate))
-            self._shared_score_H = loader.whole(f"{names.shared_score}.weight").flatten()
+            self._shared_score_H = loader.numbers(names.shared_score).flatten()
 
     def __call__(self, x_TH: Tensor) -> Tensor:
         logits_TE = self._router(x_TH)[:, : self._moe.experts]
         routes = self._kernels.route(logits_TE, self._moe.chosen, self._moe.over_chosen)
-        out = self._kernels.experts(x_TH, routes, self._weights)
+        out = self._compute(x_TH, routes)
         if self._shared is not None:
             out = self._kernels.add_scored(out, self._shared.part(x_TH), x_TH, self._shared_score_H)
         return self._group.all_reduce(out)
@@ -124,6 +135,31 @@ def unpack_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     numbers = torch.tensor([[NUMBERS[byte % 16], NUMBERS[byte // 16]] for byte in range(256)], device=blocks.device)
     factors = torch.tensor(SCALES, device=blocks.device)[scales.int()]
     return (numbers[blocks.int()].flatten(-2) * factors.unsqueeze(-1)).flatten(-2)
+
+
+def names_of_expert(names: LayerNames, number: int) -> LayerNames:
+    """The names of an expert's layers as those of an MLP."""
+    gate, up, down = names.expert_gate or names.expert_up, names.expert_up, names.expert_down
+    gate, up, down = (expert_name(name, number) for name in (gate, up, down))
+    return replace(names, gate=gate, up=up, down=down)
+
+
+class ExpertMlps:
+    """Experts whose weights are codes. Each is an MLP by the products of its forms, and they compute one after the
+    other."""
+
+    def __init__(self, mlps: Sequence["MLP"]) -> None:
+        self._mlps = mlps
+
+    def __call__(self, x_TH: Tensor, routes: Routes) -> Tensor:
+        tokens, width = x_TH.shape
+        chosen = len(routes.pairs_P) // tokens
+        parts = torch.empty((len(routes.pairs_P), width), dtype=torch.float32, device=x_TH.device)
+        for mlp, (start, end) in zip(self._mlps, pairwise(routes.offsets.tolist()), strict=True):
+            if start < end:
+                pairs = routes.pairs_P[start:end].long()
+                parts[pairs] = mlp.part(x_TH[pairs // chosen]) * routes.scores_P[pairs].unsqueeze(1)
+        return parts.view(tokens, chosen, width).sum(1).to(x_TH.dtype)
 
 
 class MLP:

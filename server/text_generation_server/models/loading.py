@@ -12,7 +12,15 @@ from torch import Tensor
 from text_generation_common import faults
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.tensors import LinearSize, Shape, shapes
-from text_generation_common.quantized.tensors.splits import inputs_of, joined, on_outputs, on_tensors, padded_inputs
+from text_generation_common.quantized.tensors.matrix import exact_weight
+from text_generation_common.quantized.tensors.splits import (
+    inputs_of,
+    joined,
+    on_outputs,
+    on_tensors,
+    padded_inputs,
+    size_of,
+)
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_common.weights.headers import Stored
 from text_generation_server.device.arena import empty, give_back
@@ -44,8 +52,12 @@ class PackedLayers(Protocol):
         """The names and shapes of the tensors of a layer's weight; None if the files have it as numbers."""
         ...
 
+    def has(self, layer: str) -> bool:
+        """Whether the files have a weight of this name as codes."""
+        ...
+
     def weight(self, layer: str) -> Weight | None:
-        """The whole weight of a layer, on any device; None if the files have it as numbers."""
+        """The whole weight of a layer, or that of one expert, on any device; None if the files have it as numbers."""
         ...
 
 
@@ -84,8 +96,9 @@ class Loader:
         transposed: bool = False,
         packed: PackedLayers | None = None,
     ) -> None:
-        """`weight_format` is that of linear layers; embedding and head are dense. `transposed`: the files have the
-        weights of linear layers as [inputs, outputs]. `packed`: the layers of which the files have codes instead."""
+        """`weight_format` is that of linear layers; embedding and head keep the files'. `transposed`: the files have
+        the weights of linear layers as [inputs, outputs]. `packed`: the layers of which the files have codes instead.
+        """
         self.num_tensors = 0
         self.dtype = dtype
         self._files = files
@@ -101,8 +114,11 @@ class Loader:
         """Whether linear layers keep their weights as they are."""
         return self._weight_format is dense
 
-    def has(self, name: str) -> bool:
-        return self._files.describe(name) is not None
+    def has(self, layer: str) -> bool:
+        return self._files.describe(f"{layer}.weight") is not None or self.has_codes(layer)
+
+    def has_codes(self, layer: str) -> bool:
+        return self._packed is not None and self._packed.has(layer)
 
     def whole(self, name: str, factor: float = 1.0) -> Tensor:
         return _multiplied(self._place(self._files.get(name)), factor)
@@ -110,6 +126,17 @@ class Loader:
     def rows(self, name: str, part: range) -> Tensor:
         """The `part` of the first dimension: some outputs of a weight, or a piece of a bias."""
         return self._place(self._files.get_slice(name, 0, part.start, part.stop))
+
+    def numbers(self, layer: str) -> Tensor:
+        """The weight of a small layer, which is kept as numbers even if the files have codes."""
+        packed = self._packed_weight(layer)
+        return self.whole(f"{layer}.weight") if packed is None else exact_weight(packed).to(self.dtype)
+
+    def table(self, layer: str, rows: range, count: int) -> Weight:
+        """Rows of the embedding or the head, in the form of the files, and zeros until there are `count`."""
+        packed = self._packed_rows(layer, rows)
+        weight = Dense(self.rows(f"{layer}.weight", rows)) if packed is None else packed
+        return on_outputs(weight, lambda numbers: pad_rows(numbers, count))
 
     def columns(self, name: str, part: range) -> Tensor:
         """The `part` of the second dimension: some inputs of a weight."""
@@ -137,8 +164,8 @@ class Loader:
         return self._weight_format(weight.values) if isinstance(weight, Dense) else weight
 
     def _outputs(self, layer: str, rows: range) -> Weight:
-        if (packed := self._packed_weight(layer)) is not None:
-            return on_outputs(packed, lambda numbers: numbers[rows.start : rows.stop])
+        if (packed := self._packed_rows(layer, rows)) is not None:
+            return packed
         name = f"{layer}.weight"
         return Dense(self.columns(name, rows).t() if self._transposed else self.rows(name, rows))
 
@@ -147,6 +174,13 @@ class Loader:
             return inputs_of(packed, part)
         name = f"{layer}.weight"
         return Dense(self.rows(name, part).t().contiguous() if self._transposed else self.columns(name, part))
+
+    def _packed_rows(self, layer: str, rows: range) -> Weight | None:
+        packed = self._packed_weight(layer)
+        if packed is None or rows == range(size_of(packed)[0]):
+            return packed
+        # Copied, because a view would keep the whole weight.
+        return on_outputs(packed, lambda numbers: numbers[rows.start : rows.stop].clone())
 
     def _packed_weight(self, layer: str) -> Weight | None:
         if self._packed is None or (weight := self._packed.weight(layer)) is None:

@@ -27,7 +27,11 @@ TGI: Mapping[str, Raw] = TABLES["tgi"]
 # Forms in which models of served types are refused.
 FORMS: Mapping[str, Raw] = {
     "code of its own (`auto_map`), of a type that transformers does not have": {"model_type": "chatglm", **OWN_CODE},
-    "weights in fp8": {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}},
+    "experts in fp8": {
+        "model_type": "deepseek_v3",
+        "n_routed_experts": 256,
+        "quantization_config": {"quant_method": "fp8"},
+    },
     "weights quantized by AQLM": {"model_type": "bloom", "quantization_config": {"quant_method": "aqlm"}},
     "a classifier": {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
 }

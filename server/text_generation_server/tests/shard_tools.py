@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.quantized_layers import quantized_layers
 from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Alone, Group
@@ -77,7 +76,7 @@ def make_runner(
     moments."""
     platform = make_platform(kernels, group, **recording)
     config, files = read_any_config(path, with_families=with_families), SafetensorsFiles(path)
-    layers = quantized_layers(path, files.describe) if isinstance(config, ModelConfig) else None
+    layers = quantized_layers(path, files.describe)
     packed = None if layers is None else StoredCodes(layers, files)
     model = get_model(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format, packed)
     sampler = Sampler(platform.kernels, 0.5, 2.0)

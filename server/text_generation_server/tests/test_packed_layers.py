@@ -52,6 +52,9 @@ class Layers:
     def tensors(self, layer: str, size: LinearSize) -> dict[str, tuple[int, ...]] | None:
         return {f"{layer}.codes": (size.outputs,)} if layer in self.weights else None
 
+    def has(self, layer: str) -> bool:
+        return layer in self.weights
+
     def weight(self, layer: str) -> Weight | None:
         return self.weights.get(layer)
 

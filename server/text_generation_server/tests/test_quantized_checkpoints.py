@@ -130,8 +130,15 @@ BIAS = "model.layers.1.mlp.up_proj.bias"
     ("change", "told"),
     [
         (lambda t: t.update({BIAS: torch.ones(160)}), f"{BIAS} with numbers other than 0"),
-        (lambda t: t.update({"lm_head.qweight": t.pop("lm_head.weight").int()}), "the head, lm_head, is quantized"),
-        (lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.int8)}), "lm_head.weight is stored as I8"),
+        (
+            lambda t: t.update({"lm_head.qweight": t.pop("lm_head.weight").int()}),
+            r"lm_head.qweight has the shape \[320",
+        ),
+        (lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.int8)}), "no tensor lm_head.qweight"),
+        (
+            lambda t: t.update({"model.norm.weight": t["model.norm.weight"].to(torch.int8)}),
+            "the tensor model.norm.weight is stored as I8, and only linear layers, their experts and the embedding",
+        ),
         (lambda t: t.pop("model.layers.0.mlp.up_proj.scales"), r"no tensor model\.layers\.0\.mlp\.up_proj\.scales"),
         (lambda t: t.update({"model.layers.0.mlp.extra": torch.ones(3)}), "have a tensor model.layers.0.mlp.extra"),
     ],

@@ -14,7 +14,8 @@ from torch import Tensor
 GENERATOR = torch.Generator()
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 NF4 = torch.linspace(-1, 1, 16) ** 3  # any table: the file has it
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# Ends of the names of layers that are quantized, and of those of experts in some families.
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "put_linear")
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,12 @@ def int8(n: int, k: int) -> Written:
 
 
 def fp8(n: int, k: int, *, block: tuple[int, int] | None = None) -> Written:
-    """In blocks with partial last ones; or with one scale of all, beside which ModelOpt writes that of activations."""
+    """In blocks with partial last ones; or with one scale of all, beside which libraries write that of activations."""
     q = torch.randn(n, k, generator=GENERATOR).to(torch.float8_e4m3fn)
     if block is None:
         scale = torch.tensor(0.15)
-        return Written({".weight": q, ".weight_scale": scale, ".input_scale": torch.tensor(0.3)}, scale * q.float())
+        notes = {f".{kind}_scale": torch.tensor(0.3) for kind in ("input", "activation")}
+        return Written({".weight": q, ".weight_scale": scale, **notes}, scale * q.float())
     scales = scales_of(2, -(-n // block[0]), -(-k // block[1]))
     by_block = scales.repeat_interleave(block[0], 0)[:n].repeat_interleave(block[1], 1)[:, :k]
     return Written({".weight": q, ".weight_scale_inv": scales}, by_block * q.float())
@@ -161,17 +163,31 @@ FORMATS: Mapping[str, tuple[Write, Mapping[str, Any]]] = {
 }
 
 
-def quantize(dense: Path, name: str, packed: Path, exact: Path) -> dict[str, Tensor]:
+def stacked(write: Write, experts: int, n: int, k: int) -> Written:
+    """As compressed-tensors packs weights of three dimensions: each slice alone."""
+    slices = [write(n, k) for _ in range(experts)]
+    tensors = {name: torch.stack([each.tensors[name] for each in slices]) for name in slices[0].tensors}
+    if ".weight_shape" in tensors:
+        tensors[".weight_shape"] = torch.tensor([experts, n, k])
+    return Written(tensors, torch.stack([each.matrix for each in slices]))
+
+
+def quantize(dense: Path, name: str, packed: Path, exact: Path, also: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """Makes of a dense checkpoint two others with new linear layers: `packed` in the format, and `exact` with the same
-    numbers in float32, whose tensors are returned."""
+    numbers in float32, whose tensors are returned. `also`: the ends of the names of further layers."""
     write, settings = FORMATS[name]
+    settings = json.loads(json.dumps(settings))
+    if also and "config_groups" in settings:
+        settings["config_groups"]["group_0"]["targets"].append("Embedding")
+        settings["ignore"] = []
     GENERATOR.manual_seed(0)
     config = json.loads((dense / "config.json").read_text())
     codes, numbers = load_file(dense / "model.safetensors"), load_file(dense / "model.safetensors")
-    for key in [key for key in codes if key.removesuffix(".weight").endswith(LINEAR)]:
-        written = write(*codes.pop(key).shape)
+    for key in [key for key in codes if key.removesuffix(".weight").endswith(LINEAR + also)]:
+        shape = codes.pop(key).shape
+        written = write(*shape) if len(shape) == 2 else stacked(write, *shape)
         layer = key.removesuffix(".weight")
-        codes |= {layer + ending: tensor.contiguous() for ending, tensor in written.tensors.items()}
+        codes = {layer + ending: tensor.contiguous() for ending, tensor in written.tensors.items()} | codes
         numbers[key] = written.matrix
     if "kv_cache_quant_algo" in settings:
         codes["model.layers.0.self_attn.k_proj.k_scale"] = torch.tensor(1.0)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from text_generation_common.quantized.layout import WEIGHT_SHAPE
 from text_generation_common.quantized.scheme import Packing, Scheme
 from text_generation_common.quantized.tensors.checks import Layer, broken
 from text_generation_common.quantized.tensors.codes import by_outputs, bytes_of, pack_pairs, unpack, unpack_awq
@@ -32,8 +33,7 @@ def read_awq(layer: Layer, scheme: Scheme) -> Weight:
 
 
 def read_packed(layer: Layer, scheme: Scheme) -> Weight:
-    if layer[".weight_shape"].tolist() != [layer.outputs, layer.inputs]:
-        said = layer[".weight_shape"].tolist()
+    if (said := layer[WEIGHT_SHAPE].tolist()) != [layer.outputs, layer.inputs]:
         raise broken(layer.name, f"weight_shape is {said}, and the weight is {[layer.outputs, layer.inputs]}")
     scales, stored = _by_output(layer, ".weight_scale"), layer.find(".weight_zero_point")
     zeros = None if stored is None else unpack(stored.t(), scheme.bits, layer.outputs).t()

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
-from text_generation_common.quantized.layout import Find, check_layer
+from text_generation_common.quantized.layout import WEIGHT_SHAPE, Find, check_layer
 from text_generation_common.quantized.scheme import Packing, Scheme
 from text_generation_common.quantized.tensors.bitsandbytes import read_bnb4
 from text_generation_common.quantized.tensors.checks import Layer
@@ -33,3 +34,19 @@ def read_layer(scheme: Scheme, layer: str, shape: tuple[int, ...], find: Find, g
     the tensor. WeightsError if the tensors contradict the scheme, the shape, or each other."""
     names = check_layer(scheme, layer, shape, find)
     return READERS[scheme.packing](Layer(layer, shape, names, get), scheme)
+
+
+def read_expert(
+    scheme: Scheme, layer: str, shape: tuple[int, ...], find: Find, *, get_slice: Callable[[str, int], Tensor],
+    expert: int,
+) -> Weight:  # fmt: skip
+    """The weight [N, K] of an expert, of a layer whose tensors have those of E experts. `shape`: [E, N, K]. `get_slice`
+    gives a part of a tensor by its name and the number in its first dimension."""
+    names = check_layer(scheme, layer, shape, find)
+
+    def get(name: str) -> Tensor:
+        if name == names.get(WEIGHT_SHAPE):  # [E, N, K]
+            return torch.cat([get_slice(name, dim).reshape(1) for dim in (1, 2)])
+        return get_slice(name, expert)
+
+    return READERS[scheme.packing](Layer(f"expert {expert} of {layer}", shape[1:], names, get), scheme)

@@ -206,6 +206,22 @@ def _are_alike(first: Weight, second: Weight) -> bool:
     return _form(first) == _form(second) and all(map(_same, _of_all(first), _of_all(second)))
 
 
+def are_equal(first: Weight, second: Weight) -> bool:
+    """Whether two weights of one shape are the same in the same form."""
+    return _are_alike(first, second) and all(map(torch.equal, _tensors_of(first), _tensors_of(second)))
+
+
+def _tensors_of(weight: Weight) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    on_tensors(weight, note)
+    return found
+
+
 def _form(weight: Codes) -> tuple[object, ...]:
     """What joined weights have in common, beside tensors. Shared numbers are not cut into smaller groups."""
     scales, has_offsets = weight.groups.scales, weight.groups.offsets is not None

@@ -1,15 +1,26 @@
 """Linear layers of codes of 4 or 8 bits in groups, by the compiled product of codes. csrc/README.md draws panels."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from text_generation_common.quantized.tensors.matrix import zero_of
-from text_generation_common.quantized.tensors.splits import size_of
-from text_generation_common.quantized.values import Int4, Int8, Weight
+from text_generation_common.quantized.tensors.matrix import exact_weight, zero_of
+from text_generation_common.quantized.tensors.splits import on_outputs, size_of
+from text_generation_common.quantized.values import Groups, Int4, Int8, Weight
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
-from text_generation_server.kernels.cpu.linear import BLOCK, PANEL, Scratch, addend_words, aligned, interleaved, panels
+from text_generation_server.kernels.cpu.linear import (
+    BLOCK,
+    PANEL,
+    Scratch,
+    addend_words,
+    aligned,
+    interleaved,
+    panels,
+    rows_of_panels,
+)
 
 
 def has_product(weight: Weight, gated: bool) -> bool:
@@ -45,17 +56,19 @@ class CodesLinear:
             out.view(-1, turns, width, PANEL).copy_(panels.transpose(2, 3))
             return out
 
-        groups, is_int4 = weight.groups, isinstance(weight, Int4)
+        is_int4 = isinstance(weight, Int4)
         codes = (
             in_panels(weight.q, torch.uint8)
             if is_int4
             else panels(weight.q if order is None else weight.q[order], pages)
         )
+        zeros = None if weight.groups.zeros is None else in_panels(weight.groups.zeros, torch.int8)
+        groups = Groups(weight.groups.size, in_panels(weight.groups.scales.float() * factor, torch.float32), zeros)
+        self._panels = replace(weight, q=codes, groups=groups)
+        self._has_rows = not gated and factor == 1
         self._fixed: dict[str, Argument] = {
             "inputs": self._inputs, "codes": codes, "outputs": codes.shape[0] * PANEL, "is_int4": int(is_int4),
-            "group": groups.size, "scales": in_panels(groups.scales.float() * factor, torch.float32),
-            "zeros": None if groups.zeros is None else in_panels(groups.zeros, torch.int8),
-            "zero": zero_of(weight),
+            "group": groups.size, "scales": groups.scales, "zeros": zeros, "zero": zero_of(weight),
             "order": None if weight.order is None else weight.order.int().contiguous(),
             "bias": aligned(bias, order), "gated": int(gated), "y_type": TYPES[y_type], "columns": self._outputs,
         }  # fmt: skip
@@ -69,3 +82,10 @@ class CodesLinear:
             **addend_words(addend), **self._fixed,
         )  # fmt: skip
         return y
+
+    @property
+    def has_rows(self) -> bool:
+        return self._has_rows
+
+    def rows(self, ids_T: Tensor) -> Tensor:
+        return exact_weight(on_outputs(self._panels, lambda numbers: rows_of_panels(numbers, ids_T)))

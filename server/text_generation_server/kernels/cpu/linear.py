@@ -86,9 +86,10 @@ class PackedLinear:
         self._scratch = scratch
         rows = self._weight.shape[0] * PANEL
         self._rows = rows
+        self._scales_N = aligned(weight.scales_N, order)
         self._fixed: dict[str, Argument] = {
             "inputs": self._inputs, "weights": self._weight, "outputs": rows, "is_int8": int(self._is_int8),
-            "scales": aligned(weight.scales_N, order), "bias": aligned(bias, order), "gated": int(gated),
+            "scales": self._scales_N, "bias": aligned(bias, order), "gated": int(gated),
             "y_type": TYPES[y_type], "columns": self._outputs,
         }  # fmt: skip
 
@@ -105,9 +106,11 @@ class PackedLinear:
 
     @property
     def has_rows(self) -> bool:
-        return not self._gated and not self._is_int8
+        return not self._gated
 
     def rows(self, ids_T: Tensor) -> Tensor:
+        if self._scales_N is not None:
+            return rows_of_panels(self._weight, ids_T).float() * self._scales_N[ids_T].unsqueeze(1)
         return _rows(self._library, self._threads, self._weight, ids_T, self._inputs)
 
 
@@ -168,6 +171,11 @@ def _rows(library: Library, threads: int, panels: Tensor, ids_T: Tensor, inputs:
         outputs=panels[0].nbytes // (4 * words), words=words, out=out,
     )  # fmt: skip
     return out
+
+
+def rows_of_panels(panels: Tensor, ids_T: Tensor) -> Tensor:
+    """Rows of a tensor [N, K] of codes, or of what belongs to them, from its panels of PANEL rows. torch picks them."""
+    return panels[ids_T // PANEL, :, ids_T % PANEL].flatten(1)
 
 
 def panels(weight: Tensor, pages: SharedPages) -> Tensor:

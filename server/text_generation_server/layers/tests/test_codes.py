@@ -12,7 +12,7 @@ from text_generation_common.quantized.tensors.splits import inputs_of
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.codes import CodesLinear
-from text_generation_server.kernels.interface import LinearKernel
+from text_generation_server.kernels.interface import HoldsRows, LinearKernel
 from text_generation_server.layers.linear import make_linear
 
 FORMS = ["int4", "int4 zeros", "int4 order", "int8", "int8 zeros"]
@@ -92,3 +92,11 @@ def test_forms_without_a_product_are_left_to_torch(kernels: CpuKernels) -> None:
     for form, shape, size in (("int4 offsets", (32, 64), 32), ("table4", (32, 64), 32), ("int4", (32, 40), 8)):
         linear = make_linear(kernels, random_weight(form, *shape, size), x_type=torch.bfloat16)
         assert not isinstance(linear, CodesLinear) and linear(random(2, shape[1])).shape == (2, 32)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_an_embedding_are_read_from_the_panels(kernels: CpuKernels, form: str) -> None:
+    weight = random_weight(form, 90, 128, 64)
+    linear, ids = layer(kernels, form, (90, 128), 64), torch.tensor([89, 0, 16, 17, 0], dtype=torch.int32)
+    assert isinstance(linear, HoldsRows) and linear.has_rows
+    assert torch.equal(linear.rows(ids), exact_weight(weight)[ids])

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_common.cpu_features import NEEDS
+from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.values import Dense, Int8, Weight
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import load_kernels
@@ -210,10 +211,14 @@ def test_rows_of_the_weight_can_be_read_from_its_panels(
     assert linear.has_rows and torch.equal(linear.rows(ids), weight[ids])
 
 
-def test_weights_in_another_order_or_type_hold_no_rows(kernels: CpuKernels) -> None:
-    for weight, gated in ((dense(random(64, 64)), True), (int8(random(64, 64)), False)):
-        linear = linear_of(kernels, weight, gated=gated)
+def test_weights_in_another_order_hold_no_rows_and_codes_hold_their_numbers(kernels: CpuKernels) -> None:
+    weight, ids = int8(random(64, 64)), torch.tensor([0, 15, 16, 63, 17], dtype=torch.int32)
+    for gated in (dense(random(64, 64)), weight):
+        linear = linear_of(kernels, gated, gated=True)
         assert isinstance(linear, HoldsRows) and not linear.has_rows
+    linear = linear_of(kernels, weight)
+    assert isinstance(linear, HoldsRows) and linear.has_rows
+    assert torch.equal(linear.rows(ids), exact_weight(weight)[ids])
 
 
 def test_float32_gates_and_ups_meet(exact_kernels: CpuKernels) -> None:

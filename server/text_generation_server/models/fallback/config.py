@@ -4,6 +4,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
+from text_generation_common import quantization
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype
 from text_generation_common.models.config import text_fields
@@ -56,7 +57,9 @@ def read_fallback_config(whole: Fields, generation: Fields) -> FallbackConfig | 
             raise code_of_repository(fields)
         return None
     try:
-        values = CONFIG_MAPPING[model_type].from_dict(_with_infinities(dict(fields.raw)))
+        # transformers gets the tensors that have numbers, and must quantize nothing.
+        raw = {name: value for name, value in fields.raw.items() if name not in quantization.FIELDS}
+        values = CONFIG_MAPPING[model_type].from_dict(_with_infinities(raw))
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(values), None)
         unfit = refusal(values, model_class)
     except Exception as error:  # each config class has checks of its own

@@ -5,13 +5,17 @@ their places where a trial shows that they compute the same.
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from text_generation_common.errors import ModelError
+from text_generation_common.models.tensors import LinearSize
+from text_generation_common.quantized.layout import DENSE_TYPES, PASSED_OVER
+from text_generation_common.quantized.tensors.splits import on_tensors
 from text_generation_common.weights.headers import BUFFERS
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.linear import make_linear
@@ -23,9 +27,10 @@ from text_generation_server.models.fallback.model import (
     ForeignHead,
     GivenHidden,
     KernelLinear,
+    LinearOfCodes,
 )
 from text_generation_server.models.fallback.probe import NAME, Probe, attending, probe, refused, register
-from text_generation_server.models.loading import Files
+from text_generation_server.models.loading import Files, PackedLayers
 from text_generation_server.platforms import Platform
 
 logger = logging.getLogger("text_generation_server")
@@ -39,19 +44,20 @@ def load_fallback(
     max_total_tokens: int,
     on_tensor: Callable[[], None],
     weight_format: WeightFormat,
+    packed: PackedLayers | None,
 ) -> FallbackModel:
     """Loads the model with transformers. Called for one rank alone. `on_tensor` is called for each tensor that is
     read, and each linear layer that is made. ModelError if files and config.json do not fit together, or if the model
     would be computed wrongly."""
     check_ropes(config, max_total_tokens)
-    model = _loaded(files, config, dtype, platform.device, on_tensor)
+    model = _loaded(files, config, dtype, platform.device, on_tensor=on_tensor, packed=packed)
     name, model_type = model.base_model_prefix, config.model_type
     base = getattr(model, name, None)
-    if base is None or not isinstance(model.get_output_embeddings(), nn.Linear):
+    if base is None or not isinstance(model.get_output_embeddings(), nn.Linear | LinearOfCodes):
         raise refused(model_type, "the model cannot be divided into a base and a linear head")
     try:
         with torch.inference_mode():
-            _replace_linears(model, platform.kernels, weight_format, on_tensor)
+            _replace_linears(model, platform, packed, dtype=dtype, weight_format=weight_format, on_linear=on_tensor)
             replace_norms(model, platform.kernels)
             rules, output = probe(model_type, base, config.num_layers, max_total_tokens, platform.device)
             hidden_TH = output.last_hidden_state[0]
@@ -86,8 +92,9 @@ class StoredTensor:
 
 
 def _loaded(
-    files: Files, config: FallbackConfig, dtype: torch.dtype, device: torch.device, on_tensor: Callable[[], None]
-) -> Any:
+    files: Files, config: FallbackConfig, dtype: torch.dtype, device: torch.device, on_tensor: Callable[[], None],
+    packed: PackedLayers | None,
+) -> Any:  # fmt: skip
     """transformers' model, from tensors that we read: transformers opens no file, and asks no network."""
     from transformers.utils import logging as transformers_logging
 
@@ -95,11 +102,12 @@ def _loaded(
     transformers_logging.disable_progress_bar()
     register()
     in_files = _text_names(files.names) if config.is_within else {name: name for name in files.names}
-    stored = {name: StoredTensor(files, own, on_tensor) for name, own in in_files.items()}
+    layers, of_codes = ({}, set()) if packed is None else _layers_of_codes(config, files, in_files, packed)
+    stored = {name: StoredTensor(files, own, on_tensor) for name, own in in_files.items() if own not in of_codes}
     # Experts one after the other read the weights of those alone that were chosen. GPUs have a kernel for all of them.
     experts = {"experts_implementation": "eager"} if device.type == "cpu" else {}
     try:
-        model, info = config.model_class.from_pretrained(
+        model, info = _with_codes(config.model_class, layers).from_pretrained(
             None, config=config.values, state_dict=stored, dtype=dtype, attn_implementation=NAME,
             local_files_only=True, output_loading_info=True, **experts,
         )  # fmt: skip
@@ -119,6 +127,47 @@ def _loaded(
     return model.eval().requires_grad_(False).to(device)
 
 
+def _layers_of_codes(
+    config: FallbackConfig, files: Files, in_files: Mapping[str, str], packed: PackedLayers
+) -> tuple[dict[str, str], set[str]]:
+    """The linear layers of which the files have codes, by transformers' names, with their names in the files; and all
+    tensors that belong to codes. ModelError if another layer is quantized."""
+    with torch.device("meta"):
+        model = config.model_class(deepcopy(config.values))
+    names = {own.rpartition(".")[0]: name.rpartition(".")[0] for own, name in in_files.items()}
+    layers, of_codes = {}, {name for name in files.names if name.endswith(PASSED_OVER)}
+    for own, module in model.named_modules():
+        if type(module) is nn.Linear and own in names:
+            size = LinearSize(module.out_features, module.in_features, module.bias is not None)
+            if (found := packed.tensors(names[own], size)) is not None:
+                layers[own] = names[own]
+                of_codes |= found.keys()
+    for name in in_files.values():
+        stored = files.describe(name)
+        if name not in of_codes and stored is not None and stored.type not in DENSE_TYPES:
+            raise ModelError(
+                f"the tensor {ascii(name)[1:-1]} is stored as {ascii(stored.type)[1:-1]}, and of a model that"
+                " transformers computes, only linear layers outside of experts may be quantized: choose a checkpoint"
+                " whose other weights are not"
+            )
+    if model.get_output_embeddings() in [model.get_submodule(own) for own in layers]:
+        config.values.tie_word_embeddings = False
+    return layers, of_codes
+
+
+def _with_codes(model_class: Any, layers: Mapping[str, str]) -> Any:
+    """The class of a model in which these linear layers have no weights, so that transformers makes none."""
+    if not layers:
+        return model_class
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        model_class.__init__(self, *args, **options)
+        for own, layer in layers.items():
+            self.set_submodule(own, LinearOfCodes(self.get_submodule(own), layer))
+
+    return type(model_class.__name__, (model_class,), {"__init__": init, "__module__": model_class.__module__})
+
+
 def _text_names(names: Collection[str]) -> dict[str, str]:
     """The tensors of the text model in a model of texts and images, as transformers has written it until version 4.51
     and since: their names in the text model alone, and in the files."""
@@ -134,22 +183,33 @@ def _text_names(names: Collection[str]) -> dict[str, str]:
     return found
 
 
-def _replace_linears(model: Any, kernels: Kernels, weight_format: WeightFormat, on_linear: Callable[[], None]) -> None:
-    """Puts our linear layers in the places of transformers'. The head is dense, with logits in float32."""
+def _replace_linears(
+    model: Any, platform: Platform, packed: PackedLayers | None, *, dtype: torch.dtype, weight_format: WeightFormat,
+    on_linear: Callable[[], None],
+) -> None:  # fmt: skip
+    """Puts our linear layers in the places of transformers'. The head keeps the form of the files, and has logits in
+    float32."""
     head = model.get_output_embeddings()
     found = [
         (parent, name, module)
         for parent in list(model.modules())
         for name, module in parent.named_children()
-        if type(module) is nn.Linear
+        if type(module) in (nn.Linear, LinearOfCodes)
     ]
-    made: dict[nn.Linear, KernelLinear] = {}
+    made: dict[nn.Module, KernelLinear] = {}
     for parent, name, linear in found:
         if linear not in made:
-            weight, bias = linear.weight.data, None if linear.bias is None else linear.bias.data
+            bias = None if linear.bias is None else linear.bias.data
             form, out = (dense, torch.float32) if linear is head else (weight_format, None)
-            ours = make_linear(kernels, form(weight), bias, x_type=weight.dtype, y_type=out)
-            made[linear] = KernelLinear(ours, weight.dtype)
+            if isinstance(linear, LinearOfCodes):
+                assert packed is not None
+                x_type, weight = dtype, packed.weight(linear.layer)
+                assert weight is not None
+                weight = on_tensors(weight, lambda tensor: tensor.to(platform.device))
+            else:
+                x_type, weight = linear.weight.dtype, form(linear.weight.data)
+            ours = make_linear(platform.kernels, weight, bias, x_type=x_type, y_type=out)
+            made[linear] = KernelLinear(ours, x_type)
             on_linear()
         setattr(parent, name, made[linear])
 

@@ -34,6 +34,17 @@ class KernelLinear(nn.Module):
         return self._linear(x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], -1)
 
 
+class LinearOfCodes(nn.Module):
+    """Stands for a linear layer of which the files have codes, until one of ours takes its place: transformers loads
+    its bias only."""
+
+    def __init__(self, linear: nn.Linear, layer: str) -> None:
+        """`layer`: its name in the files."""
+        super().__init__()
+        self.bias = linear.bias
+        self.layer = layer
+
+
 class GivenHidden(nn.Module):
     """Stands for the base of a model, all but its head, and returns hidden states that it was given."""
 
