@@ -84,7 +84,7 @@ def in_steps(weight: Weight) -> tuple[Weight, Tensor | None]:
 
 
 def _with_wide_groups(weight: Fp8 | Int4 | Int8 | Table4) -> tuple[Weight, Tensor]:
-    """The same for groups that are no whole steps: each group is followed by inputs that x lacks."""
+    """The same for groups that are not whole steps: each group is followed by inputs that x lacks."""
     inputs, groups = size_of(weight)[1], weight.groups
     of_group, wide = torch.arange(_whole_steps(groups.size)), _whole_steps(groups.size)
     places = torch.arange(groups.scales.shape[1]).unsqueeze(1) * groups.size + of_group

@@ -47,7 +47,7 @@ def layer(kernels: CpuKernels, weight: Weight, x_type: torch.dtype = torch.bfloa
 
 
 # (outputs, inputs), and inputs of a group: two groups; a last group with fewer inputs; a group that goes on in the
-# next part of the inputs; outputs that fill no panels; inputs and groups that are no whole steps; one group.
+# next part of the inputs; outputs that fill no panels; inputs and groups that are not whole steps; one group.
 SHAPES = [
     ((64, 64), 32), ((96, 96), 36), ((32, 1120), 528), ((32, 576), 64), ((90, 128), 64), ((33, 30), 12), ((7, 38), 38),
     ((34, 26), 5),

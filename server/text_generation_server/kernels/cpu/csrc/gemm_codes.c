@@ -4,22 +4,23 @@
    Codes become float32 in registers (`widen`), or pairs of bfloat16 (`widen_words`) where a processor multiplies these
    and they are exact. A segment is inputs of one group within one part of the inputs. It has a few sums for each
    output, without scale and zero point: these are applied once to the sum of a segment, with the sum of its x for zero
-   points and offsets. Few rows multiply codes as they are read; for more rows a part of the codes is widened first. The
-   order of all additions is that of the inputs alone, so a row of y has the same bits for any number of rows and of
-   threads. */
+   points and offsets. Few rows multiply codes as they are read; the first of more rows keep the widened codes for the
+   others. The order of all additions is that of the inputs alone, so a row of y has the same bits for any number of
+   rows and of threads. */
 #include "product.h"
 
 #define WORDS_OF_STEP (CODES_STEP / 2) /* pairs of inputs in a step */
-#define PART_INPUTS_OF_CODES 256       /* inputs of a part: widened, a pair of panels stays in the nearest cache */
-#define ROWS_OF_CODES 3                /* most rows whose sums are in registers */
-#define CHAINS (LANES == 16 ? 4 : 2)   /* sums of an output in a segment, so that additions need not wait */
+#define PART_INPUTS_OF_CODES 256 /* inputs of a part: widened, those of a pair of panels stay in the nearest cache */
+#define ROWS_OF_CODES 3          /* most rows whose sums are in registers */
+#define CHAINS (LANES == 16 ? 4 : 2) /* sums of an output in a segment, so that additions need not wait */
 #define PAIR_VECTORS (PAIR_OUTPUTS / LANES)
-#define BLOCK_ROWS 96       /* most rows of x that a thread multiplies by a pair of panels, ... */
-#define LEAST_BLOCK_ROWS 24 /* ... and fewest, if there are as many */
-#define BLOCK_OF_X 262144   /* numbers of x in a block between them */
-#define CODES_AHEAD 8192    /* bytes between the codes in use and those that are prefetched */
-#define WIDENED F32         /* the type of codes that widen_part has written */
-#define ROW_PADDING 16      /* numbers between rows of x, so that they do not share places in the cache */
+#define WIDENED_AT_ONCE (LANES == 16 ? 2 : 1) /* vectors of codes that are widened before they are multiplied */
+#define BLOCK_ROWS 96                         /* most rows of x that a thread multiplies by a pair of panels, ... */
+#define LEAST_BLOCK_ROWS 24                   /* ... and fewest, if there are as many */
+#define BLOCK_OF_X 262144                     /* numbers of x in a block between them */
+#define CODES_AHEAD 8192                      /* bytes between the codes in use and those that are prefetched */
+#define WIDENED F32                           /* the type of codes that add_segment_of has kept */
+#define ROW_PADDING 16 /* numbers between rows of x, so that they do not share places in the cache */
 
 /* What all items of a product share. */
 struct codes_product {
@@ -33,7 +34,7 @@ struct codes_product {
   const char *x; /* this thread's block of x: float32 or, for pairs, bfloat16 */
   long x_stride; /* bytes from a row to the next */
   float *x_sums; /* [segments][block] */
-  char *widened; /* a part of a pair of panels */
+  char *kept;    /* the widened codes of a segment of a pair of panels */
 };
 
 /* Inputs of one group, of a pair of panels, and `rows` rows of x. */
@@ -49,6 +50,7 @@ struct segment {
   const void *offsets;
   int zero;            /* the zero point of all codes, if there are no zeros */
   const float *x_sums; /* [rows], or null */
+  char *kept;          /* where widened codes are kept for more rows, or null */
 };
 
 INLINE int is_4_bits(enum type type) { return type == I4 || type == TABLE4; }
@@ -123,40 +125,53 @@ INLINE vf number_of_x(const char *x) {
   return splat(number);
 }
 
-/* parts += a step of `rows` rows of x times that of `count` vectors of outputs from the pair's output `at` on. */
+/* parts += a step of `rows` rows of x times that of `count` vectors of outputs from the pair's output `at` on. `kept`:
+   where the widened step is kept, if it is. */
 INLINE void multiply_step(const struct segment *s, const char *step, const char *x, int rows, long at, int count,
-                          enum type type, int pairs, vf parts[ROWS_OF_CODES][PAIR_VECTORS][CHAINS]) {
+                          enum type type, int pairs, char *kept, vf parts[ROWS_OF_CODES][PAIR_VECTORS][CHAINS]) {
 #pragma GCC unroll 4
-  for (int word = 0; word < WORDS_OF_STEP; word++) {
+  for (int word = 0; word < WORDS_OF_STEP; word++)
+#pragma GCC unroll 8
+    for (int v = 0; v < count; v += WIDENED_AT_ONCE) {
+      /* Numbers of x are loaded again: kept for all vectors, they would fill the registers. */
+      if (LANES < 16) __asm__("" : "+r"(x));
+      vf even[WIDENED_AT_ONCE], odd[WIDENED_AT_ONCE];
+#pragma GCC unroll 2
+      for (int i = 0; i < WIDENED_AT_ONCE; i++) {
+        long n = at + (v + i) * LANES;
 #if defined(__AVX512BF16__)
-    __m512bh words[PAIR_VECTORS];
-    if (pairs) {
-#pragma GCC unroll 8
-      for (int v = 0; v < count; v++) words[v] = widen_words(step, type, s->table, word, at + v * LANES);
-#pragma GCC unroll 4
-      for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-        for (int v = 0; v < count; v++)
-          parts[r][v][word % CHAINS] = (vf)_mm512_dpbf16_ps((__m512)parts[r][v][word % CHAINS], words[v],
-                                                            two_of_x(x + r * s->x_stride + 4 * word));
-      continue;
-    }
+        if (pairs) {
+          even[i] = (vf)widen_words(step, type, s->table, word, n);
+          if (kept) store(kept, word * PAIR_OUTPUTS + n, even[i], F32);
+          continue;
+        }
 #endif
-    (void)pairs;
-    vf even[PAIR_VECTORS], odd[PAIR_VECTORS];
-#pragma GCC unroll 8
-    for (int v = 0; v < count; v++) widen(step, type, s->table, word, at + v * LANES, &even[v], &odd[v]);
+        widen(step, type, s->table, word, n, &even[i], &odd[i]);
+        if (!kept) continue;
+        store(kept, 2 * word * PAIR_OUTPUTS + n, even[i], F32);
+        store(kept, (2 * word + 1) * PAIR_OUTPUTS + n, odd[i], F32);
+      }
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) {
-      const char *two = x + r * s->x_stride + 8 * word;
-      int first = 2 * word % CHAINS, second = first + 1;
-#pragma GCC unroll 8
-      for (int v = 0; v < count; v++) {
-        parts[r][v][first] = multiply_add(number_of_x(two), even[v], parts[r][v][first]);
-        parts[r][v][second] = multiply_add(number_of_x(two + 4), odd[v], parts[r][v][second]);
+      for (int r = 0; r < rows; r++) {
+        const char *two = x + r * s->x_stride + (pairs ? 4 : 8) * word;
+#if defined(__AVX512BF16__)
+        if (pairs) {
+#pragma GCC unroll 2
+          for (int i = 0; i < WIDENED_AT_ONCE; i++) {
+            vf *sum = &parts[r][v + i][word % CHAINS];
+            *sum = (vf)_mm512_dpbf16_ps((__m512)*sum, (__m512bh)even[i], two_of_x(two));
+          }
+          continue;
+        }
+#endif
+#pragma GCC unroll 2
+        for (int i = 0; i < WIDENED_AT_ONCE; i++) {
+          vf *sums = parts[r][v + i] + 2 * word % CHAINS;
+          sums[0] = multiply_add(number_of_x(two), even[i], sums[0]);
+          sums[1] = multiply_add(number_of_x(two + 4), odd[i], sums[1]);
+        }
       }
     }
-  }
 }
 
 /* The sum of LANES outputs of a row and a segment, with its scale, zero point and offset, added to `sum`. */
@@ -170,20 +185,23 @@ INLINE vf add_scaled(const struct segment *s, long at, float x_sum, vf part, vf 
   return multiply_add(load(s->scales, at, s->scale_type), part, sum);
 }
 
-/* sums += a segment, for a number of rows, a type and kind of numbers that the compiler knows. */
-INLINE void add_segment_of(const struct segment *s, int rows, enum type type, int pairs, float sums[][PAIR_OUTPUTS]) {
+/* sums += a segment, for a number of rows, a type and kind of numbers that the compiler knows. `keeps`: whether the
+   widened codes are kept. */
+INLINE void add_segment_of(const struct segment *s, int rows, enum type type, int pairs, int keeps,
+                           float sums[][PAIR_OUTPUTS]) {
   int count = PAIR_VECTORS;
   while (count * rows * CHAINS > SUM_VECTORS) count /= 2;
-  long bytes = bytes_of_step(type, pairs), word = pairs ? 2 : 4;
+  long bytes = bytes_of_step(type, pairs), widened = bytes_of_step(WIDENED, pairs), number = pairs ? 2 : 4;
 #pragma GCC unroll 1
   for (long at = 0; at < PAIR_OUTPUTS; at += count * LANES) {
     vf parts[ROWS_OF_CODES][PAIR_VECTORS][CHAINS] = {};
     const char *step = s->codes, *x = s->x;
-    for (long i = 0; i < s->inputs; i += CODES_STEP, step += bytes, x += CODES_STEP * word) {
+    char *kept = s->kept;
+    for (long i = 0; i < s->inputs; i += CODES_STEP, step += bytes, x += CODES_STEP * number, kept += widened) {
       if (type != WIDENED)
 #pragma GCC unroll 8
         for (long line = 0; line < bytes; line += 64) __builtin_prefetch(step + CODES_AHEAD + line);
-      multiply_step(s, step, x, rows, at, count, type, pairs, parts);
+      multiply_step(s, step, x, rows, at, count, type, pairs, keeps ? kept : 0, parts);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
@@ -225,11 +243,12 @@ INLINE void add_segment_of(const struct segment *s, int rows, enum type type, in
 
 /* Calls add_segment_of; the compiler makes a copy of it for each number of rows, type and kind of numbers. */
 static void add_segment(const struct segment *s, long rows, enum type type, int pairs, float sums[][PAIR_OUTPUTS]) {
-#define ADD_CODES(TYPE, PAIRS)                                         \
-  case TYPE + 16 * PAIRS:                                              \
-    rows == 1   ? add_segment_of(s, 1, TYPE, PAIRS, sums)              \
-    : rows == 2 ? add_segment_of(s, 2, TYPE, PAIRS, sums)              \
-                : add_segment_of(s, ROWS_OF_CODES, TYPE, PAIRS, sums); \
+#define ADD_CODES(TYPE, PAIRS)                                            \
+  case TYPE + 16 * PAIRS:                                                 \
+    s->kept     ? add_segment_of(s, ROWS_OF_CODES, TYPE, PAIRS, 1, sums)  \
+    : rows == 1 ? add_segment_of(s, 1, TYPE, PAIRS, 0, sums)              \
+    : rows == 2 ? add_segment_of(s, 2, TYPE, PAIRS, 0, sums)              \
+                : add_segment_of(s, ROWS_OF_CODES, TYPE, PAIRS, 0, sums); \
     break
   switch ((int)type + 16 * pairs) {
     EACH_TYPE(ADD_CODES)
@@ -239,34 +258,6 @@ static void add_segment(const struct segment *s, long rows, enum type type, int 
 #endif
   }
 #undef ADD_CODES
-}
-
-/* Writes a part of a pair of panels as the numbers that are multiplied. */
-INLINE void widen_part_of(const char *codes, long inputs, enum type type, const float *table, int pairs, char *to) {
-  long bytes = bytes_of_step(type, pairs), widened = bytes_of_step(WIDENED, pairs);
-  for (long i = 0; i < inputs; i += CODES_STEP, codes += bytes, to += widened)
-#pragma GCC unroll 4
-    for (int word = 0; word < WORDS_OF_STEP; word++)
-      for (long at = 0; at < PAIR_OUTPUTS; at += LANES) {
-#if defined(__AVX512BF16__)
-        if (pairs) {
-          __m512bh words = widen_words(codes, type, table, word, at);
-          memcpy(to + 4 * (word * PAIR_OUTPUTS + at), &words, sizeof words);
-          continue;
-        }
-#endif
-        vf even, odd;
-        widen(codes, type, table, word, at, &even, &odd);
-        store(to, 2 * word * PAIR_OUTPUTS + at, even, F32);
-        store(to, (2 * word + 1) * PAIR_OUTPUTS + at, odd, F32);
-      }
-}
-
-static void widen_part(const char *codes, long inputs, enum type type, const float *table, int pairs, char *to) {
-#define WIDEN(TYPE, PAIRS) \
-  case TYPE + 16 * PAIRS: widen_part_of(codes, inputs, TYPE, table, PAIRS, to); break
-  switch ((int)type + 16 * pairs) { EACH_TYPE(WIDEN) }
-#undef WIDEN
 }
 
 /* The end of the segment that begins with input `from`. */
@@ -287,21 +278,14 @@ static void multiply_codes(const struct codes_product *p, long first, long rows,
   const struct gemm_codes_arguments *a = p->a;
   float sums[BLOCK_ROWS][PAIR_OUTPUTS] __attribute__((aligned(64)));
   memset(sums, 0, rows * sizeof *sums);
-  enum type stored = (enum type)a->type, type = rows > ROWS_OF_CODES ? WIDENED : stored;
-  long stored_bytes = bytes_of_step(stored, p->pairs), bytes = bytes_of_step(type, p->pairs);
-  long steps = a->inputs / CODES_STEP, number = p->pairs ? 2 : 4, scale = bytes_of((enum type)a->scale_type);
-  const char *codes = (const char *)a->codes + pair * steps * stored_bytes, *from = codes;
+  enum type stored = (enum type)a->type;
+  long bytes = bytes_of_step(stored, p->pairs), scale = bytes_of((enum type)a->scale_type);
+  const char *codes = (const char *)a->codes + pair * (a->inputs / CODES_STEP) * bytes;
   for (long i = 0, end, segment = 0; i < a->inputs; i = end, segment++) {
     end = end_of_segment(i, a->group, a->inputs);
-    if (type != stored && i % PART_INPUTS_OF_CODES == 0) {
-      long left = a->inputs - i;
-      widen_part(codes + i / CODES_STEP * stored_bytes, left < PART_INPUTS_OF_CODES ? left : PART_INPUTS_OF_CODES,
-                 stored, p->table, p->pairs, p->widened);
-      from = p->widened;
-    }
     long of_group = (pair * p->groups + i / a->group) * PAIR_OUTPUTS;
     struct segment s = {
-        .codes = from,
+        .codes = codes + i / CODES_STEP * bytes,
         .inputs = end - i,
         .x_stride = p->x_stride,
         .table = p->table,
@@ -312,11 +296,12 @@ static void multiply_codes(const struct codes_product *p, long first, long rows,
         .zero = stored == I4 ? 8 : 0,
     };
     for (long r = 0; r < rows; r += ROWS_OF_CODES) {
-      s.x = p->x + r * p->x_stride + i * number;
+      s.x = p->x + r * p->x_stride + i * (p->pairs ? 2 : 4);
       s.x_sums = p->sums_x ? p->x_sums + segment * p->block + r : 0;
-      add_segment(&s, rows - r < ROWS_OF_CODES ? rows - r : ROWS_OF_CODES, type, p->pairs, sums + r);
+      s.kept = r == 0 && rows > ROWS_OF_CODES ? p->kept : 0;
+      if (r == ROWS_OF_CODES) s.codes = p->kept;
+      add_segment(&s, rows - r < ROWS_OF_CODES ? rows - r : ROWS_OF_CODES, r ? WIDENED : stored, p->pairs, sums + r);
     }
-    from += (end - i) / CODES_STEP * bytes;
   }
   for (long r = 0; r < rows; r++)
     for (long at = 0; at < PANEL_OUTPUTS; at += LANES)
@@ -380,9 +365,9 @@ static long count_row_blocks(long rows, long inputs) {
   return (rows + most - 1) / most;
 }
 
-/* Floats of scratch memory of each thread: a block of x, its sums, and a widened part. Multiples of 16. */
+/* Floats of scratch memory of each thread: a block of x, its sums, and a widened segment. Multiples of 16. */
 struct codes_scratch {
-  long block, x, x_sums, widened;
+  long block, x, x_sums, kept;
 };
 
 static struct codes_scratch divide_scratch(long rows, long inputs, long group) {
@@ -390,14 +375,14 @@ static struct codes_scratch divide_scratch(long rows, long inputs, long group) {
   struct codes_scratch d = {.block = (rows + blocks - 1) / blocks};
   d.x = d.block * (inputs + ROW_PADDING + LANES) / 16 * 16 + 16;
   d.x_sums = d.block * count_segments(group, inputs) / 16 * 16 + 16;
-  d.widened = PART_INPUTS_OF_CODES * PAIR_OUTPUTS;
+  d.kept = PART_INPUTS_OF_CODES * PAIR_OUTPUTS;
   return d;
 }
 
 /* The size of `scratch`, in bfloat16 numbers. */
 EXPORT long gemm_codes_scratch(long rows, long inputs, long group, int threads) {
   struct codes_scratch d = divide_scratch(rows, inputs, group);
-  return 2 * threads * (d.x + d.x_sums + d.widened);
+  return 2 * threads * (d.x + d.x_sums + d.kept);
 }
 
 /* Whether pairs of bfloat16 are multiplied: x is bfloat16, and so are all numbers of the weights' type. */
@@ -428,7 +413,7 @@ static void table_for_pairs(float *table) {
 EXPORT void gemm_codes(const void *arguments, struct team *team, int me) {
   const struct gemm_codes_arguments *a = arguments;
   struct codes_scratch d = divide_scratch(a->rows, a->inputs, a->group);
-  float *own = (float *)a->scratch + me * (d.x + d.x_sums + d.widened);
+  float *own = (float *)a->scratch + me * (d.x + d.x_sums + d.kept);
   struct codes_product p = {
       .a = a,
       .g = {.e = {.bias = a->bias,
@@ -444,7 +429,7 @@ EXPORT void gemm_codes(const void *arguments, struct team *team, int me) {
       .groups = (a->inputs + a->group - 1) / a->group,
       .block = d.block,
       .x_sums = own + d.x,
-      .widened = (char *)(own + d.x + d.x_sums),
+      .kept = (char *)(own + d.x + d.x_sums),
   };
   for (int i = 0; i < 16; i++) p.table[i] = a->type == TABLE4 ? a->table[i] : (float)i;
   p.pairs = multiplies_pairs(a, p.table);
