@@ -1,8 +1,8 @@
 /* y = x Wᵀ for weights that are kept in fewer bits than they are multiplied in: codes in groups, W = scale * (code -
    zero) or scale * code - offset, and numbers of 8, 16 and 32 bits. README.md draws how they lie in memory.
 
-   Codes become float32 in registers (`widen`), or pairs of bfloat16 (`widen_words`) where a processor multiplies these
-   and they are exact. A segment is inputs of one group within one part of the inputs. It has a few sums for each
+   Codes become float32 in registers (`widen_codes`), or pairs of bfloat16 (`widen_pairs`) where a processor multiplies
+   these and they are exact. A segment is inputs of one group within one part of the inputs. It has a few sums for each
    output, without scale and zero point: these are applied once to the sum of a segment, with the sum of its x for zero
    points and offsets. Few rows multiply codes as they are read; the first of more rows keep the widened codes for the
    others. The order of all additions is that of the inputs alone, so a row of y has the same bits for any number of
@@ -87,7 +87,7 @@ INLINE vf numbers_of(vu codes, const float *table, enum type type) {
 }
 
 /* Word `word` of a step, for LANES outputs from the pair's output `at` on: inputs 2 * word and 2 * word + 1. */
-INLINE void widen(const char *step, enum type type, const float *table, int word, long at, vf *even, vf *odd) {
+INLINE void widen_codes(const char *step, enum type type, const float *table, int word, long at, vf *even, vf *odd) {
   if (is_4_bits(type)) {
     vu codes = load_codes(step, at);
     *even = numbers_of(codes >> 4 * word, table, type);
@@ -101,14 +101,14 @@ INLINE void widen(const char *step, enum type type, const float *table, int word
 #if defined(__AVX512BF16__)
 /* The same as words of two bfloat16 numbers, which hold the numbers exactly. Each 16 bits of a word of 4-bit codes are
    a number of the table, which is there twice: the lowest bit of the next code does not matter. */
-INLINE __m512bh widen_words(const char *step, enum type type, const float *table, int word, long at) {
+INLINE __m512bh widen_pairs(const char *step, enum type type, const float *table, int word, long at) {
   if (type == WIDENED) return (__m512bh)load(step, word * PAIR_OUTPUTS + at, F32);
   if (is_4_bits(type)) {
     __m512i codes = _mm512_srli_epi16((__m512i)load_codes(step, at), 4 * word);
     return (__m512bh)_mm512_permutexvar_epi16(codes, _mm512_loadu_si512(table));
   }
   vf even, odd;
-  widen(step, type, table, word, at, &even, &odd);
+  widen_codes(step, type, table, word, at, &even, &odd);
   return (__m512bh)(vu_bits(even) >> 16 | vu_bits(odd));
 }
 
@@ -141,12 +141,12 @@ INLINE void multiply_step(const struct segment *s, const char *step, const char 
         long n = at + (v + i) * LANES;
 #if defined(__AVX512BF16__)
         if (pairs) {
-          even[i] = (vf)widen_words(step, type, s->table, word, n);
+          even[i] = (vf)widen_pairs(step, type, s->table, word, n);
           if (kept) store(kept, word * PAIR_OUTPUTS + n, even[i], F32);
           continue;
         }
 #endif
-        widen(step, type, s->table, word, n, &even[i], &odd[i]);
+        widen_codes(step, type, s->table, word, n, &even[i], &odd[i]);
         if (!kept) continue;
         store(kept, 2 * word * PAIR_OUTPUTS + n, even[i], F32);
         store(kept, (2 * word + 1) * PAIR_OUTPUTS + n, odd[i], F32);
@@ -370,7 +370,7 @@ struct codes_scratch {
   long block, x, x_sums, kept;
 };
 
-static struct codes_scratch divide_scratch(long rows, long inputs, long group) {
+static struct codes_scratch divide_codes_scratch(long rows, long inputs, long group) {
   long blocks = count_row_blocks(rows, inputs);
   struct codes_scratch d = {.block = (rows + blocks - 1) / blocks};
   d.x = d.block * (inputs + ROW_PADDING + LANES) / 16 * 16 + 16;
@@ -381,7 +381,7 @@ static struct codes_scratch divide_scratch(long rows, long inputs, long group) {
 
 /* The size of `scratch`, in bfloat16 numbers. */
 EXPORT long gemm_codes_scratch(long rows, long inputs, long group, int threads) {
-  struct codes_scratch d = divide_scratch(rows, inputs, group);
+  struct codes_scratch d = divide_codes_scratch(rows, inputs, group);
   return 2 * threads * (d.x + d.x_sums + d.kept);
 }
 
@@ -412,7 +412,7 @@ static void table_for_pairs(float *table) {
 
 EXPORT void gemm_codes(const void *arguments, struct team *team, int me) {
   const struct gemm_codes_arguments *a = arguments;
-  struct codes_scratch d = divide_scratch(a->rows, a->inputs, a->group);
+  struct codes_scratch d = divide_codes_scratch(a->rows, a->inputs, a->group);
   float *own = (float *)a->scratch + me * (d.x + d.x_sums + d.kept);
   struct codes_product p = {
       .a = a,
