@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from shard_tools import Client, generate, make_checkpoint, make_platform, random_ids
+from shard_tools import CPU, Client, generate, make_checkpoint, make_platform, random_ids
 from torch import Tensor
 from weight_forms import PACKED, random_weight
 
@@ -18,7 +19,9 @@ from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.values import Weight
 from text_generation_common.weights.headers import Stored
 from text_generation_server.distributed import Alone, Group
-from text_generation_server.kernels import reference
+from text_generation_server.kernels import reference, select_backend
+from text_generation_server.kernels.cpu.backend import CpuKernels
+from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.models import get_model
 from text_generation_server.models.loading import Files, LayerPart, Loader, PackedLayers, stacked
 from text_generation_server.runner import ModelRunner
@@ -127,9 +130,35 @@ def test_a_model_of_codes_has_the_logits_of_the_numbers(tmp_path: Path, form: st
     torch.testing.assert_close(torch.tensor(ours.logprobs[7]), torch.tensor(exact.logprobs[7]), atol=1e-3, rtol=1e-3)
 
 
-def said(files: Files, config: ModelConfig, packed: PackedLayers | None = None) -> Client:
-    platform = make_platform()
-    model = get_model(files, config, platform, torch.float32, 512, lambda: None, packed=packed)
+def test_decode_steps_with_layers_in_every_form_are_recorded(tmp_path: Path) -> None:
+    """Layers of one product have different forms, whose products write into one tensor."""
+    kernels = select_backend(CPU).kernels
+    if not isinstance(kernels, CpuKernels):
+        pytest.skip("needs a C compiler (cc) when the package is installed")
+    make_checkpoint(tmp_path)
+    config, files = read_config(tmp_path), SafetensorsFiles(tmp_path)
+    weights = {
+        name: random_weight(PACKED[number % len(PACKED)], size.outputs, size.inputs, 32, seed=number)
+        for number, (name, size) in enumerate(linear_sizes(config).items())
+    }
+    tensors = {name: files.get(name) for name in files.names if name.removesuffix(".weight") not in weights}
+    tensors |= {f"{name}.codes": torch.zeros(len(weight.q)) for name, weight in weights.items()}
+    programs = DecodePrograms(kernels.library, kernels.threads)
+    of_bfloat16 = (TensorsInMemory(tensors), config, Layers(weights), torch.bfloat16)
+    recorded, called = said(*of_bfloat16, kernels=kernels, graphs=programs), said(*of_bfloat16)
+    assert set(programs._programs) == {1}
+    assert (recorded.tokens, recorded.logprobs) == (called.tokens, called.logprobs)
+
+
+def said(
+    files: Files,
+    config: ModelConfig,
+    packed: PackedLayers | None = None,
+    dtype: torch.dtype = torch.float32,
+    **recording: Any,
+) -> Client:
+    platform = make_platform(**recording)
+    model = get_model(files, config, platform, dtype, 512, lambda: None, packed=packed)
     runner = ModelRunner(model, platform, Sampler(platform.kernels, 0.5, 2.0), lambda: None, None)
     runner.warmup(512, None, 16, None)
     return generate(runner, random_ids(40), 8)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from text_generation_common.models.architecture import Activation
-from text_generation_common.quantized.values import Dense, Int4, Int8, Weight
+from text_generation_common.quantized.values import Dense, Weight
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.build import CONSTANTS
-from text_generation_server.kernels.cpu.codes import CodesLinear, has_product
+from text_generation_server.kernels.cpu.codes import CodesLinear
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
 from text_generation_server.kernels.cpu.linear import Float32Linear, Gated, PackedLinear, Scratch, packable
 from text_generation_server.kernels.interface import (
@@ -75,18 +75,17 @@ class CpuKernels:
             return PackedLinear(
                 library, threads, self._scratch, pages, weight=rows, bias=bias, gated=gated, y_type=y_type
             )
-        if x_type == torch.bfloat16 and isinstance(weight, Int4 | Int8) and has_product(weight, gated):
-            return CodesLinear(
-                library, threads, self._scratch, pages, weight=weight, bias=bias, gated=gated, y_type=y_type,
-                factor=factor,
-            )  # fmt: skip
-        is_exact = x_type == y_type == torch.float32 and library.has("gemm_f32")
-        if isinstance(weight, Dense) and is_exact and weight.values.dtype == torch.float32:
+        if not {x_type, y_type} <= {torch.float32, torch.bfloat16}:
+            return torch_linear(
+                weight, bias, gated=gated, x_type=x_type, y_type=y_type, factor=factor, silu_mul=self.silu_mul
+            )
+        if isinstance(weight, Dense) and {weight.values.dtype, x_type, y_type} == {torch.float32}:
             linear = Float32Linear(library, threads, pages, weight.values, bias)
             return Gated(linear, self.silu_mul) if gated else linear
-        return torch_linear(
-            weight, bias, gated=gated, x_type=x_type, y_type=y_type, factor=factor, silu_mul=self.silu_mul
-        )
+        return CodesLinear(
+            library, threads, self._scratch, pages, weight=weight, bias=bias, gated=gated, x_type=x_type,
+            y_type=y_type, factor=factor,
+        )  # fmt: skip
 
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:
         out = torch.empty((len(ids_T), weight_VH.shape[1]), dtype=weight_VH.dtype)

@@ -82,7 +82,7 @@ class Library:
             self.gemm_scratch.argtypes = [ctypes.c_long] * 3 + [ctypes.c_int] * 2
             self.gemm_scratch.restype = ctypes.c_long
         self.gemm_codes_scratch = functions.gemm_codes_scratch
-        self.gemm_codes_scratch.argtypes = [ctypes.c_long] * 2 + [ctypes.c_int]
+        self.gemm_codes_scratch.argtypes = [ctypes.c_long] * 3 + [ctypes.c_int]
         self.gemm_codes_scratch.restype = ctypes.c_long
         self.wake: Callable[[], None] = functions.wake_team
         functions.wake_team.restype = None

@@ -1,21 +1,24 @@
-"""Products of weights whose codes are in groups, for every processor that has a compiled library."""
+"""Products of weights in every form, for every processor that has a compiled library."""
+
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from weight_forms import random_weight
+from weight_forms import FORMS, random_weight
 
 from text_generation_common.cpu_features import NEEDS
 from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.tensors.splits import inputs_of
+from text_generation_common.quantized.values import Dense, Fp8, Groups, Weight
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.codes import CodesLinear
 from text_generation_server.kernels.interface import HoldsRows, LinearKernel
 from text_generation_server.layers.linear import make_linear
 
-FORMS = ["int4", "int4 zeros", "int4 order", "int8", "int8 zeros"]
+TYPES = [torch.bfloat16, torch.float32]
 GUARD = 77.0
 
 
@@ -31,39 +34,51 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
 
 
-def layer(kernels: CpuKernels, form: str, shape: tuple[int, int], size: int, **options: object) -> LinearKernel:
-    """A layer of random codes with float32 results, in groups of `size` inputs."""
-    weight = random_weight(form, *shape, size)
-    made = make_linear(kernels, weight, x_type=torch.bfloat16, y_type=torch.float32, **options)  # type: ignore[arg-type]
+def weight_of(form: str, outputs: int, inputs: int, size: int) -> Weight:
+    """Random weights; dense ones in float16, because other products multiply bfloat16."""
+    weight = random_weight(form, outputs, inputs, size)
+    return Dense(weight.values.half()) if isinstance(weight, Dense) else weight
+
+
+def layer(kernels: CpuKernels, weight: Weight, x_type: torch.dtype = torch.bfloat16, **options: Any) -> LinearKernel:
+    """A layer with float32 results."""
+    made = make_linear(kernels, weight, x_type=x_type, y_type=torch.float32, **options)
     assert isinstance(made, CodesLinear)
     return made
 
 
 # (outputs, inputs), and inputs of a group: two groups; a last group with fewer inputs; a group that goes on in the
-# next part of the inputs; outputs that fill no panels.
-SHAPES = [((64, 64), 32), ((96, 96), 36), ((32, 2112), 1056), ((32, 1152), 128), ((90, 128), 64)]
+# next part of the inputs; outputs that fill no panels; inputs and groups that are not whole steps; one group.
+SHAPES = [
+    ((64, 64), 32), ((96, 96), 36), ((32, 1120), 528), ((32, 576), 64), ((90, 128), 64), ((33, 30), 12), ((7, 38), 38),
+    ((34, 26), 5),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("shape", "size"), SHAPES, ids=str)
 def test_products_are_those_of_the_numbers(kernels: CpuKernels, form: str, shape: tuple[int, int], size: int) -> None:
-    weight, bias = random_weight(form, *shape, size), random(shape[0])
-    linear, exact = layer(kernels, form, shape, size, bias=bias), exact_weight(weight).double()
-    for rows in (1, 2, 5, 7, 13, 40):
-        x = random(rows, shape[1])
-        expected = x.double() @ exact.T + bias.double()
-        torch.testing.assert_close(linear(x).double(), expected, atol=2e-3, rtol=1e-5)
+    weight, bias = weight_of(form, *shape, size), random(shape[0])
+    exact = exact_weight(weight).double()
+    for x_type in TYPES:
+        linear = layer(kernels, weight, x_type=x_type, bias=bias)
+        for rows in (1, 2, 5, 7, 13, 40):
+            x = random(rows, shape[1]).to(x_type)
+            expected = x.double() @ exact.T + bias.double()
+            torch.testing.assert_close(linear(x).double(), expected, atol=2e-3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_gates_addends_and_factors_are_applied_to_the_product(kernels: CpuKernels, form: str) -> None:
-    weight, bias, x, addend = random_weight(form, 128, 96, 32), random(128), random(9, 96), random(9, 128)
-    linear = layer(kernels, form, (128, 96), 32, bias=bias, gated=True, factor=0.25)
-    gate, up = (0.25 * x.double() @ exact_weight(weight).double().T + bias + addend).chunk(2, dim=1)
+    """The gates fill no panels."""
+    weight, bias, x, addend = weight_of(form, 124, 96, 32), random(124), random(9, 96), random(9, 124)
+    factor = 1 if form == "dense" else 0.25
+    linear = layer(kernels, weight, bias=bias, gated=True, factor=factor)
+    gate, up = (factor * x.double() @ exact_weight(weight).double().T + bias + addend).chunk(2, dim=1)
     fused = torch.full((9, 70), GUARD)
-    linear(x, out=fused[:, 3:67], addend=addend)
-    torch.testing.assert_close(fused[:, 3:67].double(), F.silu(gate) * up, atol=1e-3, rtol=1e-4)
-    assert bool((fused[:, :3] == GUARD).all()) and bool((fused[:, 67:] == GUARD).all())
+    linear(x, out=fused[:, 3:65], addend=addend)
+    torch.testing.assert_close(fused[:, 3:65].double(), F.silu(gate) * up, atol=1e-3, rtol=1e-4)
+    assert bool((fused[:, :3] == GUARD).all()) and bool((fused[:, 65:] == GUARD).all())
 
 
 @pytest.mark.parametrize("size", [32, 48])
@@ -77,26 +92,40 @@ def test_a_ranks_part_of_sorted_inputs_is_multiplied_as_codes(kernels: CpuKernel
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [32, 640])
 def test_a_rows_bits_depend_on_no_other_row_and_on_no_thread(kernels: CpuKernels, form: str, size: int) -> None:
-    kernels.threads = 1
-    linear, x = layer(kernels, form, (64, 1280), size), random(100, 1280)
-    whole = linear(x)
-    for threads in (1, 3):
-        kernels.threads = threads
-        linear = layer(kernels, form, (64, 1280), size)
-        for count in (1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 25, 49, 97, 100):
-            assert torch.equal(linear(x[:count]), whole[:count])
-            assert torch.equal(linear(x[100 - count :]), whole[100 - count :])
-
-
-def test_forms_without_a_product_are_left_to_torch(kernels: CpuKernels) -> None:
-    for form, shape, size in (("int4 offsets", (32, 64), 32), ("table4", (32, 64), 32), ("int4", (32, 40), 8)):
-        linear = make_linear(kernels, random_weight(form, *shape, size), x_type=torch.bfloat16)
-        assert not isinstance(linear, CodesLinear) and linear(random(2, shape[1])).shape == (2, 32)
+    weight = weight_of(form, 64, 1280, size)
+    for x_type in TYPES:
+        kernels.threads, x = 1, random(100, 1280).to(x_type)
+        whole = layer(kernels, weight, x_type=x_type)(x)
+        for threads in (1, 3):
+            kernels.threads = threads
+            linear = layer(kernels, weight, x_type=x_type)
+            for count in (1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 25, 40, 97, 100):
+                assert torch.equal(linear(x[:count]), whole[:count])
+                assert torch.equal(linear(x[100 - count :]), whole[100 - count :])
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_an_embedding_are_read_from_the_panels(kernels: CpuKernels, form: str) -> None:
-    weight = random_weight(form, 90, 128, 64)
-    linear, ids = layer(kernels, form, (90, 128), 64), torch.tensor([89, 0, 16, 17, 0], dtype=torch.int32)
+    weight = weight_of(form, 90, 132, 64)
+    linear, ids = layer(kernels, weight), torch.tensor([89, 0, 16, 17, 0], dtype=torch.int32)
     assert isinstance(linear, HoldsRows) and linear.has_rows
-    assert torch.equal(linear.rows(ids), exact_weight(weight)[ids])
+    assert torch.equal(linear.rows(ids).float(), exact_weight(weight)[ids])
+
+
+def test_each_code_of_8_bits_is_its_number_or_makes_its_output_not_a_number(kernels: CpuKernels) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).unsqueeze(1)
+    weight = Fp8(codes, Groups(1, torch.ones(256, 1)))
+    for x_type in TYPES:
+        for rows in (1, 4):
+            y = layer(kernels, weight, x_type=x_type)(torch.ones(rows, 1, dtype=x_type))
+            assert torch.equal(y.nan_to_num(99), codes.float().T.expand(rows, 256).nan_to_num(99))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_numbers_of_all_sizes_keep_their_bits(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    """Also those below the smallest normal number of float16, and infinity."""
+    powers = torch.arange(-24, 16).double().exp2().to(dtype)
+    values = torch.cat([powers, -powers, powers * 1.5, torch.tensor([0.0, float("inf")]).to(dtype)]).unsqueeze(1)
+    for rows in (1, 4):
+        y = layer(kernels, Dense(values))(torch.ones(rows, 1).bfloat16())
+        assert torch.equal(y, values.float().T.expand(rows, -1))

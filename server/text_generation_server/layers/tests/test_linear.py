@@ -13,6 +13,7 @@ from text_generation_common.quantized.values import Dense, Int8, Weight
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
+from text_generation_server.kernels.cpu.codes import CodesLinear
 from text_generation_server.kernels.cpu.linear import Float32Linear, PackedLinear, Scratch
 from text_generation_server.kernels.interface import HoldsRows, LinearKernel
 from text_generation_server.layers.linear import make_linear
@@ -279,10 +280,14 @@ def test_a_long_gated_product_of_8_bits_is_rounded_twice_at_most(target: str, si
     assert bool((difference <= limit).all()), float((difference / limit).max())
 
 
-def test_shapes_that_fill_no_panels_are_left_to_torch(kernels: CpuKernels) -> None:
-    assert not isinstance(make_linear(kernels, dense(random(32, 40))), PackedLinear)
-    assert not isinstance(make_linear(kernels, dense(random(2 * 40, 32)), gated=True), PackedLinear)
-    assert not isinstance(make_linear(kernels, dense(random(32, 32).float())), PackedLinear)
+def test_shapes_that_fill_no_panels_and_wider_numbers_get_another_product(kernels: CpuKernels) -> None:
+    for weight, gated in ((random(32, 40), False), (random(2 * 40, 32), True), (random(32, 32).float(), False)):
+        x = random(3, weight.shape[1])
+        linear = linear_of(kernels, dense(weight), gated=gated, y_type=torch.float32)
+        gate, up = exact(x, weight, None).chunk(2, dim=1)
+        expected = F.silu(gate) * up if gated else exact(x, weight, None)
+        assert isinstance(linear, CodesLinear)
+        torch.testing.assert_close(linear(x).double(), expected, atol=1e-3, rtol=1e-5)
 
 
 BACKENDS = ["reference", *NEEDS]

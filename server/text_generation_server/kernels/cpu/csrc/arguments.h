@@ -12,13 +12,14 @@
 
 typedef uint16_t bf16; /* the upper half of a float32 */
 
-/* The number formats in memory. F8 is e4m3: sign, 4 bits of exponent, 3 of mantissa. */
-enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3 };
+/* The number formats in memory. F8 is e4m3: sign, 4 bits of exponent, 3 of mantissa. The formats after it are those of
+   weights only: I4 are the integers 0 … 15, and TABLE4 the numbers of a table with 16 entries. */
+enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3, F16 = 4, I4 = 5, TABLE4 = 6 };
 
 enum activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
 
 enum {
-  MAX_ARGUMENTS = 22,      /* most arguments of one kernel */
+  MAX_ARGUMENTS = 26,      /* most arguments of one kernel */
   MAX_EXPERTS = 1024,      /* experts of one layer */
   MAX_HEAD_SIZE = 256,     /* most numbers in a head, in all kernels that compute heads; always a multiple of 16 */
   FEW_ROWS = 16,           /* gemm: most rows of x that are read in place; more rows are packed into tiles first */
@@ -26,6 +27,7 @@ enum {
   MAX_SUMMED_ROWS = 576,   /* gemm: most rows whose unfinished sums are kept between two parts */
   SPLIT_KEYS = 512,        /* attend, attend_runs: keys after which a new state begins */
   CHUNK_KEYS = 128,        /* attend_chunk: positions in a block of a row */
+  CODES_STEP = 8,          /* gemm_codes: inputs of a step; groups and inputs are multiples of it */
   CUT_BUCKETS = 2048,      /* draw: buckets of tokens in the search for the end of a cut */
 };
 
@@ -317,30 +319,34 @@ struct gemm_arguments {
   bf16 *scratch; /* aligned to 64 bytes; linear.py computes the size */
 };
 
-/* y = x Wᵀ + addend + bias, with W = scales * (codes - zeros). If gated: y = silu(gate) * up. Codes lie in panels, as
-   weights do in README.md, and so do scales and zeros. */
+/* y = x Wᵀ + addend + bias, with W = scales * (codes - zeros) or scales * codes - offsets. If gated: y = silu(gate) *
+   up. Codes, scales, zeros and offsets lie in panels, as README.md says. */
 struct gemm_codes_arguments {
-  const bf16 *x; /* [rows, inputs] */
+  const void *x; /* [rows, x_inputs] */
+  long x_type;   /* F32 or BF16 */
   long rows;
-  long inputs;         /* a multiple of 32 */
-  const void *codes;   /* [outputs / 16, inputs / 2, 16]: input 2i in the lower half of a byte; or int8 with [..., 2] */
-  long outputs;        /* a multiple of 32 */
-  long is_int4;        /* whether codes have 4 bits and no sign; otherwise 8 bits and a sign */
-  long group;          /* inputs of a group, an even number; the last group may have fewer */
-  const float *scales; /* [outputs / 16, groups, 16] */
-  const int8_t *zeros; /* [outputs / 16, groups, 16], or null */
-  long zero;           /* the zero point where there are no zeros */
-  const int32_t *order; /* [inputs]: the number of x that each input of W multiplies, or null */
+  long x_inputs;
+  long inputs;          /* inputs of W, a multiple of CODES_STEP. x is 0 for those that it does not have */
+  const void *codes;    /* [outputs / 32, inputs, 32]; of I4 and TABLE4 [outputs / 32, inputs / 8, 32] words */
+  long type;            /* any type */
+  const float *table;   /* [16] for TABLE4, or null */
+  long outputs;         /* a multiple of 32 */
+  long group;           /* inputs of a group, a multiple of CODES_STEP; the last group may have fewer */
+  const void *scales;   /* [outputs / 32, groups, 32], or null: 1 */
+  long scale_type;      /* F32, BF16 or F16 */
+  const int8_t *zeros;  /* as scales, or null: 8 for I4 without offsets, otherwise 0 */
+  const void *offsets;  /* as scales, also in their type, or null; only without zeros */
+  const int32_t *order; /* [inputs]: the number of x that each input of W multiplies, or null: the same number */
   const float *bias;    /* [outputs], or null */
   const void *addend;   /* [rows, columns]; gated, [rows, 2 * columns]: gates, then ups; or null */
   long addend_stride;   /* numbers from one row of the addend to the next */
   long addend_type;     /* F32 or BF16 */
   long gated;           /* whether panels alternate: one of gates, then one of ups */
   long y_type;          /* F32 or BF16 */
-  long columns;         /* numbers of a row of y: outputs, less those that only fill panels; gated, outputs / 2 */
+  long columns;         /* numbers of a row of y: outputs, less those that only fill panels; gated, half of them */
   void *y;              /* [rows, columns], rows y_stride apart */
   long y_stride;
-  bf16 *scratch; /* gemm_codes_scratch computes the size */
+  void *scratch; /* aligned to 64 bytes; gemm_codes_scratch computes the size */
 };
 
 /* Chooses experts for each token: the `chosen` ones with the largest logits. A score is the expert's share of a softmax

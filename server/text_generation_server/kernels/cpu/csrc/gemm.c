@@ -95,14 +95,10 @@ INLINE const bf16 *weights_of_pair(const struct product *g, long pair, int me) {
   return own;
 }
 
-/* Number of pairs of panels that a thread takes at a time. With more pairs, reads are longer and therefore faster;
-   with fewer pairs, the threads finish at about the same time. */
-static long pairs_at_a_time(const struct product *g) { return g->n > 4096 ? 4 : g->n > 2048 ? 2 : 1; }
-
 static void multiply_by_dot_products(const struct product *g, struct team *team, int me) {
   long block = X_NUMBERS_IN_L2 / g->k / 4 * 4 /* rows */, pairs = g->n / PAIR_OUTPUTS;
   if (block < 4) block = 4;
-  long items = (g->m + block - 1) / block * pairs, grain = g->m > 64 ? 1 : pairs_at_a_time(g);
+  long items = (g->m + block - 1) / block * pairs, grain = g->m > 64 ? 1 : pairs_at_a_time(g->n);
   /* Each thread takes its next items before it computes the current ones, to prefetch their weights. */
   for (long from = me * grain, after; from < items; from = after) {
     after = take_items(team, grain) + team->threads * grain;
@@ -121,8 +117,8 @@ void prefetch_product(const struct gemm_arguments *a, int me) {
 #if defined(__AMX_BF16__)
   if (a->rows > 4) return; /* items are taken in another order */
 #endif
-  struct product g = {.n = a->outputs};
-  long panel = a->inputs * PANEL_OUTPUTS * (a->is_int8 ? 1 : (long)sizeof(bf16)), pair = me * pairs_at_a_time(&g);
+  long panel = a->inputs * PANEL_OUTPUTS * (a->is_int8 ? 1 : (long)sizeof(bf16)),
+       pair = me * pairs_at_a_time(a->outputs);
   if (pair >= a->outputs / PAIR_OUTPUTS) return;
   const char *w = (const char *)a->weights + 2 * pair * panel;
   for (long line = 0; line < FIRST_BYTES && line < panel; line += 64) {
@@ -168,7 +164,7 @@ INLINE void multiply_pair_in_tiles(const struct product *g, const bf16 *w, long 
 }
 
 static void multiply_few_rows(const struct product *g, struct team *team, int me) {
-  FOR_EACH_ITEM(pair, g->n / PAIR_OUTPUTS, pairs_at_a_time(g), team)
+  FOR_EACH_ITEM(pair, g->n / PAIR_OUTPUTS, pairs_at_a_time(g->n), team)
     multiply_pair_in_tiles(g, weights_of_pair(g, pair, me), pair);
 }
 

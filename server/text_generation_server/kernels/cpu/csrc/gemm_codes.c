@@ -1,198 +1,448 @@
-/* y = x Wᵀ for bfloat16 x and codes of 4 or 8 bits in groups: W = scale * (code - zero), with a scale and a zero point
-   for each group of neighbouring inputs of an output. Codes become float32 in registers.
+/* y = x Wᵀ for weights that are kept in fewer bits than they are multiplied in: codes in groups, W = scale * (code -
+   zero) or scale * code - offset, and numbers of 8, 16 and 32 bits. README.md draws how they lie in memory.
 
-   A segment is inputs of one group within one part of the inputs: parts begin at the same inputs for any number of
-   rows. In a segment, products of even inputs have one sum and those of odd inputs another, both without the scale. The
-   scale multiplies the two together when they are added to the output. So a row of y has the same bits for any number
-   of rows and of threads. */
-#include "float_rows.h"
+   Codes become float32 in registers (`widen_codes`), or pairs of bfloat16 (`widen_pairs`) where a processor multiplies
+   these and they are exact. A segment is inputs of one group within one part of the inputs. It has a few sums for each
+   output, without scale and zero point: these are applied once to the sum of a segment, with the sum of its x for zero
+   points and offsets. Few rows multiply codes as they are read; the first of more rows keep the widened codes for the
+   others. The order of all additions is that of the inputs alone, so a row of y has the same bits for any number of
+   rows and of threads. */
+#include "product.h"
 
-#define CODES_OF_PART 1024 /* inputs of a pair of panels that all row groups of a block use before the next inputs */
-#define CODES_AHEAD 1024   /* bytes between the codes in use and the codes that are prefetched */
+#define WORDS_OF_STEP (CODES_STEP / 2) /* pairs of inputs in a step */
+#define PART_INPUTS_OF_CODES 256 /* inputs of a part: widened, those of a pair of panels stay in the nearest cache */
+#define ROWS_OF_CODES 3          /* most rows whose sums are in registers */
+#define CHAINS (LANES == 16 ? 4 : 2) /* sums of an output in a segment, so that additions need not wait */
+#define PAIR_VECTORS (PAIR_OUTPUTS / LANES)
+#define WIDENED_AT_ONCE (LANES == 16 ? 2 : 1) /* vectors of codes that are widened before they are multiplied */
+#define BLOCK_ROWS 96                         /* most rows of x that a thread multiplies by a pair of panels, ... */
+#define LEAST_BLOCK_ROWS 24                   /* ... and fewest, if there are as many */
+#define BLOCK_OF_X 262144                     /* numbers of x in a block between them */
+#define CODES_AHEAD 8192                      /* bytes between the codes in use and those that are prefetched */
+#define WIDENED F32                           /* the type of codes that add_segment_of has kept */
+#define ROW_PADDING 16 /* numbers between rows of x, so that they do not share places in the cache */
 
-/* A segment of a pair of panels. */
-struct segment {
-  const char *codes;      /* the codes of the first panel */
-  long panel_bytes;       /* from a panel to the next */
-  long inputs;            /* an even number */
-  const float *scales[2]; /* [16] of each panel */
-  const int8_t *zeros[2]; /* [16] of each panel, or null */
-  int32_t zero;           /* the zero point of every code, if no group has a zero point of its own */
+/* What all items of a product share. */
+struct codes_product {
+  const struct gemm_codes_arguments *a;
+  struct product g;
+  float table[16]; /* the numbers of I4 and TABLE4 or, for pairs, twice these as bfloat16 */
+  int pairs;       /* whether pairs of bfloat16 are multiplied */
+  int sums_x;      /* whether segments need the sums of their x */
+  long groups;
+  long block;    /* rows of a block */
+  const char *x; /* this thread's block of x: float32 or, for pairs, bfloat16 */
+  long x_stride; /* bytes from a row to the next */
+  float *x_sums; /* [segments][block] */
+  char *kept;    /* the widened codes of a segment of a pair of panels */
 };
 
-/* LANES outputs of a line of a panel: codes of an even input, and of the odd input after it, less zero points. */
-INLINE void widen_codes(const char *line, int is_int4, vi zeros, vf *even, vf *odd) {
-  if (is_int4) {
-    vi both = load_u8(line);
-    *even = __builtin_convertvector((both & 15) - zeros, vf);
-    *odd = __builtin_convertvector((both >> 4) - zeros, vf);
+/* Inputs of one group, of a pair of panels, and `rows` rows of x. */
+struct segment {
+  const char *codes;
+  long inputs;
+  const char *x; /* the segment's first input in the first row */
+  long x_stride;
+  const float *table;
+  const void *scales; /* [32], as are zeros and offsets */
+  enum type scale_type;
+  const int8_t *zeros;
+  const void *offsets;
+  int zero;            /* the zero point of all codes, if there are no zeros */
+  const float *x_sums; /* [rows], or null */
+  char *kept;          /* where widened codes are kept for more rows, or null */
+};
+
+INLINE int is_4_bits(enum type type) { return type == I4 || type == TABLE4; }
+
+/* Bytes of a step of a pair of panels. */
+INLINE long bytes_of_step(enum type type, int pairs) {
+  if (is_4_bits(type)) return CODES_STEP / 2 * PAIR_OUTPUTS;
+  return CODES_STEP * PAIR_OUTPUTS * (type == WIDENED && pairs ? 2 : bytes_of(type));
+}
+
+INLINE vu load_codes(const char *step, long at) {
+  vu words;
+  memcpy(&words, step + 4 * at, sizeof words);
+  return words;
+}
+
+/* The numbers of the lowest 4 bits of each lane. */
+INLINE vf numbers_of(vu codes, const float *table, enum type type) {
+#if defined(__AVX512F__)
+  (void)type;
+  return (vf)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(table));
+#else
+  if (type == I4) return __builtin_convertvector((vi)(codes & 15), vf);
+#if defined(__AVX2__)
+  __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)codes);
+  __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)codes);
+  return (vf)_mm256_blendv_ps(low, high, (__m256)(codes << 28));
+#else
+  vf numbers;
+  for (int i = 0; i < LANES; i++) numbers[i] = table[codes[i] & 15];
+  return numbers;
+#endif
+#endif
+}
+
+/* Word `word` of a step, for LANES outputs from the pair's output `at` on: inputs 2 * word and 2 * word + 1. */
+INLINE void widen_codes(const char *step, enum type type, const float *table, int word, long at, vf *even, vf *odd) {
+  if (is_4_bits(type)) {
+    vu codes = load_codes(step, at);
+    *even = numbers_of(codes >> 4 * word, table, type);
+    *odd = numbers_of(codes >> (16 + 4 * word), table, type);
   } else {
-    vi both = load_i16(line);
-    *even = __builtin_convertvector((both << 24 >> 24) - zeros, vf);
-    *odd = __builtin_convertvector((both >> 8) - zeros, vf);
+    *even = load(step, 2 * word * PAIR_OUTPUTS + at, type);
+    *odd = load(step, (2 * word + 1) * PAIR_OUTPUTS + at, type);
   }
 }
 
-INLINE vi zeros_of(const struct segment *s, int panel, int at) {
-  vi8 zeros;
-  if (!s->zeros[panel]) return (vi){} + s->zero;
-  memcpy(&zeros, s->zeros[panel] + at, sizeof zeros);
-  return __builtin_convertvector(zeros, vi);
+#if defined(__AVX512BF16__)
+/* The same as words of two bfloat16 numbers, which hold the numbers exactly. Each 16 bits of a word of 4-bit codes are
+   a number of the table, which is there twice: the lowest bit of the next code does not matter. */
+INLINE __m512bh widen_pairs(const char *step, enum type type, const float *table, int word, long at) {
+  if (type == WIDENED) return (__m512bh)load(step, word * PAIR_OUTPUTS + at, F32);
+  if (is_4_bits(type)) {
+    __m512i codes = _mm512_srli_epi16((__m512i)load_codes(step, at), 4 * word);
+    return (__m512bh)_mm512_permutexvar_epi16(codes, _mm512_loadu_si512(table));
+  }
+  vf even, odd;
+  widen_codes(step, type, table, word, at, &even, &odd);
+  return (__m512bh)(vu_bits(even) >> 16 | vu_bits(odd));
 }
 
-/* sums += a segment of `rows` rows of x times that of `count` vectors of outputs, from the vector `first` of the pair
-   on. */
-INLINE void add_segment_of_vectors(const float *x, int rows, const struct segment *s, int first, int count, int is_int4,
-                                   float sums[][PAIR_OUTPUTS]) {
-  vf evens[GROUP_ROWS][2 * PANEL_VECTORS] = {}, odds[GROUP_ROWS][2 * PANEL_VECTORS] = {};
-  long word = is_int4 ? 1 : 2, line = word * PANEL_OUTPUTS;
-  vi zeros[2 * PANEL_VECTORS];
-  const char *w = s->codes;
+INLINE __m512bh two_of_x(const char *x) {
+  int word;
+  memcpy(&word, x, sizeof word);
+  return (__m512bh)_mm512_set1_epi32(word);
+}
+#endif
+
+INLINE vf number_of_x(const char *x) {
+  float number;
+  memcpy(&number, x, sizeof number);
+  return splat(number);
+}
+
+/* parts += a step of `rows` rows of x times that of `count` vectors of outputs from the pair's output `at` on. `kept`:
+   where the widened step is kept, if it is. */
+INLINE void multiply_step(const struct segment *s, const char *step, const char *x, int rows, long at, int count,
+                          enum type type, int pairs, char *kept, vf parts[ROWS_OF_CODES][PAIR_VECTORS][CHAINS]) {
+#pragma GCC unroll 4
+  for (int word = 0; word < WORDS_OF_STEP; word++)
 #pragma GCC unroll 8
-  for (int v = 0; v < count; v++)
-    zeros[v] = zeros_of(s, (first + v) / PANEL_VECTORS, (first + v) % PANEL_VECTORS * LANES);
-  for (long i = 0; i < s->inputs; i += 2, w += line, x += 2 * rows) {
-#pragma GCC unroll 8
-    for (int v = 0; v < count; v++) {
-      const char *panel = w + (first + v) / PANEL_VECTORS * s->panel_bytes;
-      vf even, odd;
-      if ((first + v) % PANEL_VECTORS == 0) __builtin_prefetch(panel + CODES_AHEAD);
-      widen_codes(panel + (first + v) % PANEL_VECTORS * LANES * word, is_int4, zeros[v], &even, &odd);
-#pragma GCC unroll 12
+    for (int v = 0; v < count; v += WIDENED_AT_ONCE) {
+      /* Numbers of x are loaded again: kept for all vectors, they would fill the registers. */
+      if (LANES < 16) __asm__("" : "+r"(x));
+      vf even[WIDENED_AT_ONCE], odd[WIDENED_AT_ONCE];
+#pragma GCC unroll 2
+      for (int i = 0; i < WIDENED_AT_ONCE; i++) {
+        long n = at + (v + i) * LANES;
+#if defined(__AVX512BF16__)
+        if (pairs) {
+          even[i] = (vf)widen_pairs(step, type, s->table, word, n);
+          if (kept) store(kept, word * PAIR_OUTPUTS + n, even[i], F32);
+          continue;
+        }
+#endif
+        widen_codes(step, type, s->table, word, n, &even[i], &odd[i]);
+        if (!kept) continue;
+        store(kept, 2 * word * PAIR_OUTPUTS + n, even[i], F32);
+        store(kept, (2 * word + 1) * PAIR_OUTPUTS + n, odd[i], F32);
+      }
+#pragma GCC unroll 4
       for (int r = 0; r < rows; r++) {
-        evens[r][v] = multiply_add(splat(x[r]), even, evens[r][v]);
-        odds[r][v] = multiply_add(splat(x[rows + r]), odd, odds[r][v]);
+        const char *two = x + r * s->x_stride + (pairs ? 4 : 8) * word;
+#if defined(__AVX512BF16__)
+        if (pairs) {
+#pragma GCC unroll 2
+          for (int i = 0; i < WIDENED_AT_ONCE; i++) {
+            vf *sum = &parts[r][v + i][word % CHAINS];
+            *sum = (vf)_mm512_dpbf16_ps((__m512)*sum, (__m512bh)even[i], two_of_x(two));
+          }
+          continue;
+        }
+#endif
+#pragma GCC unroll 2
+        for (int i = 0; i < WIDENED_AT_ONCE; i++) {
+          vf *sums = parts[r][v + i] + 2 * word % CHAINS;
+          sums[0] = multiply_add(number_of_x(two), even[i], sums[0]);
+          sums[1] = multiply_add(number_of_x(two + 4), odd[i], sums[1]);
+        }
       }
     }
+}
+
+/* The sum of LANES outputs of a row and a segment, with its scale, zero point and offset, added to `sum`. */
+INLINE vf add_scaled(const struct segment *s, long at, float x_sum, vf part, vf sum) {
+  if (s->x_sums && !s->offsets) {
+    vf zeros = s->zeros ? load(s->zeros, at, I8) : splat(s->zero);
+    part = multiply_add(zeros, splat(-x_sum), part);
   }
-#pragma GCC unroll 12
-  for (int r = 0; r < rows; r++)
+  if (!s->scales) return sum + part;
+  if (s->offsets) sum = multiply_add(load(s->offsets, at, s->scale_type), splat(-x_sum), sum);
+  return multiply_add(load(s->scales, at, s->scale_type), part, sum);
+}
+
+/* sums += a segment, for a number of rows, a type and kind of numbers that the compiler knows. `keeps`: whether the
+   widened codes are kept. */
+INLINE void add_segment_of(const struct segment *s, int rows, enum type type, int pairs, int keeps,
+                           float sums[][PAIR_OUTPUTS]) {
+  int count = PAIR_VECTORS;
+  while (count * rows * CHAINS > SUM_VECTORS) count /= 2;
+  long bytes = bytes_of_step(type, pairs), widened = bytes_of_step(WIDENED, pairs), number = pairs ? 2 : 4;
+#pragma GCC unroll 1
+  for (long at = 0; at < PAIR_OUTPUTS; at += count * LANES) {
+    vf parts[ROWS_OF_CODES][PAIR_VECTORS][CHAINS] = {};
+    const char *step = s->codes, *x = s->x;
+    char *kept = s->kept;
+    for (long i = 0; i < s->inputs; i += CODES_STEP, step += bytes, x += CODES_STEP * number, kept += widened) {
+      if (type != WIDENED)
 #pragma GCC unroll 8
-    for (int v = 0; v < count; v++) {
-      vf scale = load(s->scales[(first + v) / PANEL_VECTORS], (first + v) % PANEL_VECTORS * LANES, F32);
-      long at = (first + v) * LANES;
-      store(sums[r], at, multiply_add(scale, evens[r][v] + odds[r][v], load(sums[r], at, F32)), F32);
+        for (long line = 0; line < bytes; line += 64) __builtin_prefetch(step + CODES_AHEAD + line);
+      multiply_step(s, step, x, rows, at, count, type, pairs, keeps ? kept : 0, parts);
     }
-}
-
-INLINE void add_segment_of_rows(const float *x, int rows, const struct segment *s, int is_int4,
-                                float sums[][PAIR_OUTPUTS]) {
-  int count = vectors_at_once(2 * rows);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-  for (int first = 0; first < 2 * PANEL_VECTORS; first += count)
-    add_segment_of_vectors(x, rows, s, first, count, is_int4, sums);
+      for (int v = 0; v < count; v++) {
+        long n = at + v * LANES;
+        vf part = parts[r][v][0] + parts[r][v][1];
+#if LANES == 16
+        part += parts[r][v][2] + parts[r][v][3];
+#endif
+        store(sums[r], n, add_scaled(s, n, s->x_sums ? s->x_sums[r] : 0, part, load(sums[r], n, F32)), F32);
+      }
+  }
 }
 
-/* The compiler makes a copy of add_segment_of_rows for each number of rows and bits. */
-static void add_segment(const float *x, long rows, const struct segment *s, int is_int4, float sums[][PAIR_OUTPUTS]) {
-#define ADD_CODES(ROWS)                         \
-  case ROWS:                                    \
-    if (is_int4)                                \
-      add_segment_of_rows(x, ROWS, s, 1, sums); \
-    else                                        \
-      add_segment_of_rows(x, ROWS, s, 0, sums); \
-    break
-  switch (rows) {
-    ADD_CODES(1);
-    ADD_CODES(2);
-    ADD_CODES(3);
-#if LANES >= 8
-    ADD_CODES(4);
-    ADD_CODES(5);
-    ADD_CODES(6);
+/* The types whose codes are widened, each with whether pairs are multiplied. */
+#if defined(__AVX512BF16__)
+#define EACH_TYPE(DO) \
+  DO(BF16, 0);        \
+  DO(I8, 0);          \
+  DO(F8, 0);          \
+  DO(F16, 0);         \
+  DO(I4, 0);          \
+  DO(TABLE4, 0);      \
+  DO(BF16, 1);        \
+  DO(I8, 1);          \
+  DO(F8, 1);          \
+  DO(I4, 1);          \
+  DO(TABLE4, 1);
+#else
+#define EACH_TYPE(DO) \
+  DO(BF16, 0);        \
+  DO(I8, 0);          \
+  DO(F8, 0);          \
+  DO(F16, 0);         \
+  DO(I4, 0);          \
+  DO(TABLE4, 0);
 #endif
-#if LANES == 16
-    ADD_CODES(7);
-    ADD_CODES(8);
-    ADD_CODES(9);
-    ADD_CODES(10);
-    ADD_CODES(11);
-    ADD_CODES(12);
+
+/* Calls add_segment_of; the compiler makes a copy of it for each number of rows, type and kind of numbers. */
+static void add_segment(const struct segment *s, long rows, enum type type, int pairs, float sums[][PAIR_OUTPUTS]) {
+#define ADD_CODES(TYPE, PAIRS)                                            \
+  case TYPE + 16 * PAIRS:                                                 \
+    s->kept     ? add_segment_of(s, ROWS_OF_CODES, TYPE, PAIRS, 1, sums)  \
+    : rows == 1 ? add_segment_of(s, 1, TYPE, PAIRS, 0, sums)              \
+    : rows == 2 ? add_segment_of(s, 2, TYPE, PAIRS, 0, sums)              \
+                : add_segment_of(s, ROWS_OF_CODES, TYPE, PAIRS, 0, sums); \
+    break
+  switch ((int)type + 16 * pairs) {
+    EACH_TYPE(ADD_CODES)
+    ADD_CODES(F32, 0);
+#if defined(__AVX512BF16__)
+    ADD_CODES(WIDENED, 1);
 #endif
   }
 #undef ADD_CODES
 }
 
-/* Segment `from` … `end` - 1 of a pair of panels. */
-static struct segment segment_at(const struct gemm_codes_arguments *a, long pair, long from, long end) {
-  long groups = (a->inputs + a->group - 1) / a->group, bytes = a->is_int4 ? PANEL_OUTPUTS : 2 * PANEL_OUTPUTS;
-  struct segment s = {.panel_bytes = a->inputs / 2 * bytes, .inputs = end - from, .zero = a->zero};
-  s.codes = (const char *)a->codes + 2 * pair * s.panel_bytes + from / 2 * bytes;
-  for (int panel = 0; panel < 2; panel++) {
-    long at = ((2 * pair + panel) * groups + from / a->group) * PANEL_OUTPUTS;
-    s.scales[panel] = a->scales + at;
-    s.zeros[panel] = a->zeros ? a->zeros + at : 0;
-  }
-  return s;
+/* The end of the segment that begins with input `from`. */
+INLINE long end_of_segment(long from, long group, long inputs) {
+  long of_group = (from / group + 1) * group, of_part = (from / PART_INPUTS_OF_CODES + 1) * PART_INPUTS_OF_CODES;
+  long end = of_group < of_part ? of_group : of_part;
+  return end < inputs ? end : inputs;
 }
 
-/* One item of the work: a block of rows and a pair of panels. */
-static void multiply_codes(const struct gemm_codes_arguments *a, const struct product *g, const struct row_block *b,
-                           long pair) {
-  float sums[MOST_BLOCK][PAIR_OUTPUTS] __attribute__((aligned(64)));
-  memset(sums, 0, b->rows * sizeof *sums);
-  for (long part = 0; part < g->k; part += CODES_OF_PART) {
-    long last = g->k - part < CODES_OF_PART ? g->k : part + CODES_OF_PART;
-    for (long rows = 0; rows < b->groups; rows++) {
-      long first = first_of_group(b, rows), count = first_of_group(b, rows + 1) - first;
-      for (long i = part, end; i < last; i = end) {
-        end = (i / a->group + 1) * a->group < last ? (i / a->group + 1) * a->group : last;
-        struct segment s = segment_at(a, pair, i, end);
-        add_segment(b->x + first * g->k + i * count, count, &s, a->is_int4, sums + first);
-      }
+static long count_segments(long group, long inputs) {
+  long count = 0;
+  for (long i = 0; i < inputs; i = end_of_segment(i, group, inputs)) count++;
+  return count;
+}
+
+/* One item of the work: `rows` rows of x, from row `first` on, and a pair of panels. */
+static void multiply_codes(const struct codes_product *p, long first, long rows, long pair) {
+  const struct gemm_codes_arguments *a = p->a;
+  float sums[BLOCK_ROWS][PAIR_OUTPUTS] __attribute__((aligned(64)));
+  memset(sums, 0, rows * sizeof *sums);
+  enum type stored = (enum type)a->type;
+  long bytes = bytes_of_step(stored, p->pairs), scale = bytes_of((enum type)a->scale_type);
+  const char *codes = (const char *)a->codes + pair * (a->inputs / CODES_STEP) * bytes;
+  for (long i = 0, end, segment = 0; i < a->inputs; i = end, segment++) {
+    end = end_of_segment(i, a->group, a->inputs);
+    long of_group = (pair * p->groups + i / a->group) * PAIR_OUTPUTS;
+    struct segment s = {
+        .codes = codes + i / CODES_STEP * bytes,
+        .inputs = end - i,
+        .x_stride = p->x_stride,
+        .table = p->table,
+        .scales = a->scales ? (const char *)a->scales + of_group * scale : 0,
+        .scale_type = (enum type)a->scale_type,
+        .zeros = a->zeros ? a->zeros + of_group : 0,
+        .offsets = a->offsets ? (const char *)a->offsets + of_group * scale : 0,
+        .zero = stored == I4 ? 8 : 0,
+    };
+    for (long r = 0; r < rows; r += ROWS_OF_CODES) {
+      s.x = p->x + r * p->x_stride + i * (p->pairs ? 2 : 4);
+      s.x_sums = p->sums_x ? p->x_sums + segment * p->block + r : 0;
+      s.kept = r == 0 && rows > ROWS_OF_CODES ? p->kept : 0;
+      if (r == ROWS_OF_CODES) s.codes = p->kept;
+      add_segment(&s, rows - r < ROWS_OF_CODES ? rows - r : ROWS_OF_CODES, r ? WIDENED : stored, p->pairs, sums + r);
     }
   }
-  for (long r = 0; r < b->rows; r++)
+  for (long r = 0; r < rows; r++)
     for (long at = 0; at < PANEL_OUTPUTS; at += LANES)
-      store_pair(g, b->first + r, pair, at, load(sums[r], at, F32), load(sums[r], PANEL_OUTPUTS + at, F32));
+      store_pair(&p->g, first + r, pair, at, load(sums[r], at, F32), load(sums[r], PANEL_OUTPUTS + at, F32));
 }
 
-/* Copies a block of x as float32, with inputs in the order of the codes. */
-static void sort_block(const struct product *g, const struct row_block *b, const int32_t *order) {
-  for (long group = 0; group < b->groups; group++) {
-    long from = first_of_group(b, group), rows = first_of_group(b, group + 1) - from;
-    for (long r = 0; r < rows; r++) {
-      const bf16 *x = g->x + (b->first + from + r) * g->k;
-      uint32_t *to = (uint32_t *)(b->x + from * g->k) + r;
-      for (long i = 0; i < g->k; i++) to[i * rows] = (uint32_t)x[order[i]] << 16;
-    }
+/* Copies a row of x as float32 or, for pairs, as bfloat16: in the order of the codes, and with zeros for the inputs
+   that it does not have. */
+static void copy_row(const struct codes_product *p, const char *x, char *to) {
+  const struct gemm_codes_arguments *a = p->a;
+  enum type type = (enum type)a->x_type;
+  long i = 0, whole = a->order ? 0 : a->x_inputs / LANES * LANES;
+  for (; i < whole; i += LANES) store(to, i, load(x, i, type), p->pairs ? BF16 : F32);
+  for (; i < a->inputs; i++) {
+    long from = a->order ? a->order[i] : i;
+    uint32_t bits = 0;
+    if (from < a->x_inputs) bits = type == F32 ? ((const uint32_t *)x)[from] : (uint32_t)((const bf16 *)x)[from] << 16;
+    if (p->pairs)
+      ((bf16 *)to)[i] = (bf16)(bits >> 16);
+    else
+      ((uint32_t *)to)[i] = bits;
   }
+}
+
+/* The sum of `count` numbers of a row of x, in an order that depends on their number alone. */
+static float sum_of_x(const char *x, long count, enum type type) {
+  vf sums = {};
+  float rest = 0.0f;
+  for (; count >= LANES; count -= LANES, x += LANES * bytes_of(type)) sums += load(x, 0, type);
+  for (long i = 0; i < count; i++) {
+    uint32_t bits = type == F32 ? ((const uint32_t *)x)[i] : (uint32_t)((const bf16 *)x)[i] << 16;
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    rest += number;
+  }
+  return lane_sum(sums) + rest;
+}
+
+/* Brings a block of x into the form in which it is multiplied. `own` is this thread's scratch memory for that. */
+static void prepare_block(struct codes_product *p, long first, long rows, char *own) {
+  const struct gemm_codes_arguments *a = p->a;
+  enum type type = p->pairs ? BF16 : F32;
+  long given = a->x_inputs * bytes_of((enum type)a->x_type);
+  p->x = (const char *)a->x + first * given;
+  p->x_stride = given;
+  if (a->order || a->x_inputs != a->inputs || type != (enum type)a->x_type) {
+    p->x_stride = (a->inputs + ROW_PADDING) * bytes_of(type);
+    for (long r = 0; r < rows; r++) copy_row(p, p->x + r * given, own + r * p->x_stride);
+    p->x = own;
+  }
+  for (long i = 0, end, segment = 0; p->sums_x && i < a->inputs; i = end, segment++) {
+    end = end_of_segment(i, a->group, a->inputs);
+    for (long r = 0; r < rows; r++)
+      p->x_sums[segment * p->block + r] = sum_of_x(p->x + r * p->x_stride + i * bytes_of(type), end - i, type);
+  }
+}
+
+static long count_row_blocks(long rows, long inputs) {
+  long most = BLOCK_OF_X / inputs;
+  most = most < LEAST_BLOCK_ROWS ? LEAST_BLOCK_ROWS : most > BLOCK_ROWS ? BLOCK_ROWS : most;
+  return (rows + most - 1) / most;
+}
+
+/* Floats of scratch memory of each thread: a block of x, its sums, and a widened segment. Multiples of 16. */
+struct codes_scratch {
+  long block, x, x_sums, kept;
+};
+
+static struct codes_scratch divide_codes_scratch(long rows, long inputs, long group) {
+  long blocks = count_row_blocks(rows, inputs);
+  struct codes_scratch d = {.block = (rows + blocks - 1) / blocks};
+  d.x = d.block * (inputs + ROW_PADDING + LANES) / 16 * 16 + 16;
+  d.x_sums = d.block * count_segments(group, inputs) / 16 * 16 + 16;
+  d.kept = PART_INPUTS_OF_CODES * PAIR_OUTPUTS;
+  return d;
 }
 
 /* The size of `scratch`, in bfloat16 numbers. */
-EXPORT long gemm_codes_scratch(long rows, long inputs, int threads) {
-  return 2 * threads * widened_numbers(rows, inputs);
+EXPORT long gemm_codes_scratch(long rows, long inputs, long group, int threads) {
+  struct codes_scratch d = divide_codes_scratch(rows, inputs, group);
+  return 2 * threads * (d.x + d.x_sums + d.kept);
+}
+
+/* Whether pairs of bfloat16 are multiplied: x is bfloat16, and so are all numbers of the weights' type. */
+static int multiplies_pairs(const struct gemm_codes_arguments *a, const float *table) {
+#if defined(__AVX512BF16__)
+  uint32_t bits[16];
+  memcpy(bits, table, sizeof bits);
+  for (int i = 0; i < 16; i++)
+    if (bits[i] & 0xffff) return 0;
+  return a->x_type == BF16 && a->type != F16 && a->type != F32;
+#else
+  (void)a, (void)table;
+  return 0;
+#endif
+}
+
+/* Makes of 16 numbers that bfloat16 holds the same numbers in bfloat16, twice. */
+static void table_for_pairs(float *table) {
+  bf16 numbers[32];
+  for (int i = 0; i < 32; i++) {
+    uint32_t bits;
+    memcpy(&bits, table + i % 16, sizeof bits);
+    numbers[i] = (bf16)(bits >> 16);
+  }
+  memcpy(table, numbers, sizeof numbers);
 }
 
 EXPORT void gemm_codes(const void *arguments, struct team *team, int me) {
   const struct gemm_codes_arguments *a = arguments;
-  struct product g = {
-      .x = a->x,
-      .m = a->rows,
-      .k = a->inputs,
-      .n = a->outputs,
-      .e = {.bias = a->bias,
-            .addend = a->addend,
-            .addend_stride = a->addend_stride * bytes_of(a->addend_type),
-            .addend_type = a->addend_type,
-            .columns = a->columns,
-            .gated = a->gated,
-            .type = a->y_type},
-      .y = a->y,
-      .y_stride = a->y_stride * bytes_of(a->y_type),
+  struct codes_scratch d = divide_codes_scratch(a->rows, a->inputs, a->group);
+  float *own = (float *)a->scratch + me * (d.x + d.x_sums + d.kept);
+  struct codes_product p = {
+      .a = a,
+      .g = {.e = {.bias = a->bias,
+                  .addend = a->addend,
+                  .addend_stride = a->addend_stride * bytes_of((enum type)a->addend_type),
+                  .addend_type = (enum type)a->addend_type,
+                  .columns = a->columns,
+                  .gated = a->gated,
+                  .type = (enum type)a->y_type},
+            .y = a->y,
+            .y_stride = a->y_stride * bytes_of((enum type)a->y_type)},
+      .sums_x = a->zeros || a->offsets || a->type == I4,
+      .groups = (a->inputs + a->group - 1) / a->group,
+      .block = d.block,
+      .x_sums = own + d.x,
+      .kept = (char *)(own + d.x + d.x_sums),
   };
-  long pairs = g.n / PAIR_OUTPUTS, blocks = count_blocks(g.m, g.k), widened = -1;
-  struct row_block b;
-  FOR_EACH_ITEM(item, blocks * pairs, 1, team) {
-    if (item / pairs != widened) {
-      widened = item / pairs;
-      b = block_at(&g, blocks, widened);
-      b.x = (float *)a->scratch + me * widened_numbers(g.m, g.k);
-      if (a->order)
-        sort_block(&g, &b, a->order);
-      else
-        widen_block(&g, &b);
+  for (int i = 0; i < 16; i++) p.table[i] = a->type == TABLE4 ? a->table[i] : (float)i;
+  p.pairs = multiplies_pairs(a, p.table);
+  if (p.pairs) table_for_pairs(p.table);
+  long pairs = a->outputs / PAIR_OUTPUTS, blocks = count_row_blocks(a->rows, a->inputs), prepared = -1;
+  long first = 0, rows = 0;
+  FOR_EACH_ITEM(item, blocks * pairs, a->rows > 64 ? 1 : pairs_at_a_time(a->outputs), team) {
+    if (item / pairs != prepared) {
+      prepared = item / pairs;
+      first = prepared * a->rows / blocks;
+      rows = (prepared + 1) * a->rows / blocks - first;
+      prepare_block(&p, first, rows, (char *)own);
     }
-    multiply_codes(a, &g, &b, item % pairs);
+    multiply_codes(&p, first, rows, item % pairs);
   }
 }

@@ -91,6 +91,10 @@ INLINE void store_pair(const struct product *g, long row, long pair, long at, vf
     store_two_vectors(y_row, n, finish_sums(sums0, e, row, n, n), finish_sums(sums1, e, row, m, m), e);
 }
 
+/* Number of pairs of panels that a thread takes at a time. With more pairs, reads are longer and therefore faster;
+   with fewer pairs, the threads finish at about the same time. */
+INLINE long pairs_at_a_time(long outputs) { return outputs > 4096 ? 4 : outputs > 2048 ? 2 : 1; }
+
 #if defined(__AVX512BF16__)
 /* Converts 32 int8 weights to bfloat16, which is exact. */
 INLINE void widen_32_weights(const int8_t *from, bf16 *to) {

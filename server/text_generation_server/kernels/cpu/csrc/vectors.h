@@ -147,13 +147,40 @@ INLINE vi load_u8(const void *p) {
 #endif
 }
 
-/* Magnitudes below 8 are multiples of 2^-9. They are converted as integers, because moving their bits into a float
-   would make a denormal number, which is slow to compute with. */
+/* Magnitudes below 0x400 are multiples of 2^-24, infinity and NaN have the largest exponent. Where no instruction
+   converts the numbers, small ones are converted as integers, because moving their bits into a float would make a
+   denormal number, which is slow to compute with. */
+INLINE vf load_f16(const uint16_t *p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__AVX2__) && defined(__F16C__)
+  return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+  vu16 h;
+  memcpy(&h, p, sizeof h);
+  vu u = __builtin_convertvector(h, vu), magnitude = u & 0x7fff;
+  vu not_finite = (vu)(magnitude >= 0x7c00) & 112 << 23;
+  vf small = __builtin_convertvector((vi)magnitude, vf) * 0x1p-24f;
+  vf large = vf_bits((magnitude << 13) + (112 << 23) + not_finite);
+  return vf_bits(vu_bits(blend(magnitude < 0x400, small, large)) | (u & 0x8000) << 16);
+#endif
+}
+
+/* The code of NaN, 0x7f, becomes 480. Bits of e4m3, with zeros behind them, are a float16 that is smaller by 2^8. Where
+   no instruction converts it, magnitudes below 8, multiples of 2^-9, are converted as integers as in load_f16. */
 INLINE vf load_f8(const uint8_t *p) {
+#if defined(__AVX512F__)
+  __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+  return (vf)_mm512_cvtph_ps(_mm256_and_si256(half, _mm256_set1_epi16((short)0xbfff))) * 0x1p8f;
+#elif defined(__AVX2__) && defined(__F16C__)
+  __m128i half = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
+  return (vf)_mm256_cvtph_ps(_mm_and_si128(half, _mm_set1_epi16((short)0xbfff))) * 0x1p8f;
+#else
   vu u = (vu)load_u8(p);
   vu magnitude = u & 0x7f;
   vf small = __builtin_convertvector((vi)magnitude, vf) * 0x1p-9f, large = vf_bits((magnitude << 20) + (120 << 23));
   return vf_bits(vu_bits(blend(magnitude < 8, small, large)) | (u & 0x80) << 24);
+#endif
 }
 
 /* Stores x as e4m3, for |x| up to 448, the largest number of this type. Rounds to the nearest, ties to even. */
@@ -206,6 +233,7 @@ INLINE vf load(const void *p, long i, enum type type) {
     case BF16: return load_bf16((const bf16 *)p + i);
     case I8: return load_i8((const int8_t *)p + i);
     case F8: return load_f8((const uint8_t *)p + i);
+    case F16: return load_f16((const uint16_t *)p + i);
     default: memcpy(&x, (const float *)p + i, sizeof x); return x;
   }
 }
@@ -219,7 +247,7 @@ INLINE void store(void *p, long i, vf x, enum type type) {
   }
 }
 
-INLINE long bytes_of(enum type type) { return type == F32 ? 4 : type == BF16 ? 2 : 1; }
+INLINE long bytes_of(enum type type) { return type == F32 ? 4 : type == BF16 || type == F16 ? 2 : 1; }
 
 /* The sum of all lanes, always in the same order, so that it has the same bits in every kernel. */
 INLINE float lane_sum(vf x) {
