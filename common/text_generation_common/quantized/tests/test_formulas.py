@@ -69,6 +69,7 @@ def values_of_all_forms():
     """{name: (value, matrix)}"""
     cases = {name: GOLDEN[name] for name in ("3 bits 32 symmetric=False", "8 bits 64 symmetric=False", "fp8 blocks")}
     cases |= {name: GOLDEN[name] for name in ("nvfp4", "mxfp4 packed", "nf4 nested=False 6x96", "mxfp4 experts")}
+    cases |= {name: GOLDEN[name] for name in ("nf4 nested=True 6x96", "nf4 nested=True 264x64")}
     cases |= {"gptq": gptq(4, 64), "awq": awq(32), "act-order": gptq(4, 64, act_order=True)}
     cases |= {"fp8 e8m0": fp8_blocks(torch.float8_e8m0fnu), "one group": gptq(8, K)}
     cases |= {"act-order in 8 bits": gptq(8, 128, act_order=True, symmetric=True)}
