@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from text_generation_common.models.architecture import Activation, ClampedGate
-from text_generation_common.quantized.values import Dense
+from text_generation_common.quantized.values import Dense, Fp8, Groups, Int4, Int8, Table4, Weight
 from text_generation_server.kernels import triton as kernels
 from text_generation_server.kernels.interface import (
     Allowed,
@@ -26,6 +26,7 @@ from text_generation_server.kernels.interface import (
     Masks,
     Segments,
 )
+from text_generation_server.kernels.triton.codes import WIDE_ROWS
 from text_generation_server.kernels.triton.compiling import (
     AttentionShape,
     compile_attention,
@@ -101,6 +102,38 @@ def compile_experts(dtype: torch.dtype) -> None:
     kernels.add_scored(x, x, x, x[0])
 
 
+def weights_in_codes(capability: int) -> list[Weight]:
+    """One for each way of the kernels, with the groups of usual checkpoints. GPUs below 8.9 have fp8 as bytes."""
+    outputs, inputs = 128, 1024
+    bytes_, halves = (torch.zeros(outputs, count, dtype=torch.uint8) for count in (inputs, inputs // 2))
+
+    def groups(size: int, shifts: torch.dtype | None = None) -> Groups:
+        scales = torch.zeros(outputs, inputs // size, dtype=FP16)
+        if shifts == INT8:
+            return Groups(size, scales, zeros=scales.to(INT8))
+        return Groups(size, scales, offsets=None if shifts is None else scales)
+
+    few: list[Weight] = [
+        Int4(halves, groups(128)), Int8(bytes_.view(INT8), groups(inputs)), Table4(halves, groups(64), torch.zeros(16)),
+        Fp8(bytes_ if capability < 89 else bytes_.view(FP8), groups(128)),
+    ]  # fmt: skip
+    others = [Int4(halves, groups(32, INT8), int32(inputs)), Int4(halves, groups(128, FP16))]
+    return few + others * (capability == 90)
+
+
+def compile_codes(capability: int) -> None:
+    for weight in weights_in_codes(capability):
+        linear = kernels.linear(weight, None, gated=False, x_type=BF16, y_type=BF16)
+        for rows in (5, WIDE_ROWS):
+            linear(torch.zeros(rows, 1024, dtype=BF16))
+    more: list[tuple[Weight, torch.dtype]] = [(weights_in_codes(capability)[0], FP16)]
+    if capability == 90:
+        more.append((weights_in_codes(capability)[0], FP32))
+    for weight, dtype in more:
+        linear = kernels.linear(weight, torch.zeros(128), gated=True, x_type=dtype, y_type=dtype)
+        linear(torch.zeros(5, 1024, dtype=dtype), addend=torch.zeros(5, 128))
+
+
 def compile_sample() -> None:
     floats = [torch.ones(3) for _ in range(7)]
     temperature, top_p, min_p, typical_p, repetition, frequency, presence = floats
@@ -125,6 +158,7 @@ def compile_types(capability: int) -> None:
             compile_others(dtype)
             compile_experts(dtype)
         if capability != 89:
+            compile_codes(capability)
             compile_sample()
         for case in ATTENTION[capability]:
             compile_rope(*case)
@@ -161,6 +195,8 @@ def compile_step(rows: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor,
     kernels.rms_norm(x, weight[0], 1e-5)
     kernels.add_rms_norm(x, x, weight[0], 1e-5)
     kernels.silu_mul(x)
+    kernels.linear(Int8(torch.zeros(50, 96, dtype=INT8), Groups(96, torch.zeros(50, 1))), None,
+                   gated=False, x_type=BF16, y_type=BF16)(x)  # fmt: skip
     kv = KvLayer(torch.zeros(65, 2 * KV_HEADS, 16, dtype=BF16))
     rotary = (torch.zeros(99, 8), torch.zeros(99, 8))
     qkv = torch.zeros(tokens, 6 * KV_HEADS * 16, dtype=BF16)
