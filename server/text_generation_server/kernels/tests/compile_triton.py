@@ -32,6 +32,7 @@ from text_generation_server.kernels.triton.compiling import (
     compile_attention,
     compiling_for,
     fault,
+    read_code,
     table_jobs,
 )
 from text_generation_server.kernels.triton.sample_masks import apply_masks
@@ -63,7 +64,10 @@ def int32(*shape: int) -> torch.Tensor:
 
 
 def show(kernel: Any) -> None:
-    print(json.dumps({"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, "hash": kernel.hash}))
+    shown = {"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, "hash": kernel.hash}
+    if kernel.metadata.name == "_multiply_codes":
+        shown["fault"] = read_code(kernel.asm["cubin"]).spills_in_loops
+    print(json.dumps(shown))
 
 
 def compile_rope(dtype: torch.dtype, cache: torch.dtype, group: int, size: int) -> None:
@@ -126,12 +130,9 @@ def compile_codes(capability: int) -> None:
         linear = kernels.linear(weight, None, gated=False, x_type=BF16, y_type=BF16)
         for rows in (5, WIDE_ROWS):
             linear(torch.zeros(rows, 1024, dtype=BF16))
-    more: list[tuple[Weight, torch.dtype]] = [(weights_in_codes(capability)[0], FP16)]
-    if capability == 90:
-        more.append((weights_in_codes(capability)[0], FP32))
-    for weight, dtype in more:
-        linear = kernels.linear(weight, torch.zeros(128), gated=True, x_type=dtype, y_type=dtype)
-        linear(torch.zeros(5, 1024, dtype=dtype), addend=torch.zeros(5, 128))
+    weight = weights_in_codes(capability)[0]
+    linear = kernels.linear(weight, torch.zeros(128), gated=True, x_type=FP16, y_type=FP16)
+    linear(torch.zeros(5, 1024, dtype=FP16), addend=torch.zeros(5, 128))
 
 
 def compile_sample() -> None:

@@ -3,7 +3,6 @@
 What lies behind rows, outputs and groups in memory is NaN, so that reading it by mistake is noticed.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,18 +18,18 @@ from text_generation_server.kernels.weight_parts import on_outputs, on_tensors
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
-from text_generation_server.kernels import triton as kernels  # noqa: E402
-from text_generation_server.kernels.triton import codes  # noqa: E402
-from text_generation_server.kernels.triton.codes import WIDE_ROWS, CodesLinear  # noqa: E402
-from text_generation_server.kernels.triton.interpreter import products_in_fixed_order  # noqa: E402
-from text_generation_server.kernels.triton.tuning import Gpu  # noqa: E402
+from text_generation_server.kernels import triton as kernels
+from text_generation_server.kernels.triton import codes
+from text_generation_server.kernels.triton.codes import WIDE_ROWS, CodesLinear
+from text_generation_server.kernels.triton.interpreter import products_in_fixed_order
+from text_generation_server.kernels.triton.tuning import Gpu
 
-from .test_triton import Operations  # noqa: E402
+from .test_triton import Operations
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU
-# What is rounded to the type: W where groups are small, tables, and results of the type.
+# Of results of the type. The kernel rounds tables, and W where its groups are small; it sums exact products otherwise.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 NAN = float("nan")
 # (rows, outputs, inputs, inputs of a group): a group of no power of 2, groups of half a tile, two splits of which the
@@ -85,7 +84,8 @@ def test_products_are_those_of_the_numbers(form: str, dtype: torch.dtype) -> Non
         weight, x = weight_of(form, *size), rows_of(rows, size[1], dtype)
         linear = layer(weight, dtype)
         assert isinstance(linear, CodesLinear)
-        close(linear(x), x.double() @ exact_weight(weight).double().T, dtype)
+        is_exact = form != "table4" and size[2] != 40
+        close(linear(x), x.double() @ exact_weight(weight).double().T, torch.float32 if is_exact else dtype)
 
 
 @pytest.mark.parametrize("form", PACKED)
@@ -102,12 +102,18 @@ def test_from_many_rows_on_the_weight_is_that_of_its_formula_rounded_to_the_type
     ("form", "size"), [("int4 zeros", 128), ("int4 order", 32), ("int8", 330), ("fp8", 128), ("table4", 64)]
 )
 def test_a_row_s_bits_do_not_depend_on_other_rows(form: str, size: int) -> None:
+    """On a GPU, nor on whether a graph has the product."""
     for dtype in DTYPES[1:]:
         x, linear = rows_of(37, 330, dtype), layer(weight_of(form, 66, 330, size), dtype)
         with products_in_fixed_order():
             y = linear(x)
             for rows in (slice(0, 1), slice(16, 18)):
                 assert torch.equal(linear(x[rows]), y[rows])
+        if GPU:
+            with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+                recorded = linear(x)
+            graph.replay()
+            assert torch.equal(recorded, y)
 
 
 @pytest.mark.parametrize("rows", [5, WIDE_ROWS])

@@ -2,10 +2,13 @@
 
     y[m, n] = factor * Σ_g (scale[n, g] Σ_k x[m, k] code[n, k] - shift[n, g] Σ_k x[m, k]) + bias[n]      k in group g
 
-Activations keep their type. Inputs are split over programs, so that a narrow layer keeps the whole device busy; a second
-kernel adds the splits' sums, which are float32, in their order. Where a layer is split depends on its shape alone, and
-all rows are computed alike: a row's result does not depend on other rows. From WIDE_ROWS rows on, W is made in x's type
-in each step and cuBLAS multiplies, because a product of many rows takes longer than reading its weights.
+Activations keep their type. Inputs are split over programs, so that a narrow layer keeps the whole device busy. A
+second kernel adds the splits' sums, which are float32, in their order. Where a layer is split depends on its shape
+alone, and all rows are computed alike: a row's result does not depend on other rows.
+
+From WIDE_ROWS rows on, W is made in x's type in each step and cuBLAS multiplies, because a product of many rows takes
+longer than reading its weights. So it is for all numbers of rows in float32, for which the kernel would need more
+registers than there are.
 """
 
 from collections.abc import Callable
@@ -26,10 +29,10 @@ from text_generation_server.kernels.weight_parts import size_of
 
 WIDE_ROWS = 128
 TILE_M, TILE_N, TILE_K = 16, 64, 128  # rows, outputs and inputs of a program at a time; a tl.dot has 16 rows at least
-LEAST_K = 64  # inputs at a time where groups of inputs are no multiple of TILE_K
-WARPS, STAGES = 4, 4
-PROGRAMS = 1024  # programs that a large GPU runs at a time
-MIN_STEPS = 4  # a program takes TILE_K inputs at least this often
+LEAST_K = 64  # sums of groups of a multiple of this many inputs are scaled; of other groups, each weight
+WARPS, STAGES = 4, 3
+PROGRAMS = 1024  # number of programs that a large GPU runs at a time
+MIN_STEPS = 4  # minimum number of times that a program takes inputs, if a layer is split
 COLUMNS = 256  # outputs of a program that adds splits
 FIRST_WITH_FP8 = 89  # compute capability 8.9
 Codes = Int4 | Int8 | Fp8 | Table4
@@ -85,7 +88,7 @@ class CodesLinear:
 
     def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
         rows = x.shape[0]
-        if rows >= WIDE_ROWS:
+        if rows >= WIDE_ROWS or x.dtype == torch.float32:
             return self._wide(x, out, addend)
         parts = torch.empty((self._splits, rows, self._outputs), dtype=torch.float32, device=x.device)
         _multiply_codes[(triton.cdiv(rows, TILE_M), triton.cdiv(self._outputs, TILE_N), self._splits)](
@@ -269,8 +272,8 @@ def _load_inputs(x_M, order, start, INPUTS: tl.constexpr, CODES: tl.constexpr, K
 def _load_codes(
     q, table, at_N, start, INPUTS: tl.constexpr, CODES: tl.constexpr, K: tl.constexpr, T: tl.constexpr
 ):  # fmt: skip
-    """The first and the second codes of some bytes of N outputs, or the numbers of the table that they stand for. A byte
-    of one code gives it twice. 4-bit integers are less 8."""
+    """The first and the second codes of some bytes of N outputs, or the table's numbers that they stand for. A byte of
+    one code gives it twice. 4-bit integers are less 8."""
     byte_B = start // CODES + tl.arange(0, K // CODES)
     inside_BN = ((byte_B * CODES < INPUTS) | (INPUTS % K == 0))[:, None]
     q_BN = tl.load(q + at_N[None, :] * (INPUTS // CODES) + byte_B[:, None], mask=inside_BN, other=0.0)
@@ -281,7 +284,7 @@ def _load_codes(
         return code_BN, code_BN
     elif INTERPRETED:
         return (q_BN & 15).to(tl.int8) - 8, (q_BN >> 4).to(tl.int8) - 8
-    elif T == tl.bfloat16:
+    elif tl.bfloat16 == T:
         return tl.inline_asm_elementwise(
             UNPACK_BFLOAT16, "=r,=r,=r,=r,r", [q_BN], dtype=(tl.bfloat16, tl.bfloat16), is_pure=False, pack=4
         )
@@ -333,7 +336,7 @@ def _of_groups(
 
 @triton.jit
 def _dots(first_MB, second_MB, first_BN, second_BN, CODES: tl.constexpr):
-    sum_MN = tl.dot(first_MB, first_BN, input_precision="ieee")
+    sum_MN = tl.dot(first_MB, first_BN)
     if CODES == 2:
-        sum_MN = tl.dot(second_MB, second_BN, sum_MN, input_precision="ieee")
+        sum_MN = tl.dot(second_MB, second_BN, sum_MN)
     return sum_MN

@@ -1,6 +1,6 @@
 """What layers compute beside attention, norms and experts: rows of the embedding table, out[t] = weight[ids[t]]; the
-activation of an MLP, with or without a gate, in float32 with one rounding at the end. Products are torch's, by cuBLAS:
-kernels of our own would not be faster.
+activation of an MLP, with or without a gate, in float32 with one rounding at the end. Products by weights that are not
+quantized are torch's, by cuBLAS: kernels of our own would not be faster. All others are in `codes`.
 """
 
 import torch
