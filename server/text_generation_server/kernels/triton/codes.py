@@ -30,7 +30,8 @@ from text_generation_server.kernels.weight_parts import size_of
 WIDE_ROWS = 128
 TILE_M, TILE_N, TILE_K = 16, 64, 128  # rows, outputs and inputs of a program at a time; a tl.dot has 16 rows at least
 LEAST_K = 64  # sums of groups of a multiple of this many inputs are scaled; of other groups, each weight
-WARPS, STAGES = 4, 3
+WARPS = 4
+STAGES = {1: 3, 2: 4}  # by the number of codes in a byte: other numbers make more registers spill
 PROGRAMS = 1024  # number of programs that a large GPU runs at a time
 MIN_STEPS = 4  # minimum number of times that a program takes inputs, if a layer is split
 COLUMNS = 256  # outputs of a program that adds splits
@@ -93,7 +94,7 @@ class CodesLinear:
         parts = torch.empty((self._splits, rows, self._outputs), dtype=torch.float32, device=x.device)
         _multiply_codes[(triton.cdiv(rows, TILE_M), triton.cdiv(self._outputs, TILE_N), self._splits)](
             x.contiguous(), self._order, parts=parts, rows=rows, STEPS=self._steps, M=TILE_M, N=TILE_N,
-            num_warps=WARPS, num_stages=STAGES, **self._codes,
+            num_warps=WARPS, num_stages=STAGES[self._codes["CODES"]], **self._codes,
         )  # fmt: skip
         y = torch.empty((rows, self._columns), dtype=self._y_type, device=x.device) if out is None else out
         assert y.stride(1) == 1 and (addend is None or addend.stride(1) == 1)
