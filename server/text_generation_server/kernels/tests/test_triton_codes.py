@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="triton is not installed: pip install trito
 
 from text_generation_server.kernels import triton as kernels
 from text_generation_server.kernels.triton import codes
-from text_generation_server.kernels.triton.codes import WIDE_ROWS, CodesLinear
+from text_generation_server.kernels.triton.codes import WIDE_ROWS, UnpackingLinear
 from text_generation_server.kernels.triton.interpreter import products_in_fixed_order
 from text_generation_server.kernels.triton.tuning import Gpu
 
@@ -29,7 +29,7 @@ from .test_triton import Operations
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU
-# Of results of the type. The kernel rounds tables, and W where its groups are small; it sums exact products otherwise.
+# Tolerance by type of the model. The kernel rounds tables, and W where groups are small; it sums exact products else.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 NAN = float("nan")
 # (rows, outputs, inputs, inputs of a group): a group of no power of 2, groups of half a tile, two splits of which the
@@ -83,7 +83,7 @@ def test_products_are_those_of_the_numbers(form: str, dtype: torch.dtype) -> Non
     for rows, *size in SHAPES:
         weight, x = weight_of(form, *size), rows_of(rows, size[1], dtype)
         linear = layer(weight, dtype)
-        assert isinstance(linear, CodesLinear)
+        assert isinstance(linear, UnpackingLinear)
         is_exact = form != "table4" and size[2] != 40
         close(linear(x), x.double() @ exact_weight(weight).double().T, torch.float32 if is_exact else dtype)
 
@@ -151,7 +151,7 @@ def test_gpus_without_fp8_read_the_same_numbers_from_bytes(monkeypatch: pytest.M
 def test_two_codes_of_a_byte_in_two_groups_are_torch_s() -> None:
     weight, x = weight_of("int4", 6, 30, 15), rows_of(2, 30, torch.float32)
     linear = layer(weight, torch.float32)
-    assert not isinstance(linear, CodesLinear)
+    assert not isinstance(linear, UnpackingLinear)
     close(linear(x), x.double() @ exact_weight(weight).double().T, torch.float32)
 
 

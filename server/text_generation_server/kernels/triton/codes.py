@@ -63,7 +63,7 @@ IN_FLOAT16 = UNPACK_HALVES.format(kind="f16x2", number="0x64646464", one="0x3C00
 UNPACK_BFLOAT16, UNPACK_FLOAT16 = tl.constexpr(IN_BFLOAT16), tl.constexpr(IN_FLOAT16)
 
 
-class CodesLinear:
+class UnpackingLinear:
     """`Kernels.linear` for weights in codes, of which `can_multiply` must be true."""
 
     def __init__(
@@ -168,7 +168,7 @@ def _multiply_codes(
 ):  # fmt: skip
     """A program: the sums of M rows and N outputs over one split of the inputs."""
     T: tl.constexpr = x.dtype.element_ty
-    GROUPS: tl.constexpr = tl.cdiv(INPUTS, SIZE)
+    GROUPS: tl.constexpr = (INPUTS + SIZE - 1) // SIZE
     m = tl.program_id(0) * M + tl.arange(0, M)
     n = tl.program_id(1) * N + tl.arange(0, N)
     split = tl.program_id(2)
@@ -239,13 +239,14 @@ def _widen_codes(
 ):  # fmt: skip
     """A program: K weights of N outputs."""
     T: tl.constexpr = out.dtype.element_ty
+    GROUPS: tl.constexpr = (INPUTS + SIZE - 1) // SIZE
     n = tl.program_id(0) * N + tl.arange(0, N)
     start = tl.program_id(1) * K
     at_N = tl.minimum(n, OUTPUTS - 1).to(tl.int64)
     first_BN, second_BN = _load_codes(q, table, at_N, start, INPUTS, CODES=CODES, K=K, T=T)
     first_BN, second_BN = _scaled(
-        first_BN, second_BN, scales, shifts, at_N, start=start, SIZE=SIZE, GROUPS=tl.cdiv(INPUTS, SIZE), CODES=CODES,
-        MIDDLE=MIDDLE, HAS_OFFSETS=HAS_OFFSETS, K=K,
+        first_BN, second_BN, scales, shifts, at_N, start=start, SIZE=SIZE, GROUPS=GROUPS, CODES=CODES, MIDDLE=MIDDLE,
+        HAS_OFFSETS=HAS_OFFSETS, K=K,
     )  # fmt: skip
     k_B = start + CODES * tl.arange(0, K // CODES)
     place_BN = out + at_N[None, :] * INPUTS + k_B[:, None]

@@ -12,7 +12,7 @@ from text_generation_common.models.architecture import Activation
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_server.kernels.interface import LinearKernel
 from text_generation_server.kernels.products import TorchLinear, torch_linear
-from text_generation_server.kernels.triton.codes import CodesLinear, can_multiply
+from text_generation_server.kernels.triton.codes import UnpackingLinear, can_multiply
 from text_generation_server.kernels.triton.tuning import find_tile
 
 
@@ -102,7 +102,7 @@ def linear(
         if values.device.type == "cuda" and values.dtype == x_type and x_type in HALF_PRECISION:
             return TorchLinear(UnroundedProduct(values), bias, y_type)
     if not isinstance(weight, Dense) and can_multiply(weight):
-        return CodesLinear(weight, bias, gated=gated, y_type=y_type, factor=factor, silu_mul=silu_mul)
+        return UnpackingLinear(weight, bias, gated=gated, y_type=y_type, factor=factor, silu_mul=silu_mul)
     return torch_linear(weight, bias, gated=gated, x_type=x_type, y_type=y_type, factor=factor, silu_mul=silu_mul)
 
 
