@@ -31,6 +31,7 @@ from text_generation_server.grammars.compiler import GrammarCompiler
 from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.triton.layers import UnroundedProduct
+from text_generation_server.layers.weights import WeightFormat, dense, int8
 from text_generation_server.models import get_model
 from text_generation_server.models.loading import DummyFiles
 from text_generation_server.platforms import Platform
@@ -161,7 +162,12 @@ class KernelForms:
 
 @contextmanager
 def warm_runner(
-    gpu: FakeGpu, model_config: dict[str, Any], ranks: int, sizes: tuple[int, ...], kv: torch.dtype
+    gpu: FakeGpu,
+    model_config: dict[str, Any],
+    ranks: int,
+    sizes: tuple[int, ...],
+    kv: torch.dtype,
+    weight_format: WeightFormat = dense,
 ) -> Iterator[ModelRunner]:
     group = Group(0, ranks, Pair() if ranks > 1 else Alone())
     kernels = select_backend(GPU).kernels
@@ -171,7 +177,7 @@ def warm_runner(
         config = read_config(Path(folder))
     with gpu:
         files = DummyFiles(config, CPU, torch.bfloat16)
-        model = get_model(files, config, platform, torch.bfloat16, MODEL_LIMIT, lambda: None)
+        model = get_model(files, config, platform, torch.bfloat16, MODEL_LIMIT, lambda: None, weight_format)
         tokens = tokens_of(byte_level_tokenizer(), config.vocab_size)
         constraints = Constraints(GrammarCompiler(tokens), GPU)
         sampler = Sampler(kernels, 0.5, 2.0)
@@ -214,5 +220,5 @@ if __name__ == "__main__":
     UnroundedProduct.__call__ = multiply  # type: ignore[method-assign]
     driver.set_active(AbsentDriver())
     print(json.dumps(served(LLAMA, 2, SIZES, torch.bfloat16)), flush=True)
-    print(json.dumps(served(GPT2, 1, (), torch.int8)), flush=True)
+    print(json.dumps(served(GPT2, 1, (), torch.int8, int8)), flush=True)
     print(json.dumps(served(MIXTRAL, 1, (), torch.bfloat16)), flush=True)

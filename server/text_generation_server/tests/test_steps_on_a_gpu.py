@@ -18,8 +18,8 @@ SCRIPT = Path(__file__).with_name("steps_on_fake_gpu.py")
 
 @pytest.fixture(scope="module")
 def served() -> list[dict[str, Any]]:
-    """What was seen of rank 0 of two with a Llama and graphs, of a lone shard with a GPT-2, keys in 8 bits and no
-    graphs, and of a mixture of experts with a window."""
+    """What was seen of rank 0 of two with a Llama and graphs, of a lone shard with a GPT-2, weights and keys in 8
+    bits and no graphs, and of a mixture of experts with a window."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=300, env=environment)

@@ -13,8 +13,10 @@ import pytest
 import torch
 from gpu_check.device import DEVICE, DTYPE, GPU, SHAPE, Call, Measured, seconds_per_call
 from torch import Tensor
+from weight_forms import random_weight  # type: ignore[import-not-found]
 
 from text_generation_benchmark.roofline import Ceilings, StepPart
+from text_generation_common.quantized.tensors.splits import on_tensors
 from text_generation_server.kernels import triton
 from text_generation_server.kernels.interface import AttentionOptions, Kernels, KvLayer, Segments
 from text_generation_server.layers.linear import make_linear
@@ -51,6 +53,13 @@ LAYERS = [
 ]  # fmt: skip
 # A prompt needs the logits of its last token only.
 PRODUCTS = [(layer, tokens) for layer in LAYERS for tokens in (1, 64, 4096) if layer[0] != "head" or tokens <= 64]
+# (layer, tokens, form of the weight, inputs of a group)
+CODES = [
+    *((layer, tokens, "int4", 128) for layer in LAYERS[:4] for tokens in (1, 16, 64, 4096)),
+    *((LAYERS[2], tokens, form, size) for tokens in (1, 16) for form, size in (
+        ("int4 zeros", 128), ("int4", 32), ("int4 order", 128), ("int8", SHAPE.hidden), ("fp8", 128), ("table4", 64),
+    )),
+] if GPU else [(LAYERS[0], 2, form, 64) for form in ("int4 zeros", "int8", "fp8", "table4")]  # fmt: skip
 
 pytestmark = pytest.mark.limit(60)
 
@@ -120,6 +129,28 @@ def test_products(layer: tuple[str, int, int], tokens: int, roofline: Roofline) 
 
     moved = DTYPE.itemsize * inputs * (outputs + tokens) + written.itemsize * tokens * outputs // (1 + gated)
     roofline(StepPart(f"product, {name}: {tokens} tokens", moved, 2 * tokens * outputs * inputs), make)
+
+
+@pytest.mark.parametrize(("layer", "tokens", "form", "size"), CODES, ids=str)
+def test_products_by_codes(layer: tuple[str, int, int], tokens: int, form: str, size: int, roofline: Roofline) -> None:
+    """The bytes are those of the codes, their scales and zero points."""
+    (name, outputs, inputs), gated = layer, layer[0].startswith("gate")
+    read: list[int] = []
+
+    def counted(part: Tensor) -> Tensor:
+        read.append(part.nbytes)
+        return part.to(DEVICE)
+
+    weight = on_tensors(random_weight(form, outputs, inputs, size), counted)
+    moved = sum(read) + DTYPE.itemsize * tokens * (inputs + outputs // (1 + gated))
+
+    def make() -> Call:
+        x, mine = random_numbers(tokens, inputs), on_tensors(weight, torch.clone)
+        linear = make_linear(KERNELS, mine, gated=gated, x_type=DTYPE)
+        return lambda: linear(x)
+
+    work = StepPart(f"product, {name}, {form} in {size}: {tokens} tokens", moved, 2 * tokens * outputs * inputs)
+    roofline(work, make)
 
 
 def slot_bytes(kv_heads: int, cache: torch.dtype) -> int:

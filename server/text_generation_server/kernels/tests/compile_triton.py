@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from text_generation_common.models.architecture import Activation, ClampedGate
-from text_generation_common.quantized.values import Dense
+from text_generation_common.quantized.values import Dense, Fp8, Groups, Int4, Int8, Table4, Weight
 from text_generation_server.kernels import triton as kernels
 from text_generation_server.kernels.interface import (
     Allowed,
@@ -26,11 +26,13 @@ from text_generation_server.kernels.interface import (
     Masks,
     Segments,
 )
+from text_generation_server.kernels.triton.codes import WIDE_ROWS
 from text_generation_server.kernels.triton.compiling import (
     AttentionShape,
     compile_attention,
     compiling_for,
     fault,
+    read_code,
     table_jobs,
 )
 from text_generation_server.kernels.triton.sample_masks import apply_masks
@@ -55,6 +57,9 @@ OPTIONS: dict[int, list[tuple[Case, tuple[str, ...]]]] = {
 # Cases that differ in the cache's type only. What a warp runs for one key is printed for these.
 EQUAL_SHAPES = [(BF16, cache, 4, 128) for cache in (BF16, INT8, FP8)]
 PLAIN = AttentionOptions(0.1)
+# Accesses to spilled registers in the loop of products by codes, of about 250 instructions: 2 for 4 bits on capability
+# 10.0, none elsewhere.
+CODES_SPILLS = 2
 
 
 def int32(*shape: int) -> torch.Tensor:
@@ -62,7 +67,10 @@ def int32(*shape: int) -> torch.Tensor:
 
 
 def show(kernel: Any) -> None:
-    print(json.dumps({"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, "hash": kernel.hash}))
+    shown = {"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, "hash": kernel.hash}
+    if kernel.metadata.name == "_multiply_codes":
+        shown["fault"] = (spills := read_code(kernel.asm["cubin"]).spills_in_loops) > CODES_SPILLS and spills
+    print(json.dumps(shown))
 
 
 def compile_rope(dtype: torch.dtype, cache: torch.dtype, group: int, size: int) -> None:
@@ -101,6 +109,35 @@ def compile_experts(dtype: torch.dtype) -> None:
     kernels.add_scored(x, x, x, x[0])
 
 
+def weights_in_codes(capability: int) -> list[Weight]:
+    """One for each way of the kernels, with the groups of usual checkpoints. GPUs below 8.9 have fp8 as bytes."""
+    outputs, inputs = 128, 1024
+    bytes_, halves = (torch.zeros(outputs, count, dtype=torch.uint8) for count in (inputs, inputs // 2))
+
+    def groups(size: int, shifts: torch.dtype | None = None) -> Groups:
+        scales = torch.zeros(outputs, inputs // size, dtype=FP16)
+        if shifts == INT8:
+            return Groups(size, scales, zeros=scales.to(INT8))
+        return Groups(size, scales, offsets=None if shifts is None else scales)
+
+    few: list[Weight] = [
+        Int4(halves, groups(128)), Int8(bytes_.view(INT8), groups(inputs)), Table4(halves, groups(64), torch.zeros(16)),
+        Fp8(bytes_ if capability < 89 else bytes_.view(FP8), groups(128)),
+    ]  # fmt: skip
+    others = [Int4(halves, groups(32, INT8), int32(inputs)), Int4(halves, groups(128, FP16))]
+    return few + others * (capability == 90)
+
+
+def compile_codes(capability: int) -> None:
+    for weight in weights_in_codes(capability):
+        linear = kernels.linear(weight, None, gated=False, x_type=BF16, y_type=BF16)
+        for rows in (5, WIDE_ROWS):
+            linear(torch.zeros(rows, 1024, dtype=BF16))
+    weight = weights_in_codes(capability)[0]
+    linear = kernels.linear(weight, torch.zeros(128), gated=True, x_type=FP16, y_type=FP16)
+    linear(torch.zeros(5, 1024, dtype=FP16), addend=torch.zeros(5, 128))
+
+
 def compile_sample() -> None:
     floats = [torch.ones(3) for _ in range(7)]
     temperature, top_p, min_p, typical_p, repetition, frequency, presence = floats
@@ -125,6 +162,7 @@ def compile_types(capability: int) -> None:
             compile_others(dtype)
             compile_experts(dtype)
         if capability != 89:
+            compile_codes(capability)
             compile_sample()
         for case in ATTENTION[capability]:
             compile_rope(*case)
@@ -161,6 +199,8 @@ def compile_step(rows: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor,
     kernels.rms_norm(x, weight[0], 1e-5)
     kernels.add_rms_norm(x, x, weight[0], 1e-5)
     kernels.silu_mul(x)
+    kernels.linear(Int8(torch.zeros(50, 96, dtype=INT8), Groups(96, torch.zeros(50, 1))), None,
+                   gated=False, x_type=BF16, y_type=BF16)(x)  # fmt: skip
     kv = KvLayer(torch.zeros(65, 2 * KV_HEADS, 16, dtype=BF16))
     rotary = (torch.zeros(99, 8), torch.zeros(99, 8))
     qkv = torch.zeros(tokens, 6 * KV_HEADS * 16, dtype=BF16)

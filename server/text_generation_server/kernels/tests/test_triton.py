@@ -8,7 +8,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from text_generation_common.quantized.values import Groups, Int8
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.interface import AttentionOptions, KvLayer, Segments
 
@@ -323,17 +322,15 @@ def test_logits_are_float32_without_a_second_pass(dtype: torch.dtype, has_bias: 
     assert operations.names == ["aten::mm.dtype", *["aten::add_.Tensor"] * has_bias]
 
 
-def test_all_other_products_are_torch_s() -> None:
+def test_all_other_products_of_numbers_are_torch_s() -> None:
     with FakeTensorMode():
         half, whole = (torch.empty(32, 64, dtype=t, device="cuda") for t in (torch.bfloat16, torch.float32))
-        scaled = Int8(torch.empty(32, 64, dtype=torch.int8), Groups(64, torch.empty(32, 1)))
         for weight, options in (
             (dense(half), {}),
             (dense(half), {"gated": True, "y_type": torch.float32}),
             (dense(whole), {"y_type": torch.float32}),
             (dense(whole), {"x_type": torch.float32, "y_type": torch.float32}),
             (dense(half), {"y_type": torch.float32, "factor": 0.5}),
-            (scaled, {"x_type": torch.bfloat16, "y_type": torch.float32}),
         ):
             linear = kernels.linear(
                 weight, None, **{"gated": False, "x_type": half.dtype, "y_type": half.dtype} | options

@@ -1,6 +1,6 @@
 """What layers compute beside attention, norms and experts: rows of the embedding table, out[t] = weight[ids[t]]; the
-activation of an MLP, with or without a gate, in float32 with one rounding at the end. Products are torch's, by cuBLAS:
-kernels of our own would not be faster.
+activation of an MLP, with or without a gate, in float32 with one rounding at the end. Products by weights that are not
+quantized are torch's, by cuBLAS: kernels of our own would not be faster. All others are in `codes`.
 """
 
 import torch
@@ -12,6 +12,7 @@ from text_generation_common.models.architecture import Activation
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_server.kernels.interface import LinearKernel
 from text_generation_server.kernels.products import TorchLinear, torch_linear
+from text_generation_server.kernels.triton.codes import UnpackingLinear, can_multiply
 from text_generation_server.kernels.triton.tuning import find_tile
 
 
@@ -100,6 +101,8 @@ def linear(
         values = weight.values
         if values.device.type == "cuda" and values.dtype == x_type and x_type in HALF_PRECISION:
             return TorchLinear(UnroundedProduct(values), bias, y_type)
+    if not isinstance(weight, Dense) and can_multiply(weight):
+        return UnpackingLinear(weight, bias, gated=gated, y_type=y_type, factor=factor, silu_mul=silu_mul)
     return torch_linear(weight, bias, gated=gated, x_type=x_type, y_type=y_type, factor=factor, silu_mul=silu_mul)
 
 
