@@ -191,6 +191,7 @@ static void attend_tile_by_type(const float *q, int queries, const struct kv_cac
     case BF16: ATTEND_BY_SIZE(BF16);
     case I8: ATTEND_BY_SIZE(I8);
     case F8: ATTEND_BY_SIZE(F8);
+    default: return; /* types of weights only */
   }
 }
 

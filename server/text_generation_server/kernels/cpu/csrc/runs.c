@@ -94,6 +94,7 @@ static void copy_positions_by_type(const struct run_job *job, const int32_t *slo
     case BF16: COPY(BF16, 0); break;
     case I8: COPY(I8, 0); break;
     case F8: COPY(F8, 0); break;
+    default: break; /* types of weights only */
   }
 #undef COPY
 }
