@@ -30,7 +30,7 @@ from text_generation_server.kernels.triton.tuning import gpu_of
 
 WIDE_ROWS = 128
 TILE_M, TILE_N, TILE_K = 16, 64, 128  # rows, outputs and inputs of a program at a time; a tl.dot has 16 rows at least
-LEAST_K = 64  # sums of groups of a multiple of this many inputs are scaled; of other groups, each weight
+MIN_K = 64  # sums of groups of a multiple of this many inputs are scaled; of other groups, each weight
 WARPS = 4
 STAGES = {1: 3, 2: 4}  # by the number of codes in a byte: other numbers make more registers spill
 PROGRAMS = 1024  # number of programs that a large GPU runs at a time
@@ -135,7 +135,7 @@ def arguments_of(weight: Codes) -> dict[str, Any]:
         q = q.view(torch.uint8)
     if groups.scales.shape[1] == 1:
         size, k = triton.cdiv(inputs, TILE_K) * TILE_K, TILE_K
-    elif groups.size % LEAST_K == 0:
+    elif groups.size % MIN_K == 0:
         size, k = groups.size, gcd(groups.size, TILE_K)
     else:
         size, k = gcd(groups.size, TILE_K), TILE_K

@@ -20,7 +20,7 @@
 #define DOT_QUERIES 4  /* query heads of one key head computed together, whose sums fit the registers */
 #define DOT_KEYS LANES /* keys of a step: those of all heads are computed while those of the next step are fetched */
 #define LINE 32
-#define MOST_INT16 32767.0f
+#define MAX_INT16 32767.0f
 #define LEAST_WEIGHT 1e-26f /* largest weights of a step that are smaller count as this, which is as good as 0 */
 
 /* Up to 4 query heads of one key head, and their results after some of the keys, which are out / sums. */
@@ -132,8 +132,8 @@ INLINE void narrow_weights(vf w, enum type type, int query, struct dot_weights *
   float largest;
   memcpy(&largest, &bits, sizeof largest);
   if (largest < LEAST_WEIGHT) largest = LEAST_WEIGHT;
-  t->units[query] = largest * (1 / MOST_INT16);
-  __m256i numbers = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32((__m512)(w * (MOST_INT16 / largest))));
+  t->units[query] = largest * (1 / MAX_INT16);
+  __m256i numbers = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32((__m512)(w * (MAX_INT16 / largest))));
   memcpy(t->weights[query], &numbers, sizeof numbers);
 }
 
@@ -258,7 +258,7 @@ static float lines_of_integers(const bf16 *q, long size, __m512i *lines) {
     largest = larger(larger(x, -x), largest);
     nan += x * 0.0f;
   }
-  float unit = lane_max(largest) / MOST_INT16 + lane_sum(nan);
+  float unit = lane_max(largest) / MAX_INT16 + lane_sum(nan);
   for (long d = 0; d < size; d += LANES) {
     __m256i numbers = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32((__m512)(load_bf16(q + d) / unit)));
     memcpy((char *)lines + d * sizeof *q, &numbers, sizeof numbers);

@@ -19,7 +19,7 @@
 #endif
 #include "cuts.h"
 
-#define MOST_HALVINGS 40.0f
+#define MAX_HALVINGS 40.0f
 #define KEY_BITS 11
 
 /* LANES / 2 numbers of 64 and of 32 bits. */
@@ -68,7 +68,7 @@ INLINE struct wide widen(vi x) {
 
 /* 2^38 / 2^halvings: a mantissa of 2^30 / 2^f, with f the fraction of the halvings, is shifted by their whole part. */
 INLINE struct wide weights_of(vf halvings) {
-  vf clamped = smaller(halvings, splat(MOST_HALVINGS));
+  vf clamped = smaller(halvings, splat(MAX_HALVINGS));
   vi whole = __builtin_convertvector(clamped, vi);
   vf f = clamped - __builtin_convertvector(whole, vf);
   vf y = f * -0.00094490015f + 0.009205789f;
@@ -213,7 +213,7 @@ INLINE void keep(struct tokens *tokens, const struct search *s, struct bound bou
    `farthest` is not less than the halvings, or the distance, of most tokens. */
 INLINE void cut_tokens(struct tokens *tokens, struct search s, float farthest, int64_t count, float share,
                        const struct cut_memory *memory) {
-  s.limit = farthest < MOST_HALVINGS ? farthest : MOST_HALVINGS;
+  s.limit = farthest < MAX_HALVINGS ? farthest : MAX_HALVINGS;
   s.scale = s.limit > 0 ? (CUT_BUCKETS - 1) / s.limit : 0;
   sum_buckets(tokens, &s, memory->sums);
   int64_t target = count;
@@ -235,7 +235,7 @@ static float mean_halvings(const struct tokens *tokens, float peak) {
   for (long i = 0; i < tokens->count; i += LANES) {
     vf halvings = halvings_of(logits_from(tokens->logits, i, tokens->count), peak);
     struct wide weights = weights_of(halvings); /* 0 past the end */
-    struct wide steps = widen(__builtin_convertvector(smaller(halvings, splat(MOST_HALVINGS)) * 0x1p20f, vi));
+    struct wide steps = widen(__builtin_convertvector(smaller(halvings, splat(MAX_HALVINGS)) * 0x1p20f, vi));
     for (int j = 0; j < 2; j++) {
       totals += weights.half[j];
       products += weights.half[j] * steps.half[j] >> 20;

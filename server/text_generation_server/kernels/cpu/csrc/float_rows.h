@@ -9,8 +9,8 @@
 #define PANEL_VECTORS (PANEL_OUTPUTS / LANES)
 #define GROUP_ROWS (LANES == 16 ? 12 : LANES == 8 ? 6 : 3) /* most rows of a group */
 #define SQUARES ((GROUP_ROWS + LANES - 1) / LANES)         /* squares of LANES rows by LANES inputs in a group */
-#define LEAST_BLOCK 24                                     /* rows of a block: at least, if there are as many ... */
-#define MOST_BLOCK 96                                      /* ... and at most */
+#define MIN_BLOCK 24                                       /* rows of a block: at least, if there are as many ... */
+#define MAX_BLOCK 96                                       /* ... and at most */
 #define BLOCK_NUMBERS 65536                                /* numbers of x in a block, unless it is the smallest */
 
 /* Rows first … first + rows - 1 of x in groups of nearly equal sizes. */
@@ -55,7 +55,7 @@ static void widen_block(const struct product *g, const struct row_block *b) {
 /* The number of blocks of x, of nearly equal sizes. */
 static long count_blocks(long m, long k) {
   long most = BLOCK_NUMBERS / k;
-  most = most < LEAST_BLOCK ? LEAST_BLOCK : most > MOST_BLOCK ? MOST_BLOCK : most;
+  most = most < MIN_BLOCK ? MIN_BLOCK : most > MAX_BLOCK ? MAX_BLOCK : most;
   return (m + most - 1) / most;
 }
 

@@ -16,7 +16,7 @@
 #define PAIR_VECTORS (PAIR_OUTPUTS / LANES)
 #define WIDENED_AT_ONCE (LANES == 16 ? 2 : 1) /* vectors of codes that are widened before they are multiplied */
 #define BLOCK_ROWS 96                         /* most rows of x that a thread multiplies by a pair of panels, ... */
-#define LEAST_BLOCK_ROWS 24                   /* ... and fewest, if there are as many */
+#define MIN_BLOCK_ROWS 24                     /* ... and fewest, if there are as many */
 #define BLOCK_OF_X 262144                     /* numbers of x in a block between them */
 #define CODES_AHEAD 8192                      /* bytes between the codes in use and those that are prefetched */
 #define WIDENED F32                           /* the type of codes that add_segment_of has kept */
@@ -361,7 +361,7 @@ static void prepare_block(struct codes_product *p, long first, long rows, char *
 
 static long count_row_blocks(long rows, long inputs) {
   long most = BLOCK_OF_X / inputs;
-  most = most < LEAST_BLOCK_ROWS ? LEAST_BLOCK_ROWS : most > BLOCK_ROWS ? BLOCK_ROWS : most;
+  most = most < MIN_BLOCK_ROWS ? MIN_BLOCK_ROWS : most > BLOCK_ROWS ? BLOCK_ROWS : most;
   return (rows + most - 1) / most;
 }
 

@@ -103,7 +103,7 @@ static void add_inputs_of_group(const float *x, long rows, const char *w, long p
 
 /* One item of the work: a block of rows and a pair of panels. `next` is the pair of the thread's next item. */
 static void multiply_block(const struct product *g, const struct row_block *b, long pair, long next) {
-  float sums[MOST_BLOCK][PAIR_OUTPUTS] __attribute__((aligned(64)));
+  float sums[MAX_BLOCK][PAIR_OUTPUTS] __attribute__((aligned(64)));
   long number = g->is_int8 ? 1 : 2, panel_bytes = g->k * PANEL_OUTPUTS * number, pair_bytes = 2 * panel_bytes;
   const char *w = (const char *)g->weights + pair * pair_bytes;
   memset(sums, 0, b->rows * sizeof *sums);

@@ -21,7 +21,7 @@
 
 #include "product.h"
 
-#define MOST_THREADS 1023
+#define MAX_THREADS 1023
 /* How long a thread spins before it sleeps. At a barrier most waits end while it spins: a longer wait means that
    another thread has lost its core to another process, and sleeping gives it this core. */
 #define BARRIER_SPIN_NS 30000
@@ -133,7 +133,7 @@ static void run_list(struct list list, struct team *team, int me) {
 /* The threads, and the list that they run. `turn` changes when there is a list: its low bits are the number of threads
    that run it, of which thread 0 is the caller; or 0 if there is none, and the threads only have to be awake. A thread
    that does not run a list reads nothing but `turn`, because the next list may be written meanwhile. */
-#define TURN (MOST_THREADS + 1)
+#define TURN (MAX_THREADS + 1)
 static struct {
   pthread_mutex_t busy; /* held by the thread that runs a list or starts threads */
   int started;          /* number of threads that were started, without the caller */
@@ -167,7 +167,7 @@ static void forget_threads_in_forks(void) { pthread_atfork(NULL, NULL, forget_th
    the process, and leave its signals to other threads. */
 static int start_threads(int threads) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  if (threads > MOST_THREADS) threads = MOST_THREADS;
+  if (threads > MAX_THREADS) threads = MAX_THREADS;
   if (pool.started + 1 >= threads) return threads;
   pthread_once(&once, forget_threads_in_forks);
   sigset_t all, before;
