@@ -59,7 +59,8 @@ def golden_cases():
     found = {}
     for path in sorted((Path(__file__).parent / "goldens").glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for case, text in file.metadata().items():
+            # In one order: metadata come in another one in each process, and workers must collect the same tests.
+            for case, text in sorted(file.metadata().items()):
                 names = [name for name in file.keys() if name.startswith(f"{case}/")]  # noqa: SIM118
                 tensors = {name.removeprefix(f"{case}/"): file.get_tensor(name) for name in names}
                 said = json.loads(text)
