@@ -70,7 +70,10 @@ def main_of(work: Callable[..., None]) -> None:
     """The main function of such a module: calls `work` with its paths, and ends with one line if that fails."""
     try:
         work(*map(Path, sys.argv[1:]))
+    except (SystemExit, KeyboardInterrupt):
+        raise
     except MemoryError:
         sys.exit(f"Error: {OUT_OF_MEMORY}")
-    except Exception as error:  # libraries raise errors of many classes; the parent prints this line
+    # Libraries raise errors of many classes, and a panic of Rust code is not an Exception. The parent prints this line.
+    except BaseException as error:
         sys.exit(f"Error: {first_line(error)}")

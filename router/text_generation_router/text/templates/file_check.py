@@ -21,7 +21,7 @@ def check(folder: Path, tokenizer_config: Path | None = None) -> None:
         template.compile()
     try:
         probe(folder / FILE)
-    except Exception as error:  # tokenizers raises bare Exception
+    except BaseException as error:  # tokenizers raises bare Exception, and panics of Rust code are not even that
         raise StartError(unreadable(folder / FILE, error)) from error
 
 

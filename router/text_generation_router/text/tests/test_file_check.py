@@ -17,11 +17,14 @@ from text_generation_router.text.tokens.tokenization import TextTokenizer
 MODULE = "text_generation_router.text.templates.file_check"
 GOOD = {"tokenizer.json": Tokenizer(models.WordLevel({"a": 0}, "a")).to_str()}
 SYNTAX, FILTER = "{% if %}", "{{ messages | nofilter }}"
+# Rust code panics: the prefix, which merges lack, is longer than the second part of the merge.
+PANIC = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "continuing_subword_prefix": "###"}
 FOLDERS = {
     "no template": {},
     "a template": {"chat_template.jinja": "{% generation %}{{ messages[0] }}{% endgeneration %}"},
     "no tokenizer": {"tokenizer.json": "{}"},
     "not JSON": {"tokenizer.json": "{x}"},
+    "a panic": {"tokenizer.json": json.dumps({"version": "1.0", "model": PANIC})},
     "an unknown model": {"tokenizer.json": json.dumps({"version": "1.0", "model": {"type": "X"}})},
     "a config's template": {"tokenizer_config.json": json.dumps({"chat_template": SYNTAX})},
     "a named template": {
@@ -61,7 +64,7 @@ def test_the_verdict_is_the_router_s(tmp_path: Path, name: str) -> None:
         (tmp_path / file).write_text(content)
     told = of_check(tmp_path)
     assert told == of_router(tmp_path, None)
-    assert bool(told) == (name not in ("no template", "a template"))
+    assert bool(told) == (name not in ("no template", "a template")) and "Exception" not in told
 
 
 def test_a_template_that_a_flag_names_is_checked_in_place_of_the_model_s(tmp_path: Path) -> None:
