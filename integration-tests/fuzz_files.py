@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ def change(value: Any, rng: random.Random) -> None:
             value = inner
             continue
         drawn = rng.random()
-        value[key] = rng.choice(ODD) if drawn < 0.6 else [inner] * 50 if drawn < 0.7 else value[rng.choice(keys)]
+        value[key] = (
+            deepcopy(rng.choice(ODD)) if drawn < 0.6 else [inner] * 50 if drawn < 0.7 else value[rng.choice(keys)]
+        )
         return
 
 
