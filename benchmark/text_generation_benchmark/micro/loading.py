@@ -6,6 +6,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -103,8 +104,8 @@ def load(formats: tuple[str, ...] = tuple(FORMATS), hidden: int = 2048, layers: 
 def _row(name: str, shape: LlamaShape) -> Mapping[str, str]:
     with TemporaryDirectory() as folder:
         tensors = write(Path(folder), name, shape)
-        with multiprocessing.get_context("spawn").Pool(1) as process:
-            packed, peak, kept = process.apply(loaded, (Path(folder),))
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            packed, peak, kept = process.submit(loaded, Path(folder)).result()
     allowed = packed + sum(sorted(tensors)[-2:])
     return {
         "format": name,
@@ -120,10 +121,10 @@ def write(folder: Path, name: str, shape: LlamaShape) -> list[int]:
     made, settings = FORMATS[name]
     (folder / "config.json").write_text(json.dumps(shape.config("bfloat16") | {"quantization_config": settings}))
     config = read_config(folder)
-    tensors = dict[str, Tensor]()
-    for layer, size in linear_sizes(config).items():
+    tensors, layers = dict[str, Tensor](), linear_sizes(config)
+    for layer, size in layers.items():
         tensors |= {layer + ending: tensor for ending, tensor in made(size.outputs, size.inputs).items()}
-    others = shapes(config, lambda *_: {})
+    others = shapes(config, lambda name, _: {} if name in layers else None)
     tensors |= {key: numbers(*its, dtype=torch.bfloat16) for key, its in others.items()}
     save_file(tensors, folder / "model.safetensors")
     return [tensor.nbytes for tensor in tensors.values()]
