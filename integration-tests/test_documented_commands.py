@@ -88,7 +88,9 @@ def on_a_terminal(log: str) -> list[str]:
         record = logging.makeLogRecord({"msg": message, "levelno": logging.INFO, "levelname": "INFO"})
         if not message.startswith(("Waiting for ", "decode steps run ")) and screen.filter(record):
             lines += screen.format(record).splitlines()
-    return [CLOCK.sub("", line) for line in lines[: lines.index(next(filter(ADDRESS.fullmatch, lines))) + 1]]
+        if lines and ADDRESS.fullmatch(lines[-1]):
+            break  # other tests' requests follow
+    return [CLOCK.sub("", line) for line in lines]
 
 
 CLOCK = re.compile(r"^\d\d:\d\d:\d\d  ")
