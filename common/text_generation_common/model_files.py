@@ -14,7 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from text_generation_common.errors import ArgumentValidation
+from text_generation_common.errors import ArgumentValidation, ShardError
+from text_generation_common.gguf.choice import model_in
+from text_generation_common.gguf.container import is_gguf
+from text_generation_common.gguf.side_files import has_side_file, side_file
 
 MIB = 2**20
 # Largest size by file name. Sizes in use: tokenizer.json up to 34 MB, an index up to 15 MB, tokenizer_config.json up to
@@ -74,7 +77,7 @@ def read_model_file(path: Path) -> bytes:
     read, is not regular, is too large, or was not fetched by git-lfs.
     """
     try:
-        content = _read(path)
+        content = _made(path) if is_gguf(path.parent) else _read(path)
     except FileNotFoundError:
         raise MissingFileError(f"{path.parent} has no {path.name}: is it the directory of a model?") from None
     except OSError as error:
@@ -82,6 +85,21 @@ def read_model_file(path: Path) -> bytes:
         raise ModelFileError(f"{path} cannot be read ({reason}): repair it, or download it again") from None
     if content.startswith(LFS_START):
         raise ModelFileError(not_fetched(path))
+    return content
+
+
+def has_model_file(path: Path) -> bool:
+    """Whether the model has this file beside its weights, or a GGUF file in its place that tells what it would hold."""
+    return path.exists() or (is_gguf(path.parent) and has_side_file(path))
+
+
+def _made(path: Path) -> bytes:
+    try:
+        content = side_file(path)
+    except ShardError as error:
+        raise ModelFileError(str(error)) from None
+    if content is None:
+        raise FileNotFoundError
     return content
 
 
@@ -116,12 +134,15 @@ PATH_STARTS = ("/", "./", "../", "~")
 
 
 def local_folder(model_id: str) -> Path | None:
-    """The folder that `model_id` names, or None if there is none: the model may be on the hub."""
+    """The folder that `model_id` names, or the GGUF file that it names or that is in its folder, or None if there is
+    none: the model may be on the hub. A file stands for a folder: `read_model_file` makes what it would hold."""
     try:
         folder = Path(model_id).expanduser()
     except RuntimeError:  # `~name`, and the machine has no such user
         return None
-    return folder if folder.is_dir() else None
+    if folder.is_dir():
+        return model_in(folder)
+    return folder if is_gguf(folder) else None
 
 
 def is_meant_as_path(model_id: str) -> bool:
@@ -142,6 +163,8 @@ def served_name(given: str | None, model_id: str) -> str:
     if folder is None:
         return given or model_id
     path = folder.absolute()
+    if path.is_file():
+        return path.name.removesuffix(".gguf")
     repository = path.parent.parent.name
     if path.parent.name == "snapshots" and repository.startswith(HUB_FOLDER):
         return repository.removeprefix(HUB_FOLDER).replace("--", "/")

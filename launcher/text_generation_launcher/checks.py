@@ -22,6 +22,7 @@ from text_generation_common.flags.model import ComputeFlags, FormatFlags, NameFl
 from text_generation_common.flags.process import TracingFlags, tracing_refusal
 from text_generation_common.flags.programs import LAUNCHER
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
+from text_generation_common.model_files import local_folder
 from text_generation_launcher.config import LauncherConfig
 
 logger = logging.getLogger("text_generation_launcher")
@@ -155,7 +156,7 @@ def check_paths(config: LauncherConfig) -> None:
     if keys is not None and not Path(keys).is_file():
         raise ArgumentValidation(f"--api-key-file {keys} is not a file: check the path")
     override = config.cache.weights_cache_override
-    if override is not None and not Path(override).is_dir():
+    if override is not None and local_folder(override) is None:
         raise ArgumentValidation(f"--weights-cache-override {override} is not a directory: check the path")
 
 

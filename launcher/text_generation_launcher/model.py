@@ -7,12 +7,24 @@ from text_generation_common import quantization
 from text_generation_common.errors import ArgumentValidation, WeightsError
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import DEMO_MODEL
-from text_generation_common.model_files import ModelFileError, demo_directory, is_hub_id, local_folder, read_json_object
+from text_generation_common.gguf.choice import SUFFIX as GGUF
+from text_generation_common.gguf.choice import models_among
+from text_generation_common.gguf.container import is_gguf
+from text_generation_common.model_files import (
+    ModelFileError,
+    demo_directory,
+    has_model_file,
+    is_hub_id,
+    local_folder,
+    read_json_object,
+)
 from text_generation_common.weights.headers import file_names, weight_files
-from text_generation_common.weights.names import GGUF, GGUF_HINT, GGUF_REASON, only_gguf
+from text_generation_common.weights.names import only_gguf
 from text_generation_common.weights.tokenizer_files import FILE
 from text_generation_launcher import mistakes
 from text_generation_launcher.config import LaunchPlan
+
+MAX_NAMED = 8  # maximum number of files that a message names
 
 
 def locate(model_id: str, weights_cache_override: str | None) -> str:
@@ -22,7 +34,7 @@ def locate(model_id: str, weights_cache_override: str | None) -> str:
     a hub model is checked later, when it is downloaded and before the weights are.
     """
     directory = demo_directory() if model_id == DEMO_MODEL else local_folder(model_id)
-    served = Path(weights_cache_override) if weights_cache_override else directory
+    served = local_folder(weights_cache_override) if weights_cache_override else directory
     if served is not None:
         mistakes.refuse_folder(served)
         _refuse_gguf(served)
@@ -43,18 +55,22 @@ def locate(model_id: str, weights_cache_override: str | None) -> str:
 
 def _refuse_gguf(folder: Path) -> None:
     try:
-        found = only_gguf(file_names(folder))
+        names = file_names(folder)
+        found = models_among(names) if only_gguf(names) is not None and not is_gguf(folder) else []
     except WeightsError as error:
         raise ArgumentValidation(str(error)) from None
-    if found is not None:
-        raise ArgumentValidation(f"{folder} has a GGUF file, {found}, and no other weights: {GGUF_REASON}", GGUF_HINT)
+    if len(found) > 1:
+        raise ArgumentValidation(
+            f"{folder} has {len(found)} models in GGUF files, and no other weights: {', '.join(found[:MAX_NAMED])}",
+            f"pass one of them as --model-id, such as {folder / found[0]}",
+        )
 
 
 def _refuse_file(path: Path) -> None:
     if not path.is_file():
         return
     if path.suffix == GGUF:
-        raise ArgumentValidation(f"{path} is a GGUF file: {GGUF_REASON}", GGUF_HINT)
+        raise ArgumentValidation(f"{path} does not begin as GGUF files do", "download it again")
     raise ArgumentValidation(f"{path} is a file: --model-id is a hub id or a directory", "pass the file's directory")
 
 
@@ -87,14 +103,14 @@ def folder_of(plan: LaunchPlan) -> Path | None:
 
 
 def is_local(plan: LaunchPlan) -> bool:
-    return _local(plan).is_dir()
+    return _local(plan).is_dir() or is_gguf(_local(plan))
 
 
 def is_ready(plan: LaunchPlan) -> bool:
     """Whether the model is a directory with all files in the form in which shards read them: there is nothing to
     download, to convert or to make."""
     folder = _local(plan)
-    if not (folder / FILE).is_file():
+    if not has_model_file(folder / FILE):
         return False
     try:
         return plan.load_format is LoadFormat.dummy or bool(weight_files(folder))
@@ -103,12 +119,13 @@ def is_ready(plan: LaunchPlan) -> bool:
 
 
 def _local(plan: LaunchPlan) -> Path:
-    return Path(plan.cache.weights_cache_override or plan.model_id)
+    name = plan.cache.weights_cache_override or plan.model_id
+    return local_folder(name) or Path(name)
 
 
 def _config_path(plan: LaunchPlan) -> Path | None:
     local = _local(plan)
-    if local.is_dir():
+    if local.is_dir() or is_gguf(local):
         return local / "config.json"
     # imported here because the import is slow, and needed for hub models only
     from huggingface_hub import try_to_load_from_cache

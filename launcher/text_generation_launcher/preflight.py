@@ -28,7 +28,7 @@ from text_generation_common.models.fitting import (
     refuse_quantized_experts,
     slot_bytes,
 )
-from text_generation_common.models.quantized_layers import QuantizedLayers, no_tensor, quantized_layers
+from text_generation_common.models.quantized_layers import AnyLayers, no_tensor, quantized_layers
 from text_generation_common.models.reading import stored_dtype
 from text_generation_common.models.served import check_type, read_served
 from text_generation_common.models.tensors import (
@@ -133,7 +133,7 @@ def _check_addresses(weights: int, num_shard: int, limit: int | None) -> None:
         logger.warning("`ulimit -v` may be too low: it allows %d MiB, and shards took %d", limit >> 20, likely >> 20)
 
 
-def _check_other(plan: LaunchPlan, folder: Path, layers: QuantizedLayers | None) -> None:
+def _check_other(plan: LaunchPlan, folder: Path, layers: AnyLayers | None) -> None:
     """Checks a model of a type that transformers computes."""
     model_type = check_type(folder)
     if reason := quantization.refusal(folder, text_fields(config_fields(folder)[0]).raw, is_ours=False):
@@ -143,7 +143,7 @@ def _check_other(plan: LaunchPlan, folder: Path, layers: QuantizedLayers | None)
         raise ModelError(one_shard_only(model_type, plan.num_shard))
 
 
-def _check_flags(plan: LaunchPlan, config: ModelConfig, layers: QuantizedLayers | None, machine: Machine) -> None:
+def _check_flags(plan: LaunchPlan, config: ModelConfig, layers: AnyLayers | None, machine: Machine) -> None:
     if reason := Heads(config.num_heads, config.num_kv_heads).refusal(plan.num_shard):
         raise ModelError(reason)
     tokens, longest = plan.tokens, config.max_positions
@@ -164,8 +164,8 @@ def _check_flags(plan: LaunchPlan, config: ModelConfig, layers: QuantizedLayers 
 
 
 def _checked_files(
-    plan: LaunchPlan, folder: Path, config: ModelConfig | None, layers: QuantizedLayers | None, machine: Machine
-) -> tuple[ModelConfig | None, QuantizedLayers | None]:
+    plan: LaunchPlan, folder: Path, config: ModelConfig | None, layers: AnyLayers | None, machine: Machine
+) -> tuple[ModelConfig | None, AnyLayers | None]:
     """Checks the files, and returns config and layers with the tensors in them. Weights in PyTorch's own format are
     converted by a child, and checked then."""
     check_tokenizer(folder)
@@ -204,7 +204,7 @@ def _numbers_of_layers(fields: Fields, headers: WeightHeaders) -> int:
     return sum(math.prod(tensor.shape) for layer, tensor in found if layer is not None and int(layer[1]) < count)
 
 
-def _check_memory(plan: LaunchPlan, config: ModelConfig, layers: QuantizedLayers | None, machine: Machine) -> None:
+def _check_memory(plan: LaunchPlan, config: ModelConfig, layers: AnyLayers | None, machine: Machine) -> None:
     """MemoryLimitError if the machine's memory cannot suffice. A lower bound of what shards will need is compared."""
     dtype = choose_dtype(plan.compute.dtype, config.dtype, on_cpu=True)
     if layers is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from text_generation_common.addresses import mention_openness
 from text_generation_common.errors import INTERRUPTED, ArgumentValidation
 from text_generation_common.flags.cluster import Way
+from text_generation_common.model_files import has_model_file
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
 from text_generation_common.weights.child import why_killed
@@ -131,10 +132,10 @@ class Supervisor:
         downloaded or made first. Routers, which read the same files, start afterwards."""
         plan = self._spawner.plan
         folder = model.folder_of(plan) if model.is_local(plan) else None
-        if folder is None or not (folder / FILE).is_file():
+        if folder is None or not has_model_file(folder / FILE):
             await self._has_weights.wait()
             folder = model.folder_of(plan)
-        if folder is not None and (folder / FILE).is_file():
+        if folder is not None and has_model_file(folder / FILE):
             identity = identity_of(folder / FILE)
             child = await self._spawner.start_file_check(folder)
             if status := await asyncio.shield(child.exited):

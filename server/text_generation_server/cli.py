@@ -31,6 +31,7 @@ from text_generation_common.flags.programs import SHARD
 from text_generation_common.logs import setup_logging
 from text_generation_common.memory import is_out_of_memory, refused_while_loading
 from text_generation_common.typer_command import ReportingCommand, lasting, make_app, taking
+from text_generation_common.weights.headers import weight_files
 from text_generation_server.config import DownloadFlags, ServeFlags, ShardConfig, ShardVariables, graph_sizes
 from text_generation_server.errors import OptionError
 
@@ -74,7 +75,7 @@ def serve(values: dict[str, Any]) -> None:
     except Exception as error:  # libraries have many classes, also while they are imported
         if not is_out_of_memory(error):
             raise
-        weights = sum(file.stat().st_size for file in config.model_path.glob("*.safetensors"))
+        weights = sum(file.stat().st_size for file in weight_files(config.model_path))
         raise MemoryLimitError(refused_while_loading(error, weights)) from error
 
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype, LoadFormat
+from text_generation_common.gguf.container import is_gguf
 from text_generation_common.memory import usable_cores
 from text_generation_common.model_files import ModelFileError, read_model_file
 from text_generation_common.models.architecture import ModelConfig
@@ -48,11 +49,12 @@ from text_generation_server.layers.weights import FORMATS
 from text_generation_server.models import get_model, read_any_config
 from text_generation_server.models.fallback.config import FallbackConfig
 from text_generation_server.models.loading import DummyFiles, Files
-from text_generation_server.models.stored_codes import StoredCodes
+from text_generation_server.models.stored_codes import packed_layers
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
 from text_generation_server.weights.files import SafetensorsFiles
+from text_generation_server.weights.gguf_files import GgufFiles
 from text_generation_server.worker import Worker
 
 logger = logging.getLogger("text_generation_server")
@@ -146,7 +148,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         max_total_tokens=longest,
         on_tensor=worker.advance_progress,
         weight_format=FORMATS[use],
-        packed=None if layers is None else StoredCodes(layers, files),
+        packed=None if layers is None else packed_layers(layers, files),
     )
     sampler = Sampler(backend.kernels, *config.watermark, worker.advance_progress)
     memory_fraction = config.shard.cuda_memory_fraction
@@ -264,7 +266,7 @@ def _files(
     if config.load_format is LoadFormat.dummy and isinstance(model_config, ModelConfig):
         logger.warning("--load-format dummy: the weights are random numbers, and so is the text")
         return DummyFiles(model_config, device, dtype)
-    return SafetensorsFiles(config.model_path)
+    return GgufFiles(config.model_path) if is_gguf(config.model_path) else SafetensorsFiles(config.model_path)
 
 
 def _mention_quantization(description: Description) -> None:

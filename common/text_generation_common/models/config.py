@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from text_generation_common import quantization
-from text_generation_common.errors import ModelError
+from text_generation_common.errors import ModelError, WeightsError
 from text_generation_common.model_files import ModelFileError, find_json_object, read_json_object
 from text_generation_common.models.architecture import AttentionRule, ModelConfig
 from text_generation_common.models.families import FAMILIES
 from text_generation_common.models.fields import unknown_fields
+from text_generation_common.models.gguf_names import in_gguf
 from text_generation_common.models.reading import token_ids
 from text_generation_common.models.rope_config import MAX_FACTOR, MAX_POSITIONS, Rope, RopeScaling
 from text_generation_common.models.values import Fields, shown
@@ -84,7 +85,7 @@ def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float 
     ids = {*config.eos_token_ids, *token_ids(generation, "eos_token_id")}
     unknown = unknown_fields(fields, model_type, config)
     config = replace(config, eos_token_ids=tuple(sorted(ids)), unknown_fields=unknown)
-    return _stretched(config, rope_scaling, rope_factor)
+    return in_gguf(path, _stretched(config, rope_scaling, rope_factor))
 
 
 def config_fields(path: Path) -> tuple[Fields, Fields]:
@@ -93,7 +94,7 @@ def config_fields(path: Path) -> tuple[Fields, Fields]:
     file, generation_file = path / "config.json", path / "generation_config.json"
     try:
         raw, raw_generation = read_json_object(file), find_json_object(generation_file) or {}
-    except ModelFileError as error:
+    except (ModelFileError, WeightsError) as error:
         raise ModelError(str(error)) from None
     fields = Fields(raw, str(file))
     _refuse_other_tasks(fields)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Quantize
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.quantized_layers import QuantizedLayers
+from text_generation_common.models.quantized_layers import AnyLayers
 from text_generation_common.quantized.agreement import Use, use_of
 
 
@@ -82,7 +82,7 @@ def check_quantize(quantize: Quantize | None, method: str | None, dtype: Dtype, 
     return use
 
 
-def refuse_dummy(layers: QuantizedLayers | None, load_format: LoadFormat) -> None:
+def refuse_dummy(layers: AnyLayers | None, load_format: LoadFormat) -> None:
     if layers is not None and load_format is LoadFormat.dummy:
         raise ModelError(
             f"--load-format dummy makes no weights quantized as {layers.description.method}: leave it out, or remove"

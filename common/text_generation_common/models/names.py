@@ -20,6 +20,7 @@ class ExpertLayout(Enum):
     `.weight`, and biases [E, 2I] and [E, H] are called `_bias`."""
 
     apart = "three for each expert, whose number stands for {}: gate and up [I, H], down [H, I]"
+    merged = "three for all experts: gate and up [E, I, H]; down [E, H, I]. Biases are called .bias"
     stacked = "two for all experts: gates, then ups [E, 2I, H]; down [E, H, I]"
     turned = "two for all experts: gates and ups in turns [E, H, 2I]; down [E, I, H]"
     mxfp4 = "the same in blocks of 32 inputs: _blocks [E, 2I, H / 32, 16] and [E, H, I / 32, 16], _scales without 16"

@@ -1,10 +1,14 @@
 """The layers of a quantized checkpoint, experts and embedding included: which tensors of the files are theirs, and what
 they take in memory. Reads settings and headers, and no tensors."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from text_generation_common.errors import ModelError, WeightsError
+from text_generation_common.gguf.container import is_gguf, read_header
+from text_generation_common.gguf.types import BY_NAME, DENSE
 from text_generation_common.models.config import config_fields, text_fields
 from text_generation_common.models.tensors import LinearSize, Shape
 from text_generation_common.quantized.layout import Find, check_layer, find_scheme
@@ -43,10 +47,45 @@ class QuantizedLayers:
         return None if scheme is None else code_bytes(scheme, layer, size.shape, self.find)
 
 
-def quantized_layers(folder: Path, find: Find) -> QuantizedLayers | None:
+@dataclass(frozen=True, slots=True)
+class BlockLayers:
+    """The layers of a GGUF file, each of which says itself how it is stored."""
+
+    find: Find
+    description: Description = field(default_factory=lambda: Description("gguf", None))
+
+    def tensors(self, layer: str, size: LinearSize) -> Mapping[str, Shape] | None:
+        """As `PackedShapes`."""
+        return None if self.type_of(layer) is None else {f"{layer}.weight": size.shape}
+
+    def type_of(self, layer: str) -> str | None:
+        """The type of a layer's blocks; None if the file has its weight as numbers."""
+        stored = self.find(f"{layer}.weight")
+        return None if stored is None or stored.type in DENSE else stored.type
+
+    def code_bytes(self, layer: str, size: LinearSize) -> int | None:
+        """What the layer's weight takes in memory: what it takes in the file, or very little more."""
+        if (name := self.type_of(layer)) is None:
+            return None
+        return math.prod(size.shape[:-1]) * BY_NAME[name].row_bytes(size.inputs)
+
+
+AnyLayers = QuantizedLayers | BlockLayers
+
+
+def quantized_layers(folder: Path, find: Find) -> AnyLayers | None:
     """The layers of the model in a folder; None if its linear layers are not quantized, as those of a model whose
     experts alone are (mxfp4)."""
+    if is_gguf(folder):
+        return BlockLayers(find) if _has_blocks(folder) else None
     description = describe(folder, text_fields(config_fields(folder)[0]).raw)
     if description is None or (description.default and description.default.packing is Packing.mxfp4):
         return None
     return QuantizedLayers(description, find)
+
+
+def _has_blocks(path: Path) -> bool:
+    try:
+        return any(tensor.type not in DENSE for tensor in read_header(path).tensors.values())
+    except WeightsError as error:
+        raise ModelError(str(error)) from None

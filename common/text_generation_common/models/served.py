@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from text_generation_common.errors import ModelError, UnsupportedOption
+from text_generation_common.gguf.container import is_gguf
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import config_fields, read_config, text_fields, unknown_type
 from text_generation_common.models.families import FAMILIES
@@ -40,7 +41,8 @@ def read_native(
         return read_config(folder, rope_scaling, rope_factor), ""
     except UnsupportedOption as unsupported:
         is_stretched = rope_scaling is not None or rope_factor is not None
-        if is_stretched or not _has_option(text_fields(config_fields(folder)[0]), unsupported.option):
+        is_ours = is_stretched or is_gguf(folder)
+        if is_ours or not _has_option(text_fields(config_fields(folder)[0]), unsupported.option):
             raise
         return None, unsupported.option
 

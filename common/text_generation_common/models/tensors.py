@@ -151,6 +151,9 @@ def expert_shapes(config: ModelConfig, moe: Moe, names: LayerNames) -> dict[str,
             for i in range(count):
                 found |= {f"{name.format(i)}.weight": (wide, hidden) for name in (names.expert_gate, gate_up)}
                 found[f"{down.format(i)}.weight"] = (hidden, wide)
+        case ExpertLayout.merged:
+            found |= {f"{name}.weight": (count, wide, hidden) for name in (names.expert_gate, gate_up)}
+            found[f"{down}.weight"] = (count, hidden, wide)
         case ExpertLayout.stacked:
             found |= {f"{gate_up}.weight": (count, 2 * wide, hidden), f"{down}.weight": (count, hidden, wide)}
         case ExpertLayout.turned:
@@ -160,12 +163,20 @@ def expert_shapes(config: ModelConfig, moe: Moe, names: LayerNames) -> dict[str,
                 blocks = (count, outputs, -(-inputs // MXFP4_BLOCK))
                 found |= {f"{name}_blocks": (*blocks, MXFP4_BLOCK // 2), f"{name}_scales": blocks}
     if config.biases.experts:
-        found |= {f"{gate_up}_bias": (count, 2 * wide), f"{down}_bias": (count, hidden)}
-        found[f"{names.router}.bias"] = (count,)
+        found |= _expert_biases(config, moe, names)
     if moe.shared_size:
         found |= {f"{name}.weight": (moe.shared_size, hidden) for name in (names.shared_gate, names.shared_up)}
         found |= {f"{names.shared_down}.weight": (hidden, moe.shared_size), f"{names.shared_score}.weight": (1, hidden)}
     return found
+
+
+def _expert_biases(config: ModelConfig, moe: Moe, names: LayerNames) -> dict[str, Shape]:
+    hidden, wide, count = config.hidden_size, moe.intermediate_size, moe.experts
+    found: dict[str, Shape] = {f"{names.router}.bias": (count,)}
+    if config.names.experts is ExpertLayout.merged:
+        found |= {f"{name}.bias": (count, wide) for name in (names.expert_gate, names.expert_up)}
+        return found | {f"{names.expert_down}.bias": (count, hidden)}
+    return found | {f"{names.expert_up}_bias": (count, 2 * wide), f"{names.expert_down}_bias": (count, hidden)}
 
 
 def with_checked_tensors(

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.gguf.container import MAGIC, is_gguf
+from text_generation_common.gguf.container import header_end as gguf_end
 from text_generation_common.weights.headers import file_names, format_of, weight_files
 from text_generation_common.weights.names import SLOW_TOKENIZER_FILES
 
@@ -20,6 +22,7 @@ FORMAT_VERSIONS: Mapping[str, int] = {
     "auto-round": 1, "awq": 1, "bitsandbytes": 1, "compressed-tensors": 1, "fbgemm_fp8": 1, "fp8": 1, "gptq": 1,
     "modelopt": 1, "mxfp4": 1,
 }  # fmt: skip
+GGUF_VERSION = 1  # the same for the blocks of GGUF files
 # Only the header and this many blocks of each weights file are read, so that a large folder takes milliseconds. A
 # difference between two blocks is not noticed.
 BLOCKS, BLOCK_BYTES = 16, 4096
@@ -52,6 +55,8 @@ def model_digest(folder: Path, settings: Mapping[str, str], has_weights: bool = 
     there = set(file_names(folder))
     if has_weights and (quantized := format_of(folder)) is not None:
         add(f"numerics version of {quantized}", str(FORMAT_VERSIONS[quantized]).encode())
+    if has_weights and is_gguf(folder):  # the header holds what other models have in FILES
+        add("numerics version of gguf", str(GGUF_VERSION).encode())
     wanted = FILES if "tokenizer.json" in there else FILES + SLOW_TOKENIZER_FILES
     for name in wanted:
         if name in there:
@@ -74,7 +79,8 @@ def _samples(path: Path) -> list[tuple[int, bytes]]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            first = 8 + min(int.from_bytes(file.read(8), "little"), size)
+            start = file.read(8)
+            first = gguf_end(path) if start.startswith(MAGIC) else 8 + min(int.from_bytes(start, "little"), size)
             header = _read(file, 0, first)
             last = max(first, size - BLOCK_BYTES)
             starts = [first + (last - first) * number // (BLOCKS - 1) for number in range(BLOCKS)]

@@ -11,6 +11,9 @@ from typing import Any
 
 from text_generation_common import quantization
 from text_generation_common.errors import WeightsError
+from text_generation_common.gguf.container import is_gguf
+from text_generation_common.gguf.container import read_header as read_gguf_header
+from text_generation_common.gguf.tensors import model_tensors
 from text_generation_common.model_files import LFS_START, MIB, ModelFileError, not_fetched, read_json_object
 from text_generation_common.weights.names import INDEX, is_plain, missing_parts, safetensors_names
 
@@ -125,6 +128,8 @@ class WeightHeaders:
     @classmethod
     def of(cls, folder: Path) -> "WeightHeaders":
         """WeightsError for files that are missing or broken, and for tensors that only quantized weights have."""
+        if is_gguf(folder):
+            return cls.of_gguf(folder)
         stored: dict[str, Stored] = {}
         where: dict[str, Path] = {}
         aliases: dict[str, str] = {}
@@ -139,6 +144,13 @@ class WeightHeaders:
             if where.get(name) != folder / file_name:
                 raise WeightsError(f"{folder / file_name} has no tensor {name}, which {INDEX} says it holds: {_AGAIN}")
         return cls(stored, where, aliases)
+
+    @classmethod
+    def of_gguf(cls, path: Path) -> "WeightHeaders":
+        header = read_gguf_header(path)
+        tensors = model_tensors(header)
+        stored = {name: Stored(tensor.type, tensor.shape) for name, tensor in tensors.items()}
+        return cls(stored, {name: header.files[tensor.part] for name, tensor in tensors.items()}, {})
 
     @property
     def names(self) -> list[str]:
@@ -159,7 +171,10 @@ def format_of(folder: Path) -> str | None:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a model directory. WeightsError if there are none or some are missing."""
+    """The safetensors files of a model directory, or the parts of a GGUF file. WeightsError if there are none or some
+    are missing."""
+    if is_gguf(path):
+        return list(read_gguf_header(path).files)
     index = read_index(path / INDEX)
     names = safetensors_names(file_names(path), None if index is None else set(index.values()))
     if not names:
@@ -171,6 +186,8 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def file_names(path: Path) -> list[str]:
+    if is_gguf(path):
+        return [path.name]
     try:
         return [entry.name for entry in path.iterdir()]
     except OSError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from text_generation_common.errors import WeightsError, first_line
-from text_generation_common.model_files import LFS_START, not_fetched, read_model_file
+from text_generation_common.model_files import LFS_START, has_model_file, not_fetched, read_model_file
 from text_generation_common.weights.child import limit_reader, main_of, run_child
 from text_generation_common.weights.names import SLOW_TOKENIZER_FILES
 
@@ -18,7 +18,7 @@ FILE = "tokenizer.json"
 
 def has_tokenizer(path: Path) -> bool:
     """Whether the folder has a tokenizer.json, or files from which one can be made."""
-    return any((path / name).exists() for name in (FILE, *SLOW_TOKENIZER_FILES))
+    return any(has_model_file(path / name) for name in (FILE, *SLOW_TOKENIZER_FILES))
 
 
 def no_tokenizer(path: Path) -> str:
@@ -61,7 +61,7 @@ PRINTABLE = "".join(map(chr, range(0x20, 0x7F))) + "\n\t äß€ 語🦊"
 
 def identity_of(file: Path) -> str:
     """Differs when the file is replaced or written: what was found in a probe may not hold any more."""
-    status = file.stat()
+    status = (file if file.exists() else file.parent).stat()  # that of a GGUF file, of which the file is made
     return f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
 
 

@@ -34,7 +34,7 @@ def find_model_files(name: str, revision: str | None, override: str | None = Non
     not found.
     """
     if override is not None:
-        return ModelFiles(Path(override), None)
+        return ModelFiles(local_folder(override) or Path(override), None)
     if folder := local_folder(name):
         return ModelFiles(folder, None)
     # Imported here because this import is slow, and a local model does not need it.

@@ -36,7 +36,8 @@ class Experts:
         bias = pad_rows(loader.whole(f"{names.router}.bias"), outputs) if parts.config.biases.experts else None
         self._router = make_linear(parts.kernels, dense(router), bias)
         own = [names_of_expert(names, number) for number in range(moe.experts)]
-        if any(loader.has_codes(name) for of in own for name in (of.gate, of.up, of.down)):
+        has_codes = any(loader.has_codes(name) for of in own for name in (of.gate, of.up, of.down))
+        if has_codes and moe.clamped is None:
             size = moe.intermediate_size, parts.split.expert_intermediate
             self._compute: ExpertKernel = ExpertMlps([MLP(parts, of, size) for of in own])
         else:
@@ -63,6 +64,8 @@ def load_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> Exp
     match parts.config.names.experts:
         case ExpertLayout.apart:
             gate_up, down = _apart(loader, names, moe, own)
+        case ExpertLayout.merged:
+            gate_up, down = _merged(loader, names, moe, own)
         case ExpertLayout.stacked:
             name, size = f"{names.expert_up}.weight", moe.intermediate_size
             halves = [loader.along(name, 1, range(at + own.start, at + own.stop)) for at in (0, size)]
@@ -77,9 +80,14 @@ def load_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> Exp
     weights = ExpertWeights(dense(gate_up), dense(down), clamped=moe.clamped)
     if not parts.config.biases.experts:
         return weights
-    biases = _in_halves(loader.along(f"{names.expert_up}_bias", 1, _turns(own)))
+    if parts.config.names.experts is ExpertLayout.merged:
+        ending = ".bias"
+        of_both = [loader.along(f"{name}.bias", 1, own) for name in (names.expert_gate, names.expert_up)]
+        biases = torch.cat(of_both, dim=1)
+    else:
+        ending, biases = "_bias", _in_halves(loader.along(f"{names.expert_up}_bias", 1, _turns(own)))
     # One rank adds the bias of the sum over ranks.
-    of_down = loader.whole(f"{names.expert_down}_bias", factor) if group.rank == 0 else None
+    of_down = loader.whole(f"{names.expert_down}{ending}", factor) if group.rank == 0 else None
     return replace(weights, gate_up_bias=biases, down_bias=of_down)
 
 
@@ -89,6 +97,19 @@ def _apart(loader: Loader, names: LayerNames, moe: Moe, own: range) -> tuple[Ten
         gate, up, down = (f"{n.format(i)}.weight" for n in (names.expert_gate, names.expert_up, names.expert_down))
         gate_ups.append(torch.cat([loader.rows(gate, own), loader.rows(up, own)]))
         downs.append(loader.columns(down, own))
+    return _stacked(loader, gate_ups), _stacked(loader, downs)
+
+
+def _merged(loader: Loader, names: LayerNames, moe: Moe, own: range) -> tuple[Tensor, Tensor]:
+    if not loader.has_codes(names.expert_up):
+        both = [loader.along(f"{name}.weight", 1, own) for name in (names.expert_gate, names.expert_up)]
+        return torch.cat(both, dim=1), loader.along(f"{names.expert_down}.weight", 2, own)
+    # Codes are unpacked one expert at a time, because their numbers are larger in float32 than in the model's type.
+    gate_ups, downs = [], []
+    for i in range(moe.experts):
+        gate, up, down = (loader.numbers(f"{n}[{i}]") for n in (names.expert_gate, names.expert_up, names.expert_down))
+        gate_ups.append(torch.cat([gate[own.start : own.stop], up[own.start : own.stop]]))
+        downs.append(down[:, own.start : own.stop])
     return _stacked(loader, gate_ups), _stacked(loader, downs)
 
 

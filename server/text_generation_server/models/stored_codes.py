@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from text_generation_common.errors import ModelError
-from text_generation_common.models.quantized_layers import QuantizedLayers
+from text_generation_common.models.quantized_layers import AnyLayers, BlockLayers, QuantizedLayers
 from text_generation_common.models.tensors import LinearSize, Shape
+from text_generation_common.quantized.tensors.blocks import read_blocks
 from text_generation_common.quantized.tensors.reading import read_expert, read_layer
 from text_generation_common.quantized.values import Weight
-from text_generation_server.models.loading import Files
+from text_generation_server.models.loading import Files, PackedLayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +52,25 @@ class StoredCodes:
                 f"the weights files have a tensor {name} with numbers other than 0, and this model has no such bias: do"
                 " the weights belong to this config.json?"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """The `PackedLayers` of a GGUF file."""
+
+    layers: BlockLayers
+    files: Files
+
+    def tensors(self, layer: str, size: LinearSize) -> Mapping[str, Shape] | None:
+        return self.layers.tensors(layer, size)
+
+    def has(self, layer: str) -> bool:
+        return self.layers.type_of(layer.partition("[")[0]) is not None
+
+    def weight(self, layer: str) -> Weight | None:
+        kind = self.layers.type_of(layer.partition("[")[0])
+        return None if kind is None else read_blocks(kind, self.files.get(f"{layer}.weight"))
+
+
+def packed_layers(layers: AnyLayers, files: Files) -> PackedLayers:
+    return StoredBlocks(layers, files) if isinstance(layers, BlockLayers) else StoredCodes(layers, files)

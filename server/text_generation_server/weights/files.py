@@ -48,13 +48,13 @@ def local_directory(model_id: str, access: HubAccess) -> Path | None:
     other ids.
     """
     if access.override is not None:
-        if not access.override.is_dir():
+        if (folder := local_folder(str(access.override))) is None:
             raise WeightsError(f"WEIGHTS_CACHE_OVERRIDE {access.override} is not a directory")
-        return access.override
+        return folder
     if folder := local_folder(model_id):
         return folder
     if is_meant_as_path(model_id):
-        raise WeightsError(f"{model_id} is not a directory")
+        raise WeightsError(f"{model_id} is neither a directory nor a GGUF file")
     if not is_hub_id(model_id):
         raise WeightsError(f"{model_id!r} is neither a directory nor a model id like `name` or `owner/name`")
     return None

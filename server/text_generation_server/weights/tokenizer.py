@@ -12,7 +12,13 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from text_generation_common.errors import WeightsError
-from text_generation_common.model_files import MissingFileError, ModelFileError, find_json_object, read_model_file
+from text_generation_common.model_files import (
+    MissingFileError,
+    ModelFileError,
+    find_json_object,
+    has_model_file,
+    read_model_file,
+)
 from text_generation_common.weights.child import limit_reader, main_of, run_child
 from text_generation_common.weights.names import SIDE_FILES, SLOW_TOKENIZER_FILES, TEMPLATES
 from text_generation_common.weights.tokenizer_files import FILE, check_tokenizer, no_tokenizer
@@ -30,7 +36,7 @@ KINDS = frozenset(
 
 def ensure_fast_tokenizer(path: Path) -> None:
     """Makes tokenizer.json if it is missing. WeightsError if it cannot be made."""
-    if (path / FILE).exists():
+    if has_model_file(path / FILE):
         return
     check_tokenizer(path)
     missing = no_tokenizer(path)
