@@ -1,7 +1,9 @@
 """Starting and stopping a server, as an operator sees it."""
 
 import json
+import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from server_process import ServerProcess, free_port, wait_until
 
 def run_to_its_end(server: ServerProcess) -> tuple[int, str]:
     """(exit status, output) of a launch that is expected to fail."""
-    result = subprocess.run(server.command.arguments, capture_output=True, text=True, timeout=60)
+    environment = os.environ | server.command.environment
+    result = subprocess.run(server.command.arguments, capture_output=True, text=True, timeout=60, env=environment)
     return result.returncode, result.stdout + result.stderr
 
 
@@ -109,3 +112,17 @@ def test_only_the_shard_has_torch_in_memory(server: ServerProcess) -> None:
     (shard,) = processes.shards(server.pid).values()
     for pid, expected in ((processes.router(server.pid).pid, False), (server.pid, False), (shard.pid, True)):
         assert ("libtorch" in Path(f"/proc/{pid}/maps").read_text()) == expected, pid
+
+
+@pytest.mark.parametrize("hub", ["refuses", pytest.param("never answers", marks=pytest.mark.slow)])
+def test_a_hub_that_gives_no_answer_is_told_in_three_lines(hub: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        if hub == "refuses":
+            silent.close()
+        environ = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+        status, output = run_to_its_end(ServerProcess("--model-id", "a/model", environ=environ))
+    starting, error, hint = output.splitlines()
+    assert status == 1 and "Starting check and download process for a/model" in starting
+    assert error.startswith(f"error: {address} cannot be reached for a/model (revision main) (")
+    assert hint == "hint: check the connection, then run the same command again"

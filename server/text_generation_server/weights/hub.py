@@ -1,10 +1,9 @@
 """Finds the directory of a model id: a local directory, or one in the hub's cache, into which one revision of the model
-is downloaded if necessary. The hub's errors become ours, and a line is logged while it does not answer.
+is downloaded if necessary. The hub's errors become ours.
 """
 
 import logging
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from functools import partial
@@ -133,7 +132,6 @@ class HubSnapshot:
         self._revision = revision
         self._access = access
         self._retries = retries
-        self._slow_answers = SlowAnswers(self.model)
         self._commit, self.listing = retries.run(self._ask)
         self._folder = access.cache / repo_folder_name(repo_id=model_id, repo_type="model")
         self.path = self._folder / "snapshots" / self._commit
@@ -172,7 +170,7 @@ class HubSnapshot:
         return self.path
 
     def _ask(self) -> tuple[str, list[str]]:
-        with hub_errors(self._model_id, self._revision, SilentHub), self._slow_answers.mentioned():
+        with hub_errors(self._model_id, self._revision, SilentHub):
             api = HfApi(token=self._access.token, **named())
             info = api.model_info(self._model_id, revision=self._revision, timeout=_API_TIMEOUT_S)
         if not info.sha or not _CACHE_KEY.fullmatch(info.sha):
@@ -192,7 +190,7 @@ class HubSnapshot:
         return Blob(name, url, self._folder / "blobs" / etag, metadata.size, sha256)
 
     def _metadata(self, url: str) -> HfFileMetadata:
-        with hub_errors(self._model_id, self._revision), self._slow_answers.mentioned():
+        with hub_errors(self._model_id, self._revision):
             return get_hf_file_metadata(url, token=self._access.token, **named())
 
     def _fetch(self, blobs: list[Blob], progress: Progress) -> None:
@@ -215,8 +213,6 @@ class HubSnapshot:
                 **named(),
             )
 
-
-SLOW_S = 2.0
 
 # huggingface_hub uses requests (0.x), httpx (1.x) or httpx2 (2.x). Its HTTP error is derived from that library's HTTP
 # error. The outermost class above it is the base of the library's connection errors too.
@@ -250,27 +246,3 @@ def hub_errors(model_id: str, revision: str | None, unreachable: type[NetworkErr
             f"{constants.ENDPOINT} cannot be reached for {described(model_id, revision)} ({first_line(error)}): "
             "check the connection, then run the same command again"
         ) from error
-
-
-class SlowAnswers:
-    """Logs one line about a model if the hub does not answer a question about it within SLOW_S."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._is_mentioned = False
-
-    @contextmanager
-    def mentioned(self) -> Iterator[None]:
-        """A context in which the hub is asked."""
-        timer = threading.Timer(SLOW_S, self._mention)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _mention(self) -> None:
-        if not self._is_mentioned:
-            logger.info("No answer from %s about %s yet", constants.ENDPOINT, self._model)
-        self._is_mentioned = True

@@ -5,8 +5,10 @@ import io
 import json
 import os
 import signal
+import socket
 import termios
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,10 @@ from tokenizers import Tokenizer
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.weights.headers import verify
-from text_generation_server.errors import NetworkError
+from text_generation_server.errors import NetworkError, SilentHub
 from text_generation_server.weights.files import HubAccess
-from text_generation_server.weights.hub import hub_errors, resolve
+from text_generation_server.weights.hub import download, hub_errors, resolve
+from text_generation_server.weights.transfer import Retries
 
 PRESENT = "Files are already present on the host. Skipping download."
 
@@ -170,6 +173,18 @@ def test_a_hub_that_cannot_be_reached_is_a_network_error_in_one_line():
     with pytest.raises(NetworkError, match="cannot be reached for tiny") as failed, hub_errors("tiny", None):
         HfApi(endpoint="http://127.0.0.1:1").model_info("tiny")
     assert "\n" not in str(failed.value)
+
+
+def test_a_hub_that_never_answers_is_told_in_its_error_alone(monkeypatch, tmp_path, caplog):
+    """The launcher has a line before it, and two for an error: with another one there would be four."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr("text_generation_server.weights.hub._API_TIMEOUT_S", 2.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        api = partial(HfApi, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr("text_generation_server.weights.hub.HfApi", api)
+        with pytest.raises(SilentHub, match=r"cannot be reached for tiny.*: check the connection, then"):
+            download("tiny", None, HubAccess(tmp_path), retries=Retries(pause_s=0.0))
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(("status", "kind"), [(503, NetworkError), (403, WeightsError)])

@@ -15,7 +15,6 @@ from text_generation_common.errors import WeightsError
 from text_generation_server.errors import NetworkError, SilentHub
 from text_generation_server.weights import progress
 from text_generation_server.weights.files import LineStyle
-from text_generation_server.weights.hub import SlowAnswers
 from text_generation_server.weights.progress import DownloadSpeed, Lines, Quiet, sized
 from text_generation_server.weights.transfer import Blob, Retries, fetch_all
 
@@ -179,20 +178,6 @@ def test_each_try_that_fails_is_a_line_with_the_reason_and_the_next_unless_the_h
             Retries(tries=3, pause_s=0.5).run(partial(fail, kind), sleep=lambda seconds: None)
     first = "the hub cannot be reached (refused): try 2 of 3 follows in 0.5 s"
     assert caplog.messages == [first, first.replace("try 2", "try 3")]
-
-
-def test_a_hub_that_does_not_answer_soon_is_one_line(caplog, monkeypatch):
-    monkeypatch.setattr("text_generation_server.weights.hub.SLOW_S", 0.01)
-    caplog.set_level("INFO")
-    answers = SlowAnswers("owner/tiny")
-    for _ in range(2):
-        with answers.mentioned():
-            time.sleep(0.3)
-    with SlowAnswers("owner/quick").mentioned():
-        pass
-    time.sleep(0.1)
-    (line,) = caplog.messages
-    assert line.startswith("No answer from http") and line.endswith(" about owner/tiny yet")
 
 
 # Lines about a download: bytes, speed and time left, also of a single file and while nothing arrives.
