@@ -27,6 +27,7 @@ CHECKS, TABLE = "tools/gpu_check/checks", "server/text_generation_server/kernels
 LIMIT_S = 540  # a lent GPU's calls end after 600 seconds, and starting takes some of them
 END_S = 30  # these seconds are left for pytest's end and for the results
 GPU = torch.cuda.is_available()
+PATIENCE = 1 if GPU else 10  # a rehearsal on a CPU may run beside much other work
 # Triton's kernels; without a GPU a few of them.
 TABLE_KEYWORD = "triton" if GPU else "triton and (silu_mul_takes or embed_picks or norm_of_a_sum)"
 # Paths, workers and keyword. What measures time runs alone; compiling takes most of the table's time.
@@ -84,7 +85,7 @@ def run(paths: list[str], workers: int, keywords: Iterable[str], journal: Path, 
     """pytest's exit status."""
     chosen = " and ".join(f"({words})" for words in keywords if words)
     command = [sys.executable, "-m", "pytest", *OPTIONS, f"--journal={journal}", f"--until={until_s}"]
-    command += [f"--numprocesses={workers}", *(["-k", chosen] if chosen else []), *paths]
+    command += [f"--patience={PATIENCE}", f"--numprocesses={workers}", *(["-k", chosen] if chosen else []), *paths]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     with suppress(subprocess.TimeoutExpired):
         return subprocess.run(command, cwd=ROOT, env=environment, timeout=until_s + 20 - time.time()).returncode

@@ -32,6 +32,7 @@ def read(journal: Path) -> dict[str, Entry]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--journal")
     parser.addoption("--until", type=float, help="no test begins that may take longer: seconds since 1970")
+    parser.addoption("--patience", type=float, default=1, help="what all limits of tests are multiplied by")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,7 +97,8 @@ class JournalWriter:
 
 def limit_s(item: pytest.Item) -> float:
     mark = item.get_closest_marker("limit")
-    return float(mark.args[0]) if mark else LIMIT_S
+    patience: float = item.config.getoption("patience")
+    return patience * (float(mark.args[0]) if mark else LIMIT_S)
 
 
 def is_broken() -> bool:

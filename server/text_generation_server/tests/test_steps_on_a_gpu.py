@@ -22,7 +22,7 @@ def served() -> list[dict[str, Any]]:
     bits and no graphs, and of a mixture of experts with a window."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"CUDA_VISIBLE_DEVICES": ""}
-    result = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=300, env=environment)
+    result = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=3000, env=environment)
     assert result.returncode == 0, result.stderr[-4000:]
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(found) == 3 and all(seen["launched"] > 10 for seen in found)

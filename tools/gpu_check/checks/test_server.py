@@ -31,10 +31,10 @@ from text_generation_common.model_files import demo_directory
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import read_config
 
-START_S, STOP_S = 100, 10
+START_S, STOP_S = 100 if GPU else 1000, 10  # a rehearsal may run beside much other work
 LAUNCHER = """import pathlib, sys, text_generation_launcher.cli as launcher
 launcher.main(sys.argv[2:], [pathlib.Path(sys.argv[1])])"""
-LIFE_S = 500  # the server ends then, whatever has become of the process that started it
+LIFE_S = START_S + 400  # the server ends then, whatever has become of the process that started it
 PROMPTS, NEW_TOKENS = (3, 40, 300, 700), 32  # numbers of tokens; each prompt is asked twice, and all at once
 # Without the ratio, requests join in groups, and only the measured run has all 256 rows together, graphs unrecorded.
 FLAGS = ["--load-format", "dummy", "--dtype", "bfloat16", "--waiting-served-ratio", "0"]
