@@ -225,9 +225,10 @@ fuzz-grammars: install-test
 fuzz-files: install-test
 	$(BIN)/python integration-tests/fuzz_files.py $(ARGS)
 
-# Quantized layers with random changes of settings and tensors: each is read, or refused in one line. Other ones:
-# ARGS="COUNT SEED". About a minute.
+# Quantized layers with random changes of settings and tensors, and GGUF files with changed headers: each is read, or
+# refused in one line. Other ones: ARGS="COUNT SEED". About two minutes.
 fuzz-formats: install-test
+	cd common/text_generation_common/gguf/tests && $(abspath $(BIN))/python test_hostile_headers.py $(or $(ARGS),20000 1)
 	cd common/text_generation_common/quantized/tests && $(abspath $(BIN))/python test_fuzz.py $(or $(ARGS),20000 1)
 
 # Sends 2,000 cases to each route, made of the OpenAPI document, valid and invalid ones; checks status and body.

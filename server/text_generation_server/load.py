@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype, LoadFormat
-from text_generation_common.gguf.container import is_gguf
 from text_generation_common.memory import usable_cores
 from text_generation_common.model_files import ModelFileError, read_model_file
 from text_generation_common.models.architecture import ModelConfig
@@ -53,8 +52,7 @@ from text_generation_server.models.stored_codes import packed_layers
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
-from text_generation_server.weights.files import SafetensorsFiles
-from text_generation_server.weights.gguf_files import GgufFiles
+from text_generation_server.weights.gguf_files import open_files
 from text_generation_server.worker import Worker
 
 logger = logging.getLogger("text_generation_server")
@@ -266,7 +264,7 @@ def _files(
     if config.load_format is LoadFormat.dummy and isinstance(model_config, ModelConfig):
         logger.warning("--load-format dummy: the weights are random numbers, and so is the text")
         return DummyFiles(model_config, device, dtype)
-    return GgufFiles(config.model_path) if is_gguf(config.model_path) else SafetensorsFiles(config.model_path)
+    return open_files(config.model_path)
 
 
 def _mention_quantization(description: Description) -> None:

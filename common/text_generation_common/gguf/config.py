@@ -169,7 +169,6 @@ def mpt(keys: Keys) -> Values:
     return {"attn_config": attention, "expansion_ratio": keys.get("feed_forward_length") / keys.get("embedding_length")}
 
 
-PHI3 = Architecture("phi3", {"sliding_window": "attention.sliding_window"})
 SOFTCAP = {"final_logit_softcapping": "final_logit_softcapping"}
 ATTENTION_SOFTCAP = {"attn_logit_softcapping": "attn_logit_softcapping"}
 NORM_EPS = {"layer_norm_eps": LAYER_NORM}
@@ -186,7 +185,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3": Architecture("qwen3", further=attention_biases),
     "qwen3moe": Architecture("qwen3_moe", EXPERTS, OVER_CHOSEN, qwen_moe),
     "phi2": Architecture("phi", NORM_EPS),
-    "phi3": PHI3,
+    "phi3": Architecture("phi3", further=_windows),
     "smollm3": Architecture("smollm3", further=biases, pairs=True),
     "granite": Architecture("granite", GRANITE, further=biases, pairs=True),
     "granitemoe": Architecture("granitemoe", {**GRANITE, **EXPERTS}, further=granite_moe, pairs=True),

@@ -71,6 +71,15 @@ def only_gguf(folder: Path) -> None:
     (folder / "m.Q4_K_M.gguf").write_bytes(b"GGUF")
 
 
+def two_gguf(folder: Path) -> None:
+    only_gguf(folder)
+    (folder / "m.Q8_0.gguf").write_bytes(b"GGUF")
+
+
+def no_gguf(folder: Path) -> None:
+    folder.with_name("m.gguf").write_bytes(b"GGML")
+
+
 def gguf_beside(folder: Path) -> None:
     folder.with_name("m.gguf").write_bytes(b"GGUF")
 
@@ -193,9 +202,11 @@ BAD: dict[str, Bad] = {
     "no such folder": Bad("--model-id /no/model", "model directory /no/model does not exist", "check --model-id"),
     "path like an id": Bad("--model-id a/b/c", "model directory a/b/c does not exist", "check --model-id"),
     "GGUF file": Bad(
-        "--model-id {}/../m.gguf", "m.gguf is a GGUF file: only safet", "use the original rep", gguf_beside
+        "--model-id {}/../m.gguf", "m.gguf is not a good GGUF file: it has 4", "download it again", gguf_beside
     ),
-    "GGUF folder": Bad("", "has a GGUF file, m.Q4_K_M.gguf, and no other", "use the original repository", only_gguf),
+    "GGUF folder": Bad("", "m.Q4_K_M.gguf is not a good GGUF file: it has", "download it again", only_gguf),
+    "two GGUF files": Bad("", "has 2 models in GGUF files, and no other", "pass one of them as --model-id", two_gguf),
+    "no GGUF file": Bad("--model-id {}/../m.gguf", "m.gguf does not begin as GGUF", "download it again", no_gguf),
     "file": Bad("--model-id {}/model.safetensors", "is a file: --model-id is", "pass the file's directory", nothing),
     "empty folder": Bad("", "has no config.json", "is it the directory of a model?", empty),
     "address on the hub": Bad(

@@ -52,7 +52,7 @@ def make_family(path: Path, variant: str, calm: bool = False) -> torch.nn.Module
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
-            _draw_vector(name, parameter, config, calm)
+            draw_vector(name, parameter, config, calm)
         else:
             is_turned = model_type == "gpt2" and NORM.search(name) is None and ".h." in name  # [inputs, outputs]
             inputs = parameter.shape[0 if is_turned else -1]
@@ -64,10 +64,20 @@ def make_family(path: Path, variant: str, calm: bool = False) -> torch.nn.Module
     return model
 
 
-def _draw_vector(name: str, parameter: torch.nn.Parameter, config: Any, calm: bool) -> None:
-    """Draws a bias, the weight of a norm, or the sinks of attention."""
+def draw_vector(
+    name: str, parameter: torch.nn.Parameter, config: Any, calm: bool, numbers: torch.Tensor | None = None
+) -> None:
+    """Draws a bias, the weight of a norm, or the sinks of attention. `numbers`: in the place of random ones, whose
+    standard deviation is 1."""
+
+    def draw(mean: float, std: float) -> None:
+        if numbers is None:
+            torch.nn.init.normal_(parameter, mean=mean, std=std)
+        else:
+            parameter.data = mean + std * numbers
+
     if "sinks" in name and not calm:
-        torch.nn.init.normal_(parameter, mean=20.0, std=10.0)
+        draw(20.0, 10.0)
         return
     mean = 0.0
     if NORM.search(name) and name.endswith("weight"):
@@ -77,6 +87,6 @@ def _draw_vector(name: str, parameter: torch.nn.Parameter, config: Any, calm: bo
             # What MLPs add is normed, and small beside embeddings that are multiplied by the root of the hidden size.
             mean = 3.0 if "post_feedforward" in name and not calm else mean
             mean -= 1.0
-    torch.nn.init.normal_(parameter, mean=mean, std=0.3)
+    draw(mean, 0.3)
     if FINAL_NORM.search(name) and not calm:
         parameter.data *= getattr(config, "logits_scaling", 1.0) / (getattr(config, "logit_scale", None) or 1.0)

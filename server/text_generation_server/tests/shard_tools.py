@@ -15,13 +15,13 @@ from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models import get_model, read_any_config
-from text_generation_server.models.stored_codes import StoredCodes
+from text_generation_server.models.stored_codes import packed_layers
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
 from text_generation_server.sampling.sampler import Sampler
 from text_generation_server.step.results import Pending, StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
-from text_generation_server.weights.files import SafetensorsFiles
+from text_generation_server.weights.gguf_files import open_files
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -75,9 +75,9 @@ def make_runner(
     """`with_families`: False if transformers is to compute the model. `recording`: the platform's device, graphs or
     moments."""
     platform = make_platform(kernels, group, **recording)
-    config, files = read_any_config(path, with_families=with_families), SafetensorsFiles(path)
+    config, files = read_any_config(path, with_families=with_families), open_files(path)
     layers = quantized_layers(path, files.describe)
-    packed = None if layers is None else StoredCodes(layers, files)
+    packed = None if layers is None else packed_layers(layers, files)
     model = get_model(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format, packed)
     sampler = Sampler(platform.kernels, 0.5, 2.0)
     return ModelRunner(model, platform, sampler, on_progress, kv_dtype, constraints=constraints)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.gguf.config import architecture_of
-from text_generation_common.gguf.container import GgufTensor, read_header
+from text_generation_common.gguf.container import GgufTensor, is_gguf, read_header
 from text_generation_common.gguf.tensors import model_tensors
 from text_generation_common.gguf.types import BY_NAME, DENSE
 from text_generation_common.weights.headers import Stored
+from text_generation_server.weights.files import SafetensorsFiles
 
 NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -89,3 +90,8 @@ class GgufFiles:
             with open(self._header.files[part], "rb") as file:
                 self._maps[part] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return self._maps[part]
+
+
+def open_files(path: Path) -> GgufFiles | SafetensorsFiles:
+    """The tensors of a model. WeightsError if files are missing or broken."""
+    return GgufFiles(path) if is_gguf(path) else SafetensorsFiles(path)

@@ -1,0 +1,248 @@
+"""A header that lies is refused in one line, with little memory: by hand, and by chance.
+
+python test_hostile_headers.py COUNT SEED
+"""
+
+import random
+import struct
+import sys
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf_writer import header, text, write_gguf
+
+from text_generation_common.errors import ModelError, WeightsError
+from text_generation_common.gguf import container
+from text_generation_common.gguf.config import config_json
+from text_generation_common.gguf.container import GgufArray, is_gguf, read_header
+from text_generation_common.gguf.tensors import model_tensors
+
+U32, F32, BOOL, TEXT, ARRAY, U64 = 4, 6, 7, 8, 9, 10
+KEYS: dict[str, Any] = {
+    "general.architecture": (TEXT, "llama"),
+    "general.alignment": (U32, 32),
+    "llama.block_count": (U32, 1),
+    "llama.context_length": (U32, 64),
+    "llama.embedding_length": (U32, 8),
+    "llama.feed_forward_length": (ARRAY, (U32, [16])),
+    "llama.attention.head_count": (U32, 2),
+    "llama.attention.layer_norm_rms_epsilon": (F32, 1e-5),
+    "llama.attention.causal": (BOOL, True),
+    "tokenizer.ggml.tokens": (ARRAY, (TEXT, ["a", "b", "ü", ""])),
+    "tokenizer.ggml.scores": (ARRAY, (F32, [0.5, 1.5, 2.5, 3.5])),
+    "tokenizer.ggml.eos_token_id": (U32, 2),
+}
+SHAPES = {"token_embd.weight": (4, 8), "output_norm.weight": (8,), "blk.0.attn_q.weight": (8, 8)}
+MAX_BYTES = 64 * 2**20
+MAX_TEXT = 600  # characters of a message
+EXTREMES = (0, 1, 2**16, 10**9, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)
+SEEDS, QUICK_CASES = 1, 300
+
+
+def write_model(path: Path, **keys: Any) -> Path:
+    write_gguf(path, {**KEYS, **keys}, {name: torch.ones(shape) for name, shape in SHAPES.items()})
+    return path
+
+
+def read_all(path: Path) -> None:
+    """All that programs read of a header."""
+    header = read_header(path)
+    for value in header.metadata.values():
+        if isinstance(value, GgufArray):
+            value.values()
+    config_json(header)
+    model_tensors(header)
+
+
+def refusal(path: Path) -> str | None:
+    """The message if the file is refused. Any other error, and too much memory, fail."""
+    tracemalloc.start()
+    try:
+        read_all(path)
+    except (WeightsError, ModelError) as error:
+        message = str(error)
+        assert "\n" not in message and len(message) <= MAX_TEXT + len(str(path)), message
+        return message
+    finally:
+        assert tracemalloc.get_traced_memory()[1] <= MAX_BYTES
+        tracemalloc.stop()
+    return None
+
+
+def raw(counts: tuple[int, int], *parts: bytes, version: int = 3) -> bytes:
+    """A file of a version that counts tensors and keys."""
+    return b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(parts) + bytes(64)
+
+
+def one_tensor(shape: list[int], number: int = 0, offset: int = 0) -> bytes:
+    return header({"general.architecture": (TEXT, "llama")}, [("t", shape, number, offset)]) + bytes(256)
+
+
+def name(value: bytes, kind: int) -> bytes:
+    return text(value) + struct.pack("<I", kind)
+
+
+LIES: dict[str, tuple[bytes, str]] = {
+    "nothing behind the magic": (b"GGUF", "it has 4 bytes only"),
+    "a billion keys": (raw((0, 10**9)), "counts 1000000000 keys"),
+    "a billion tensors": (raw((10**9, 0)), "counts 1000000000 tensors"),
+    "the other byte order": (raw((0, 0), version=3 << 24), "of version 50331648"),
+    "a long name": (raw((0, 1), struct.pack("<Q", 2**63)), "a name has 9223372036854775808 bytes"),
+    "a name that is not UTF-8": (raw((0, 1), name(b"\xff", U32)), "a name is not UTF-8"),
+    "a long text": (raw((0, 1), name(b"k", TEXT), struct.pack("<Q", 2**63)), "it is cut off"),
+    "a long list": (raw((0, 1), name(b"k", ARRAY), struct.pack("<IQ", U32, 2**62)), "elements of k"),
+    "a list of lists": (raw((0, 1), name(b"k", ARRAY), struct.pack("<IQ", ARRAY, 1)), "elements of type 9"),
+    "texts behind the end": (
+        raw((0, 1), name(b"k", ARRAY), struct.pack("<IQQ", TEXT, 2, 2**40)), "it is cut off"
+    ),
+    "a kind that is not known": (raw((0, 1), name(b"k", 77)), "has the type 77"),
+    "a key that is there twice": (raw((0, 2), name(b"k", U32), bytes(4), name(b"k", U32), bytes(4)), "twice"),
+    "five dimensions": (one_tensor([1] * 5), "has 5 dimensions"),
+    "no dimensions": (one_tensor([]), "has 0 dimensions"),
+    "a product that overflows": (one_tensor([2**32, 2**32]), "where the file has no room"),
+    "an empty dimension": (one_tensor([0, 4]), "rows of 4"),
+    "half a block": (one_tensor([2, 48], number=2), "not of blocks of 32 numbers"),
+    "an offset behind the end": (one_tensor([4], offset=2**40), "where the file has no room"),
+    "an offset between numbers": (one_tensor([4], offset=1), "where the file has no room"),
+    "a type of another program": (one_tensor([4], number=40), "the type NVFP4, which is not supported"),
+    "a type that is not known": (one_tensor([4], number=99), "the type number 99, which is not supported"),
+    "an alignment of three": (
+        header({"general.alignment": (U32, 3)}, []) + bytes(64), "general.alignment is not a power of two"
+    ),
+    "a tensor within another": (
+        header({}, [("a", [16], 0, 0), ("b", [4], 0, 32)]) + bytes(256), "the tensor b begins within another"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_refused_in_one_line_that_names_it(tmp_path: Path, lie: str) -> None:
+    content, told = LIES[lie]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    message = refusal(path)
+    assert message is not None and told in message and str(path) in message
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"general.architecture": (TEXT, "mamba")}, "the architecture mamba is not supported in GGUF files"),
+        ({"llama.attention.clamp_kqv": (F32, 8.0)}, "the key llama.attention.clamp_kqv is 8.0, which is not supported"),
+        ({"llama.expert_gating_func": (U32, 2)}, "the key llama.expert_gating_func is 2"),
+        ({"llama.attention.head_count": (ARRAY, (U32, [2, 4]))}, "llama.attention.head_count differs between layers"),
+        ({"llama.block_count": (U32, 2**31)}, "llama.block_count is 2147483648"),
+        ({"llama.rope.dimension_count": (U32, 2)}, "rope.dimension_count is 2, and must be the size of heads, 4"),
+        ({"llama.attention.value_length": (U32, 8)}, "heads of values have the size 8, and those of keys 4"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_its_name(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+    assert told in (refusal(write_model(tmp_path / "model.gguf", **keys)) or "")
+
+
+def test_a_file_that_ends_anywhere_is_refused(tmp_path: Path) -> None:
+    content = write_model(tmp_path / "whole.gguf").read_bytes()
+    assert refusal(tmp_path / "whole.gguf") is None
+    path = tmp_path / "model.gguf"
+    for length in range(4, len(content) - 32, 7):
+        path.write_bytes(content[:length])
+        assert refusal(path) is not None
+
+
+def write_parts(folder: Path, numbers: tuple[int, ...] = (0, 1)) -> list[Path]:
+    names = list(SHAPES)
+    counts = {"split.count": (2, 2), "split.tensors.count": (5, len(SHAPES))}
+    paths = []
+    for place, number in enumerate(numbers):
+        keys = {**(KEYS if not place else {}), **counts, "split.no": (2, number)}
+        held = {name: torch.ones(SHAPES[name]) for name in (names[:1], names[1:])[place]}
+        paths.append(folder / f"m-{place + 1:05}-of-00002.gguf")
+        write_gguf(paths[-1], keys, held)
+    return paths
+
+
+def test_any_part_names_the_whole_model(tmp_path: Path) -> None:
+    paths = write_parts(tmp_path)
+    for path in paths:
+        header = read_header(path)
+        assert header.files == tuple(paths) and header.tensors.keys() == SHAPES.keys()
+        assert [tensor.part for tensor in header.tensors.values()] == [0, 1, 1]
+        assert config_json(header)["vocab_size"] == 4
+
+
+def remove(paths: list[Path]) -> None:
+    paths[1].unlink()
+
+
+def rename(paths: list[Path]) -> None:
+    paths[0].rename(paths[0].with_name("other.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("change", "opened", "told"),
+    [
+        (remove, "m-00001-of-00002.gguf", "m-00002-of-00002.gguf is missing, a part of the model"),
+        (rename, "other.gguf", "is part 1 of 2, and its name does not say so"),
+        (lambda paths: write_parts(paths[0].parent, (0, 0)), "m-00001-of-00002.gguf", "its name says 2"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(
+    tmp_path: Path, change: Callable[[list[Path]], Any], opened: str, told: str
+) -> None:
+    change(write_parts(tmp_path))
+    assert told in (refusal(tmp_path / opened) or "")
+
+
+def test_files_are_known_by_their_first_bytes(tmp_path: Path) -> None:
+    assert is_gguf(write_model(tmp_path / "sha256-00ff"))
+    (tmp_path / "model.gguf").write_bytes(b"GGML")
+    for other in ("model.gguf", ".", "missing", "a\0b", "model.gguf/config.json"):
+        assert not is_gguf(tmp_path / other)
+
+
+def changed(content: bytes, chance: random.Random) -> bytes:
+    """Up to four changes of bytes, of numbers, or of the length."""
+    data = bytearray(content)
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(4, len(data))
+        match chance.randrange(4):
+            case 0:
+                data[place] = chance.randrange(256)
+            case 1:
+                data[place : place + 8] = struct.pack("<Q", chance.choice(EXTREMES))
+            case 2:
+                data[place : place + 4] = struct.pack("<I", chance.choice(EXTREMES) & 0xFFFFFFFF)
+            case _:
+                del data[place : place + chance.choice((1, 8, len(data)))]
+    return bytes(data)
+
+
+def fuzz(folder: Path, count: int, seed: int) -> int:
+    """How many of `count` changed files are refused. Each is read, or refused in one line."""
+    whole, chance = write_model(folder / "whole.gguf").read_bytes(), random.Random(seed)
+    # Most of the file is its header: changes of numbers of tensors are never noticed.
+    content, path, refused = whole[: len(whole) - 200], folder / "model.gguf", 0
+    for number in range(count):
+        path.write_bytes(data := changed(content, chance) + whole[-200:])
+        container._read.cache_clear()
+        try:
+            refused += refusal(path) is not None
+        except BaseException:
+            print(f"seed {seed}, case {number}: {data.hex()}", file=sys.stderr)
+            raise
+    return refused
+
+
+def test_random_changes_are_read_or_refused(tmp_path: Path) -> None:
+    assert fuzz(tmp_path, QUICK_CASES, seed=1) > QUICK_CASES // 3
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        count, seed = map(int, sys.argv[1:])
+        print(f"{count} changed headers, seed {seed}: {fuzz(Path(made), count, seed)} refused, the others read")
