@@ -151,6 +151,9 @@ def server(place: Path, cluster: tuple[str, dict[str, str]]) -> Iterator[RayServ
     server.certify(cluster[0].rpartition(":")[0])
     yield server
     if server.process is not None:
+        # A launcher that is killed leaves its actors to the next test, which then has no room.
+        with suppress(subprocess.TimeoutExpired):
+            server.end()
         server.process.kill()
     for process in server.launchers():
         process.kill()
@@ -311,7 +314,7 @@ def walk_through(server: RayServer, other: str) -> None:
     wait_until(lambda: server.replicas() == ["ready", "ready"], LIMIT_S, "the actor is replaced, and its engine")
     assert "The next start loads the model again" in server.log.read_text()
     answers, _ = run_streams(other, ASKED[:EARLY], EARLY, kill_an_actor("ray::FrontHost"))
-    assert compare(expected[:EARLY], answers).is_equal, "the fronts' actor was killed"
+    assert_equal([*answers, *expected[EARLY:]], "the fronts' actor was killed")
     wait_until(lambda: server.is_healthy(other), LIMIT_S, "other fronts take the place of those that have ended")
     assert fronts not in ([], [process.pid for process in server.launchers("--engines-file")])
     assert_equal(run_streams(other, ASKED, EARLY, restart_fronts)[0], "fronts were replaced")

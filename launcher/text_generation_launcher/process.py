@@ -28,6 +28,9 @@ HELD_S = 5.0
 # Seconds to wait for the end of a process after SIGKILL.
 KILL_S = 30.0
 PR_SET_PDEATHSIG = 1
+# The kernel's signal to a launcher whose parent has ended, which then ends in order. It comes once for each thread of a
+# parent that is killed, so it is none of those of which the second ends everything at once.
+PARENT_ENDED = signal.SIGUSR1
 
 
 class Child:

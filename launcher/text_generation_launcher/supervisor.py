@@ -25,7 +25,7 @@ from text_generation_launcher.config import LaunchPlan
 from text_generation_launcher.control import commands_of, controlled
 from text_generation_launcher.errors import DownloadError
 from text_generation_launcher.janitor import Janitor
-from text_generation_launcher.process import SEE_LOG, Child, log_last_lines
+from text_generation_launcher.process import PARENT_ENDED, SEE_LOG, Child, log_last_lines
 from text_generation_launcher.progress import make_display
 from text_generation_launcher.resolve import with_prefill_budget
 from text_generation_launcher.service_manager import ServiceManager
@@ -83,6 +83,7 @@ class Supervisor:
             # A signal that the launcher was started to ignore (by nohup, or as a background job) stays ignored.
             if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(PARENT_ENDED, self._stop_asked.set)
         loop.add_signal_handler(RESTART_SIGNAL, self._restart_fronts)
         self._place.remove_metrics()  # a launcher that was killed together with its janitor may have left some
         serving = asyncio.create_task(self._serve())

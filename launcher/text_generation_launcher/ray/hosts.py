@@ -7,7 +7,6 @@ installed on the machine.
 
 import asyncio
 import os
-import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +20,7 @@ from text_generation_common.errors import CommandError
 from text_generation_common.json_values import as_json, from_fields, from_json
 from text_generation_common.places import chosen, machine_folder
 from text_generation_launcher.control_call import send_command
+from text_generation_launcher.process import PARENT_ENDED
 from text_generation_launcher.ray.machine import HostedLauncher, new_folder, private
 from text_generation_launcher.ray.values import ENGINES_FILE, SOCKETS, EngineOrder, EnginePhase, EngineState, FrontOrder
 
@@ -127,7 +127,7 @@ class FrontHost(ReplicaHost):
 
     def _start(self, order: bytes) -> HostedLauncher:
         self._order = from_json(FrontOrder, order)
-        return HostedLauncher(self._order, self._node, self._folder("ray-fronts"), last_signal=signal.SIGTERM)
+        return HostedLauncher(self._order, self._node, self._folder("ray-fronts"), last_signal=PARENT_ENDED)
 
     def _write_engines(self) -> None:
         if self._launcher is not None and self._engines:

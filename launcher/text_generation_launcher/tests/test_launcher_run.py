@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from text_generation_common.weights.tokenizer_files import identity_of
+from text_generation_launcher.process import PARENT_ENDED
 from text_generation_launcher.tests.slowness import Seconds, assert_within
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -331,6 +332,16 @@ def test_a_second_signal_ends_everything_at_once(site):
     assert site.events("stop") == []
     site.assert_no_children()
     assert site.left_behind() == []
+
+
+def test_a_parents_end_which_the_kernel_reports_for_each_of_its_threads_is_an_orderly_end(site):
+    launch = site.launch(FAKE_ROUTER="drain").ready()
+    for _ in range(3):
+        launch.process.send_signal(PARENT_ENDED)
+        site.wait_until(lambda: [entry for entry in site.events("stop") if entry["role"] == "router"], "no drain")
+    Path(f"{site.journal}.drained").touch()
+    assert launch.end() == 0
+    assert "webserver terminated" in launch.stdout and "killed" not in launch.stdout
 
 
 def test_files_of_dead_shards_do_not_hinder_the_next_server(site):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from text_generation_launcher.process import PARENT_ENDED
 from text_generation_launcher.ray import machine
 from text_generation_launcher.ray.machine import HostedLauncher, environment, new_folder
 from text_generation_launcher.ray.values import EngineOrder, EnginePhase
@@ -75,7 +76,7 @@ def test_an_engine_tells_its_address_and_ends_when_asked(start: Start) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells of a parent's end on Linux only")
-@pytest.mark.parametrize(("last_signal", "flags"), [(signal.SIGKILL, ("--stubborn",)), (signal.SIGTERM, ())])
+@pytest.mark.parametrize(("last_signal", "flags"), [(signal.SIGKILL, ("--stubborn",)), (PARENT_ENDED, ())])
 def test_a_launcher_ends_with_its_actor_which_was_killed(
     tmp_path: Path, last_signal: signal.Signals, flags: tuple[str, ...]
 ) -> None:
