@@ -3,18 +3,20 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from text_generation_common import faults
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.audit import Audit
-from text_generation_router.engine.in_flight import StepInFlight, StepsInFlight
 from text_generation_router.engine.overload import Overload
 from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.engine.step_metrics import StepMetrics
-from text_generation_router.errors import ShardsError, StepFailedError
+from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer
 
@@ -22,6 +24,18 @@ logger = logging.getLogger("text_generation_router")
 
 # One step runs and one step waits behind it in the shard, so a shard never waits for the router.
 MAX_IN_FLIGHT = 2
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    step: Step
+    answer: asyncio.Future[StepAnswer | None]
+    sent_s: float
+
+    @property
+    def has_answered(self) -> bool:
+        """False while the shards compute the step, and after the step has failed."""
+        return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None
 
 
 class StepLoop:
@@ -47,7 +61,8 @@ class StepLoop:
         self._audit = audit
         self._on_confirmed = on_confirmed
         self._confirmed = False  # whether the shards have answered a forward step
-        self._in_flight = StepsInFlight()
+        # The steps that were sent to the shards and have not been applied, oldest first.
+        self._in_flight: deque[StepInFlight] = deque()
 
     async def run(self) -> None:
         """Sends steps until the shards are lost, then raises ShardsError."""
@@ -63,7 +78,7 @@ class StepLoop:
 
     async def _step_for_ever(self) -> None:
         while True:
-            while self._in_flight.num_forwards < MAX_IN_FLIGHT and self._send_next():
+            while len(self._forwards) < MAX_IN_FLIGHT and self._send_next():
                 pass
             if self._in_flight:
                 await self._receive()
@@ -91,32 +106,29 @@ class StepLoop:
         if isinstance(step, ForwardStep):
             self._requests.begin(step, now)  # before the step, which may be the end of this process
             self._counts.sent(step)
-        self._in_flight.add(StepInFlight(step, asyncio.ensure_future(self._shards.run(step)), now))
+        self._in_flight.append(StepInFlight(step, asyncio.ensure_future(self._shards.run(step)), now))
 
     async def _receive(self) -> None:
         """Waits for the answer of the oldest step in flight and applies it."""
         # If the wait is cancelled, the step stays in flight, so that `stop` can return it.
-        oldest = self._in_flight.oldest
+        oldest = self._in_flight[0]
         try:
             answer = await oldest.answer
         except StepFailedError as error:
             await self._start_again(oldest.step, str(error))
             return
-        self._in_flight.remove_oldest()
+        self._in_flight.popleft()
         received = time.perf_counter()
         if answer is not None and isinstance(oldest.step, ForwardStep):
-            self._note_confirmed()
+            if not self._confirmed:
+                self._confirmed = True
+                self._on_confirmed(self._shards)
             self._requests.publish(answer, self._scheduler.apply(answer), received)
             self._counts.answered(oldest.step, answer, oldest.sent_s, received)
             self._overload.note_step(oldest.sent_s, received)
         else:
             self._scheduler.apply(StepAnswer(oldest.step.number))
             self._counts.filtered(oldest.sent_s, received)
-
-    def _note_confirmed(self) -> None:
-        if not self._confirmed:
-            self._confirmed = True
-            self._on_confirmed(self._shards)
 
     async def _start_again(self, failed: Step, reason: str) -> None:
         """Restarts all running requests: step `failed` raised in a shard, and no later step was run. Only requests in
@@ -126,7 +138,12 @@ class StepLoop:
         blamed = [failed] if isinstance(failed, ForwardStep) else []
         for step in blamed:
             self._counts.failed(step)
-        await self._in_flight.finish_failed()
+        # The shards answer that they did not run the later steps.
+        while len(self._in_flight) > 1:
+            with suppress(StepAbortedError, StepFailedError):
+                await self._in_flight[1].answer
+            del self._in_flight[1]
+        self._in_flight.clear()
         self._requests.put_back(blamed, reason)
         self._send(self._scheduler.clear())
 
@@ -136,11 +153,17 @@ class StepLoop:
 
     async def take_answers(self) -> None:
         """Applies the answers that came before the shards were lost."""
-        while self._in_flight and self._in_flight.oldest.has_answered:
+        while self._in_flight and self._in_flight[0].has_answered:
             await self._receive()
 
     async def stop(self) -> list[ForwardStep]:
         """Drops the steps in flight. Returns the forward steps among them."""
-        unanswered = self._in_flight.forward_steps
-        await self._in_flight.drop()
+        unanswered, answers = self._forwards, [sent.answer for sent in self._in_flight]
+        self._in_flight.clear()
+        await cancelled(*answers)
         return unanswered
+
+    @property
+    def _forwards(self) -> list[ForwardStep]:
+        """The forward steps in flight."""
+        return [sent.step for sent in self._in_flight if isinstance(sent.step, ForwardStep)]

@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import grpc
@@ -174,11 +175,7 @@ class ShardedClient:
         kind = KINDS[type(request)]
         if not self._connections:
             return asyncio.ensure_future(self._run_as_call(kind, request))
-        message = request.SerializeToString()
-
-        def read(frame: Frame) -> StepAnswer | None:
-            return _read(kind, frame)
-
+        message, read = request.SerializeToString(), partial(_read, kind)
         if len(self._connections) == 1:
             return self._connections[0].send(kind.number, step.number, message, read)
         sent = [connection.send(kind.number, step.number, message, read) for connection in self._connections]

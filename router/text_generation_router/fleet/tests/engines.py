@@ -16,6 +16,7 @@ from text_generation_router.fleet.values import (
     EndAt,
     EngineFacts,
     EngineFirst,
+    EngineLoss,
     LoadReport,
     RemoteCounts,
 )
@@ -52,7 +53,8 @@ class BookedEngine:
     rows: dict[int, Row] = field(default_factory=dict)
     submits: list[list[Submitted]] = field(default_factory=list)
 
-    def obey(self) -> None:
+    def obey(self) -> "BookedEngine":
+        """Does what the front has asked for. Returns this engine."""
         for order in self.view.attempts.take_orders():
             if isinstance(order, list):
                 self._take(order)
@@ -67,6 +69,7 @@ class BookedEngine:
             elif order.even_begun or not self.rows[order.index].has_begun:
                 del self.rows[order.index]
                 self.books.ended(self.view, order.index, Ended(EndReason.WITHDRAWN))
+        return self
 
     def _take(self, sequences: list[Submitted]) -> None:
         indexes = [sequence.index for sequence in sequences]
@@ -127,6 +130,11 @@ class Front:
         self.books.joined(number, view)
         return BookedEngine(number, view, self.books)
 
+    def move(self, loss: EngineLoss) -> BookedEngine:
+        """Engine 0 is lost, and engine 1 joins, which takes what waits."""
+        self.books.lost(0, loss)
+        return self.join(1).obey()
+
     def ask(
         self, ids: list[int], count: int, copies: int = 1, credits: int = MANY, **options: object
     ) -> list[Listener]:
@@ -142,6 +150,11 @@ class Front:
         for listener, index in zip(listeners, indexes, strict=True):
             listener.index = index
         return listeners
+
+
+def joined() -> tuple[Front, BookedEngine]:
+    front = Front()
+    return front, front.join()
 
 
 def load_report(is_ready: bool = True, is_draining: bool = False, wait_s: float = 0.0, tokens: int = 0) -> LoadReport:

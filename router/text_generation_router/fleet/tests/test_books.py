@@ -17,7 +17,7 @@ from text_generation_router.fleet.attempts import LATE_PER_REQUEST, MAX_LATE
 from text_generation_router.fleet.books import DEADLY, HUNG, STRANDED, STRANDED_S
 from text_generation_router.fleet.engines import MAX_RESUBMITS
 from text_generation_router.fleet.suspects import MAX_ALONE
-from text_generation_router.fleet.tests.engines import BookedEngine, Front, load_report
+from text_generation_router.fleet.tests.engines import BookedEngine, Front, joined, load_report
 from text_generation_router.fleet.values import Credit, EngineFirst, EngineLoss, Withdraw
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest, Share
@@ -108,17 +108,14 @@ TestBooksMachine = BooksMachine.TestCase
 
 
 def test_a_text_goes_on_elsewhere_with_its_tokens_seed_age_and_credits() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [listener] = front.ask([5, 6], 6, credits=10)
-    engine.obey()
-    engine.step()
+    engine.obey().step()
     engine.step()
     front.now += 7
     front.books.lost(0, EngineLoss.DIED)
     assert front.counts.resumes == 1 and listener.end is None
-    other = front.join(1)
-    other.obey()
+    other = front.join(1).obey()
     [[again]] = other.submits
     expected = expected_tokens([5, 6], 6)
     assert again.past.output_ids == tuple(expected[:2]) and again.past.age_s == 7 and again.past.has_run
@@ -129,14 +126,11 @@ def test_a_text_goes_on_elsewhere_with_its_tokens_seed_age_and_credits() -> None
 
 
 def test_credits_below_zero_are_paid_before_the_next_engine_gets_any() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [listener] = front.ask([5], 9, credits=4)
     engine.obey()
     front.books.tokens(engine.view, TokenRun(1, 0, tuple(expected_tokens([5], 6)), (-1.0,) * 6, ()), FIRST, None)
-    front.books.lost(0, EngineLoss.OUTSIDE)
-    other = front.join(1)
-    other.obey()
+    other = front.move(EngineLoss.OUTSIDE)
     assert other.submits[0][0].credits == 0
     front.books.credit(listener.index, 1)
     assert not other.view.attempts.orders
@@ -145,8 +139,7 @@ def test_credits_below_zero_are_paid_before_the_next_engine_gets_any() -> None:
 
 
 def test_no_time_is_before_the_arrival_whatever_an_engine_tells() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [listener] = front.ask([5], 9)
     engine.obey()
     front.books.tokens(engine.view, run(1, 0), EngineFirst(0.0, 1e9, 0), None)
@@ -155,8 +148,7 @@ def test_no_time_is_before_the_arrival_whatever_an_engine_tells() -> None:
 
 
 def test_times_of_a_moved_request_are_those_of_its_front() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [listener] = front.ask([5], 3)
     engine.obey()
     front.now += 2
@@ -164,8 +156,7 @@ def test_times_of_a_moved_request_are_those_of_its_front() -> None:
     front.now += 1
     front.books.lost(0, EngineLoss.DIED)
     front.now += 5
-    other = front.join(1)
-    other.obey()
+    other = front.join(1).obey()
     front.now += 1
     other.step()
     front.now += 1
@@ -179,16 +170,13 @@ def test_times_of_a_moved_request_are_those_of_its_front() -> None:
 
 
 def test_an_engines_own_replays_are_told_by_the_fronts_clock() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [listener] = front.ask([5], 3)
     engine.obey()
     front.now += 1
     engine.step()
     front.now += 4
-    front.books.lost(0, EngineLoss.OUTSIDE)
-    other = front.join(1)
-    other.obey()
+    other = front.move(EngineLoss.OUTSIDE)
     front.now += 1
     other.step()  # began 4.75 s after the request's first step, which was 0.25 s before the first token
     front.now += 9
@@ -201,8 +189,7 @@ def test_an_engines_own_replays_are_told_by_the_fronts_clock() -> None:
 
 @pytest.mark.parametrize("reason", [Refusal.OVERLOADED, Refusal.TOO_LONG])
 def test_a_refusal_is_the_answer_to_all_sequences_and_no_sink_is_called(reason: Refusal) -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     engine.refuses = RefusedError(reason, 9)
     listeners = front.ask([5], 3, copies=3)
     engine.obey()
@@ -212,21 +199,18 @@ def test_a_refusal_is_the_answer_to_all_sequences_and_no_sink_is_called(reason: 
 
 @pytest.mark.parametrize("reason", [Refusal.CLOSED, Refusal.DRAINING])
 def test_a_request_goes_elsewhere_from_an_engine_that_ends(reason: Refusal) -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     engine.refuses = RefusedError(reason)
     [listener] = front.ask([5], 1)
     engine.obey()
     assert not front.answers and listener.end is None
-    other = front.join(1)
-    other.obey()
+    other = front.join(1).obey()
     other.step()
     assert front.answers == {1: None} and listener.ids == expected_tokens([5], 1)
 
 
 def test_a_resumed_request_waits_for_an_engine_that_has_room() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [listener] = front.ask([5], 3)
     engine.obey()
     front.books.lost(0, EngineLoss.OUTSIDE)
@@ -238,14 +222,12 @@ def test_a_resumed_request_waits_for_an_engine_that_has_room() -> None:
     other.refuses = None
     front.books.reported(1, load_report())
     for _ in range(3):
-        other.obey()
-        other.step()
+        other.obey().step()
     assert listener.ids == expected_tokens([5], 3)
 
 
 def test_a_resumed_request_that_no_longer_fits_fails_by_name() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [listener] = front.ask([5], 3)
     engine.obey()
     front.books.lost(0, EngineLoss.OUTSIDE)
@@ -256,8 +238,7 @@ def test_a_resumed_request_that_no_longer_fits_fails_by_name() -> None:
 
 
 def test_a_request_that_ends_before_its_answer_is_answered_once() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [listener] = front.ask([5], 3)
     front.books.cancel(listener.index, EndReason.DEADLINE)
     assert front.answers == {1: None} and listener.end is not None and listener.end.reason is EndReason.DEADLINE
@@ -266,11 +247,9 @@ def test_a_request_that_ends_before_its_answer_is_answered_once() -> None:
 
 
 def test_copies_of_a_prompt_stay_on_one_engine_after_a_loss() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     front.ask([5], 5, copies=3)
-    engine.obey()
-    engine.step()
+    engine.obey().step()
     front.books.cancel(2)
     front.books.lost(0, EngineLoss.DIED)
     others = [front.join(1), front.join(2)]
@@ -280,11 +259,9 @@ def test_copies_of_a_prompt_stay_on_one_engine_after_a_loss() -> None:
 
 
 def test_queued_requests_leave_an_engine_that_drains_together_and_at_once() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [running] = front.ask([5], 9)
-    engine.obey()
-    engine.step()
+    engine.obey().step()
     queued = front.ask([6], 2, copies=2)
     engine.obey()
     other = front.join(1)
@@ -301,11 +278,9 @@ def test_queued_requests_leave_an_engine_that_drains_together_and_at_once() -> N
 
 
 def test_running_requests_leave_an_engine_that_drains_a_few_at_a_time() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     listeners = [front.ask([5, number], 9)[0] for number in range(20)]
-    engine.obey()
-    engine.step()
+    engine.obey().step()
     other = front.join(1)
     front.books.reported(0, load_report(is_draining=True))
     for left in (12, 4, 0):
@@ -327,8 +302,7 @@ def test_running_requests_stay_on_a_draining_engine_while_others_have_much_to_do
     engine, _ = front.join(0), front.join(1)
     front.books.reported(1, load_report(tokens=5000))
     front.ask([5], 9)
-    engine.obey()
-    engine.step()
+    engine.obey().step()
     front.books.reported(0, load_report(is_draining=True))
     assert not engine.view.attempts.orders
     front.books.reported(1, load_report())
@@ -336,8 +310,7 @@ def test_running_requests_stay_on_a_draining_engine_while_others_have_much_to_do
 
 
 def test_nothing_leaves_a_draining_engine_while_there_is_no_other() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     front.ask([6], 2)
     engine.obey()
     front.books.reported(0, load_report(is_draining=True))
@@ -350,13 +323,11 @@ def test_requests_of_another_build_are_not_resumed_but_new_ones_are_taken() -> N
     front = Front()
     engine = front.join(0, b"a")
     [listener] = front.ask([5], 6)
-    engine.obey()
-    engine.step()
+    engine.obey().step()
     front.books.lost(0, EngineLoss.DIED)
     other = front.join(1, b"b")
     [new] = front.ask([6], 1)
-    other.obey()
-    other.step()
+    other.obey().step()
     assert new.ids == expected_tokens([6], 1) and listener.end is None
     front.books.give_up_stranded()
     front.now += STRANDED_S
@@ -365,8 +336,7 @@ def test_requests_of_another_build_are_not_resumed_but_new_ones_are_taken() -> N
 
 
 def test_few_resubmits_are_unanswered_at_a_time_and_the_oldest_go_first() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     listeners = []
     for _ in range(MAX_RESUBMITS + 9):
         listeners += front.ask([5], 1)
@@ -376,8 +346,7 @@ def test_few_resubmits_are_unanswered_at_a_time_and_the_oldest_go_first() -> Non
     other = front.join(1)
     assert len(other.view.attempts.orders) == MAX_RESUBMITS
     while other.view.attempts.orders:
-        other.obey()
-    other.step()
+        other.obey().step()
     assert all(listener.end is not None for listener in listeners)
     ages = [submit[0].past.age_s for submit in other.submits]
     assert ages == [float(age) for age in range(len(listeners), 0, -1)]
@@ -405,8 +374,7 @@ def test_a_request_that_kills_every_engine_fails_by_name_and_the_others_end_well
             front.books.lost(0, EngineLoss.OUTSIDE)
     engine = front.join()
     for _ in range(9):
-        engine.obey()
-        engine.step()
+        engine.obey().step()
     assert poison.end.cause == DEADLY
     assert [other.ids for other in others] == [expected_tokens([number], 2) for number in range(2, 9)]
 
@@ -443,15 +411,13 @@ def test_a_queued_request_moves_once_where_it_begins_much_sooner() -> None:
 
 
 def test_a_token_clears_a_suspect() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     front.ask([5], 9)
     engine.obey()
     engine.begin()
     front.books.lost(0, EngineLoss.DIED)
     assert 1 in front.fleet.suspects
-    other = front.join(0)
-    other.obey()
+    other = front.join(0).obey()
     other.step()
     assert 1 not in front.fleet.suspects
 
@@ -481,8 +447,7 @@ def test_streams_of_an_engine_without_shards_go_on_elsewhere_and_those_without_a
     assert not engine.view.attempts.orders  # no other engine is there
     other = front.join(1)
     engine.obey()
-    other.obey()
-    other.step()
+    other.obey().step()
     assert [sequence.request.input_ids for submit in other.submits for sequence in submit] == [(5,)]
     assert len(stream.ids) == 2 and not new.ids and stream.end is None and new.end is None
 
@@ -499,8 +464,7 @@ def test_service_of_other_engines_goes_with_a_request() -> None:
 
 
 def test_a_request_that_wants_no_token_gets_one_answer() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [listener] = front.ask([5, 6, 7], 0)
     engine.obey()
     front.books.computed(engine.view, 1, FIRST, Ended(EndReason.LENGTH))
@@ -510,22 +474,18 @@ def test_a_request_that_wants_no_token_gets_one_answer() -> None:
 
 
 def test_log_probabilities_of_a_prompt_come_in_pieces_and_once() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [listener] = front.ask([5, 6, 7, 8], 2, prompt_logprobs=1)
     engine.obey()
     front.books.prompt(engine.view, 1, 1, piece(2))
-    front.books.lost(0, EngineLoss.OUTSIDE)
-    other = front.join(1)
-    other.obey()
+    other = front.move(EngineLoss.OUTSIDE)
     front.books.prompt(other.view, 1, 1, piece(1))
     front.books.prompt(other.view, 1, 2, piece(2))
     other.step()
     known = listener.given[0].first
     assert known is not None and known.prompt_logprobs is not None and len(known.prompt_logprobs) == 3
     front.books.lost(1, EngineLoss.OUTSIDE)
-    third = front.join(2)
-    third.obey()
+    third = front.join(2).obey()
     assert third.submits[0][0].request.prompt_logprobs is None
     third.step()
     assert listener.ids == expected_tokens([5, 6, 7, 8], 2)
@@ -567,8 +527,7 @@ LIES: dict[str, Callable[[BookedEngine], None]] = {
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
 def test_a_lie_ends_the_connection_and_costs_no_token(lie: Callable[[BookedEngine], None]) -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [begun], [queued] = front.ask([5, 5], 6), front.ask([6, 6], 6)
     engine.obey()
     engine.step(only=1)
@@ -581,8 +540,7 @@ def test_a_lie_ends_the_connection_and_costs_no_token(lie: Callable[[BookedEngin
     front.books.lost(0, EngineLoss.OUTSIDE)
     other = front.join(1)
     for _ in range(9):
-        other.obey()
-        other.step()
+        other.obey().step()
     for listener, prompt in ((queued, [6, 6]), *((each, [7, 7]) for each in waiting)):
         assert listener.ids == expected_tokens(prompt, 6)
     made = [*expected_tokens([5, 5], 1), *lied]
@@ -590,8 +548,7 @@ def test_a_lie_ends_the_connection_and_costs_no_token(lie: Callable[[BookedEngin
 
 
 def test_a_flood_of_messages_about_ended_requests_ends_the_connection() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [listener] = front.ask([5], 9)
     engine.obey()
     front.books.cancel(listener.index)
@@ -602,8 +559,7 @@ def test_a_flood_of_messages_about_ended_requests_ends_the_connection() -> None:
 
 @pytest.mark.parametrize("kind", ["begun", "epoch"])
 def test_a_flood_of_messages_that_change_nothing_ends_the_connection(kind: str) -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     front.ask([5], 9)
     engine.obey()
     with pytest.raises(WireError):
@@ -615,8 +571,7 @@ def test_a_flood_of_messages_that_change_nothing_ends_the_connection(kind: str) 
 
 
 def test_a_suspect_that_is_refused_for_others_waits_for_the_next_load() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     [listener] = front.ask([5], 2)
     engine.obey()
     engine.begin()
@@ -628,15 +583,13 @@ def test_a_suspect_that_is_refused_for_others_waits_for_the_next_load() -> None:
     assert len(other.submits) == 1 and other.submits[0][0].group
     other.refuses = None
     front.books.reported(0, load_report())
-    other.obey()
-    other.step()
+    other.obey().step()
     other.step()
     assert listener.ids == expected_tokens([5], 2)
 
 
 def test_an_engine_that_refuses_other_requests_as_suspects_is_cut_off() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     front.ask([5], 2)
     engine.refuses = RefusedError(Refusal.OTHER_SUSPECTS)
     with pytest.raises(WireError):
@@ -663,8 +616,7 @@ def test_a_submit_for_which_engines_cut_the_front_off_fails_in_the_end() -> None
 
 
 def test_many_tokens_beyond_the_credits_end_the_connection() -> None:
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     front.ask([5], 9000, credits=4)
     engine.obey()
     front.books.tokens(engine.view, run(1, 0, 400), FIRST, None)
@@ -677,13 +629,11 @@ def test_a_sink_that_raises_fails_alone() -> None:
         def take(self, *given: object) -> None:
             raise ValueError
 
-    front = Front()
-    engine = front.join()
+    front, engine = joined()
     raising = Raising()
     front.books.submit_all([GenerationRequest((5,), 2)], [raising], 9, lambda refused: None)
     [other] = front.ask([6], 2)
-    engine.obey()
-    engine.step()
+    engine.obey().step()
     engine.step()
     assert raising.end is not None and raising.end.cause == "Server error: ValueError"
     assert other.ids == expected_tokens([6], 2)
