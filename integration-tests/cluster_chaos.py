@@ -185,13 +185,16 @@ class Cases:
         notices = deployment.notices()
         return cluster_record.result(seed, faults, notices, self.asked, self.expected, answers, different)
 
-    def poisoned(self, what: str) -> Outcome:
-        """A request that kills what computes it, on three replicas: no two may be down at a time because of it."""
+    def poisoned(self, what: str, times: int) -> Outcome:
+        """Requests that kill what computes them, one after the other, on three replicas: no two may be down at a time
+        because of one."""
         run = Run(SHORT, expected=SHORT.undisturbed(1))
         arguments = ("--dtype", "float32", "--json-output", *SHORT.arguments)
         name = f"poison{list(POINTS).index(what)}"
         with self.deployment(name, poison_rule(POINTS[what]), arguments) as deployment:
-            return poison_beside(deployment.url, lambda: list(map(deployment.log_of, deployment.others)), run)
+            return poison_beside(
+                deployment.url, lambda: [deployment.log_of(each) for each in deployment.others], run, times=times
+            )
 
 
 def asked_for() -> argparse.Namespace:
@@ -206,6 +209,7 @@ def asked_for() -> argparse.Namespace:
     parser.add_argument("--kinds", nargs="*", metavar="KIND", help=f"of: {', '.join(ON_RAY.kinds)}")
     parser.add_argument("--head-minutes", type=float, help="on Ray: then a run without its head, so long")
     parser.add_argument("--poison", nargs="*", metavar="WHAT", help=f"of: {', '.join(POINTS)}")
+    parser.add_argument("--poison-times", type=int, default=1, help="number of poisoned requests of each of these")
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked tables are replaced")
     parser.add_argument("--keep", type=Path, help="a folder for logs, which is not removed")
     parser.add_argument("--launcher", type=Path, default=LAUNCHER, help="another version's launcher")
@@ -243,7 +247,7 @@ def run_all(asked: argparse.Namespace, folder: Path, report: Report) -> None:
         text = table(head, [[*counts, *(f"{seconds:.1f}" for seconds in times)]])
         report.take("cluster without head", text, [*found.failures(), *found.details()])
     if asked.poison:
-        rows = {what: cases.poisoned(what) for what in asked.poison}
+        rows = {what: cases.poisoned(what, asked.poison_times) for what in asked.poison}
         failures = [f"poison of {what}: {failure}" for what, each in rows.items() for failure in each.failures()]
         text = table(f"a request that kills|{CELLS}", [[what, *each.cells()] for what, each in rows.items()])
         report.take(asked.way.poison_table, text, failures)

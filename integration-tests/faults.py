@@ -165,15 +165,21 @@ def poison(run: Run, alone: int = 2) -> Outcome:
 
 
 def poison_beside(
-    url: str, read_logs: Callable[[], list[str]], run: Run, alone: int = 0, named: str = "on nothing else"
+    url: str,
+    read_logs: Callable[[], list[str]],
+    run: Run,
+    alone: int = 0,
+    named: str = "on nothing else",
+    times: int = 1,
 ) -> Outcome:
-    """Poisoned requests, the first of them among NUM_NEIGHBOURS others, at replicas that were started with
+    """Poisoned requests, the first `times` of them among NUM_NEIGHBOURS others each, at replicas that were started with
     `poison_rule`. Each must end with an error that names the cause, and no two replicas may be down at a time."""
     (token,) = tokenizer().encode(POISON, add_special_tokens=False).ids
     expected = run.expected[:NUM_NEIGHBOURS]
     if any(token in answer.ids for answer in expected):
         raise RuntimeError(f"a neighbour's text has {POISON!r}")
-    errors, counts = [], [0]
+    errors: list[str] = []
+    counts = [0]
 
     async def ask(*_: Any) -> None:
         async with client_of(url) as client:
@@ -187,12 +193,14 @@ def poison_beside(
         await clients.wait_for_tokens(NUM_NEIGHBOURS)
         await ask()
 
-    answers, _ = run_streams(url, run.scale.asks()[:NUM_NEIGHBOURS], NUM_NEIGHBOURS, beside)
+    asked, answers = run.scale.asks()[:NUM_NEIGHBOURS], []
+    for _ in range(times):
+        answers += run_streams(url, asked, NUM_NEIGHBOURS, beside)[0]
     for _ in range(alone):
         asyncio.run(ask())
     deaths = [after - before for before, after in pairwise(counts)]
     down = logs.max_at_once([span for log in read_logs() for span in logs.down(log)])
-    return poisoned(deaths, down, errors, compare(expected, answers), named)
+    return poisoned(deaths, down, errors, compare([*expected] * times, answers), named)
 
 
 def poisoned(deaths: Sequence[int], down: int, errors: Sequence[str], comparison: Any, named: str) -> Outcome:

@@ -6,8 +6,9 @@ with too few token slots for 32 of them:
 
 - *the storm*: 32 at a time, and a shard is killed half-way. Its counts depend on the arrival of requests.
 - *the line*: all requests wait in the queue, in a known order, before the first step. Nothing arrives later, no request
-  pauses for its client, and no text depends on a seed that the server draws. So each step is decided from the same
-  state in every run, and the counts of steps, rows and preemptions must be equal.
+  pauses for its client, no text depends on a seed that the server draws, and no chunk is cut by what steps have cost in
+  seconds (`--max-prefill-slowdown 0`). So each step is decided from the same state in every run, and the counts of
+  steps, rows and preemptions must be equal.
 - *the options*: 16 requests, one after the other, with the options and routes that the mixed requests do not have.
 
 The digest of these covers every event of every stream (ids, texts, log-probabilities, top tokens, finish reasons);
@@ -68,6 +69,8 @@ ARGUMENTS = (
     *("--dtype", "float32", "--max-batch-total-tokens", "2560", "--max-batch-size", str(AT_ONCE)),
     *("--max-concurrent-requests", str(2 * requests.NUM_ASKS), "--max-queued-tokens", "1000000"),
 )
+# Chunks of prompts are cut by what is known of the seconds that steps take: the line's steps would depend on the clock.
+UNTIMED = ("--max-prefill-slowdown", "0")
 LIMIT_S = 120.0
 MIXED_RUNS = ("storm", "line", "options")
 ONE_SHARD = ("--model-id", str(DEMO_MODEL), "--dtype", "float32", "--max-batch-total-tokens", "8192")
@@ -253,7 +256,7 @@ def environment(launcher: Path, is_reference: bool) -> Iterator[Mapping[str, str
 
 
 def digest_of(run: str, num_shard: int, launcher: Path, environ: Mapping[str, str]) -> Digest:
-    arguments = ("--num-shard", str(num_shard), *ARGUMENTS)
+    arguments = ("--num-shard", str(num_shard), *ARGUMENTS, *(UNTIMED if run == "line" else ()))
     with tempfile.TemporaryDirectory(prefix="tgi-digest-") as folder:
         steps = Path(folder) / "steps"
         with ServerProcess(*arguments, launcher=launcher, environ={**environ, "STEP_LOG": str(steps)}) as server:
