@@ -1,6 +1,7 @@
 """The limits of a connection, tested over loopback on both event loops (asyncio and uvloop)."""
 
 import asyncio
+import inspect
 import json
 import random
 import re
@@ -162,6 +163,22 @@ def run(loop: Callable[[], asyncio.AbstractEventLoop], test: Callable[[Edge], Aw
         return runner.run(served())
 
 
+def served(**limits: Any) -> Callable[[Callable[..., Awaitable[None]]], Any]:
+    """Makes a coroutine a test on both event loops. It gets the edge of a server with these limits."""
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Any:
+        def on_loop(loop: Any, **values: Any) -> None:
+            run(loop, lambda edge: test(edge, **values), **limits)
+
+        names = ["loop", *list(inspect.signature(test).parameters)[1:]]
+        on_loop.__signature__ = inspect.Signature([inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names])
+        on_loop.__dict__.update(vars(test))  # the marks of pytest
+        on_loop.__name__, on_loop.__doc__ = test.__name__, test.__doc__
+        return loops(on_loop)
+
+    return decorate
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.01)
@@ -171,151 +188,120 @@ def post(path: bytes, *headers: bytes) -> bytes:
     return b"\r\n".join([b"POST /%b HTTP/1.1" % path, b"host: x", *headers, b"", b""])
 
 
-@loops
-def test_a_connection_serves_many_requests(loop):
-    async def test(edge: Edge) -> bytes:
-        reader, writer = await edge.open()
-        for _ in range(3):
-            writer.write(post(b"x", b"content-length: 3") + b"abc")
-            assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
-        writer.write(GET.replace(b"host", b"connection: close\r\nhost"))
-        return await reader.read()
-
-    assert run(loop, test).endswith(b"ok")
+@served()
+async def test_a_connection_serves_many_requests(edge: Edge) -> None:
+    reader, writer = await edge.open()
+    for _ in range(3):
+        writer.write(post(b"x", b"content-length: 3") + b"abc")
+        assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
+    writer.write(GET.replace(b"host", b"connection: close\r\nhost"))
+    assert (await reader.read()).endswith(b"ok")
 
 
-@loops
-def test_a_connection_gets_many_answers_at_once(loop):
-    async def test(edge: Edge) -> tuple[bytes, int]:
-        reader, writer = await edge.open()
-        live = GET.replace(b"/x", b"/live")
-        for _ in range(3):
-            writer.write(live)
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-        writer.write(live.replace(b"host", b"connection: close\r\nhost"))
-        return await reader.read(), edge.app.requests
-
-    answer, requests = run(loop, test)
+@served()
+async def test_a_connection_gets_many_answers_at_once(edge: Edge) -> None:
+    reader, writer = await edge.open()
+    live = GET.replace(b"/x", b"/live")
+    for _ in range(3):
+        writer.write(live)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.write(live.replace(b"host", b"connection: close\r\nhost"))
+    answer, requests = await reader.read(), edge.app.requests
     assert answer.endswith(b"content-length: 0\r\nconnection: close\r\n\r\n") and requests == 0
 
 
-@loops
-def test_headers_that_do_not_end_are_a_timeout(loop):
-    async def test(edge: Edge) -> tuple[bytes, bytes, bytes, float]:
-        answers = await asyncio.gather(edge.ask(b"GET /x HTTP/1.1\r\nho"), edge.ask(b""), edge.ask(b"\r\n"))
-        return *answers, edge.hits(Limit.HEADER_TIME)
-
-    half, silent, blank, hits = run(loop, test, headers_s=0.2)
+@served(headers_s=0.2)
+async def test_headers_that_do_not_end_are_a_timeout(edge: Edge) -> None:
+    answers = await asyncio.gather(edge.ask(b"GET /x HTTP/1.1\r\nho"), edge.ask(b""), edge.ask(b"\r\n"))
+    half, silent, blank, hits = *answers, edge.hits(Limit.HEADER_TIME)
     assert half.startswith(b"HTTP/1.1 408 Request Timeout\r\n") and b'"error_type":"timeout"' in half
     assert (silent, blank, hits) == (b"", b"", 3)
 
 
-@loops
-def test_a_second_request_has_its_own_time(loop):
-    async def test(edge: Edge) -> bytes:
-        reader, writer = await edge.open()
-        writer.write(GET)
-        await reader.readuntil(b"ok")
-        await asyncio.sleep(0.5)  # idle for more seconds than headers may take
-        writer.write(GET)
-        await reader.readuntil(b"ok")
-        writer.write(b"G")
-        return await reader.read()
-
-    assert run(loop, test, headers_s=0.3).startswith(b"HTTP/1.1 408 ")
+@served(headers_s=0.3)
+async def test_a_second_request_has_its_own_time(edge: Edge) -> None:
+    reader, writer = await edge.open()
+    writer.write(GET)
+    await reader.readuntil(b"ok")
+    await asyncio.sleep(0.5)  # idle for more seconds than headers may take
+    writer.write(GET)
+    await reader.readuntil(b"ok")
+    writer.write(b"G")
+    assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
 
 
-@loops
-def test_empty_lines_do_not_keep_an_idle_connection(loop):
-    async def test(edge: Edge) -> bytes:
-        reader, writer = await edge.open()
-        writer.write(GET)
-        await reader.readuntil(b"ok")
-        writer.write(b"\r\n")
-        return await reader.read()
-
-    assert run(loop, test, headers_s=0.2) == b""
+@served(headers_s=0.2)
+async def test_empty_lines_do_not_keep_an_idle_connection(edge: Edge) -> None:
+    reader, writer = await edge.open()
+    writer.write(GET)
+    await reader.readuntil(b"ok")
+    writer.write(b"\r\n")
+    assert await reader.read() == b""
 
 
-@loops
+@served()
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["half", "whole"])
-def test_large_headers_are_refused(loop, end):
-    async def test(edge: Edge) -> tuple[bytes, int, float]:
-        content = b"GET /x HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 600_000 + end
-        return await edge.ask(content), edge.app.requests, edge.hits(Limit.HEADER_SIZE)
-
-    answer, requests, hits = run(loop, test)
+async def test_large_headers_are_refused(edge: Edge, end) -> None:
+    content = b"GET /x HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 600_000 + end
+    answer, requests, hits = await edge.ask(content), edge.app.requests, edge.hits(Limit.HEADER_SIZE)
     assert answer.startswith(b"HTTP/1.1 431 ") and b"connection: close" in answer
     assert b'"error_type":"headers_too_large"' in answer
     assert (requests, hits) == (0, 1)
 
 
-@loops
-def test_headers_below_the_limit_pass(loop):
-    async def test(edge: Edge) -> bytes:
-        return await edge.ask(b"GET /x HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: " + b"a" * 65_000 + b"\r\n\r\n")
+@served()
+async def test_headers_below_the_limit_pass(edge: Edge) -> None:
+    assert (
+        await edge.ask(b"GET /x HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: " + b"a" * 65_000 + b"\r\n\r\n")
+    ).endswith(b"ok")
 
-    assert run(loop, test).endswith(b"ok")
 
-
-@loops
-def test_a_body_that_does_not_end_is_a_timeout(loop):
-    async def test(edge: Edge) -> tuple[bytes, float]:
-        answer = await edge.ask(post(b"x", b"content-length: 5") + b"abc")
-        await edge.app.gone.wait()
-        return answer, edge.hits(Limit.BODY_TIME)
-
-    answer, hits = run(loop, test, body_s=0.2)
+@served(body_s=0.2)
+async def test_a_body_that_does_not_end_is_a_timeout(edge: Edge) -> None:
+    answer = await edge.ask(post(b"x", b"content-length: 5") + b"abc")
+    await edge.app.gone.wait()
+    answer, hits = answer, edge.hits(Limit.BODY_TIME)
     assert answer.startswith(b"HTTP/1.1 408 ") and hits == 1
 
 
-@loops
-def test_the_rest_of_a_body_after_its_answer_does_not_end_the_connection(loop):
-    async def test(edge: Edge) -> tuple[bytes, int]:
-        reader, writer = await edge.open()
-        writer.write(post(b"unread", b"content-length: 6") + b"abc")
-        await reader.readuntil(b"ok")
-        writer.write(b"def" + post(b"x", b"content-length: 1", b"connection: close") + b"z")
-        return await reader.read(), edge.app.received
-
-    answer, received = run(loop, test)
+@served()
+async def test_the_rest_of_a_body_after_its_answer_does_not_end_the_connection(edge: Edge) -> None:
+    reader, writer = await edge.open()
+    writer.write(post(b"unread", b"content-length: 6") + b"abc")
+    await reader.readuntil(b"ok")
+    writer.write(b"def" + post(b"x", b"content-length: 1", b"connection: close") + b"z")
+    answer, received = await reader.read(), edge.app.received
     assert answer.endswith(b"ok") and received == 1
 
 
-@loops
-def test_an_answered_request_is_not_read_for_ever(loop):
-    async def test(edge: Edge) -> float:
-        reader, writer = await edge.open()
-        writer.write(post(b"unread", b"content-length: 50000000"))
-        await reader.readuntil(b"ok")
-        with pytest.raises(ConnectionError):
-            while True:
-                writer.write(b"x" * 50_000)
-                await writer.drain()
-                await asyncio.sleep(0)
-        await until(lambda: edge.num_connections == 0)
-        return edge.hits(Limit.BODY_SIZE)
-
-    assert run(loop, test) == 1
+@served()
+async def test_an_answered_request_is_not_read_for_ever(edge: Edge) -> None:
+    reader, writer = await edge.open()
+    writer.write(post(b"unread", b"content-length: 50000000"))
+    await reader.readuntil(b"ok")
+    with pytest.raises(ConnectionError):
+        while True:
+            writer.write(b"x" * 50_000)
+            await writer.drain()
+            await asyncio.sleep(0)
+    await until(lambda: edge.num_connections == 0)
+    assert edge.hits(Limit.BODY_SIZE) == 1
 
 
-@loops
+@served()
 @pytest.mark.parametrize("endless", [b"t: x\r\n" * 1000, b"t: " + b"x" * 6000], ids=["lines", "one line"])
-def test_endless_trailers_after_a_body_are_neither_kept_nor_read(loop, endless):
-    async def test(edge: Edge) -> tuple[float, int]:
-        _, writer = await edge.open()
-        writer.write(post(b"x", b"transfer-encoding: chunked") + b"1\r\na\r\n0\r\n")
-        sent = 0
-        with pytest.raises(ConnectionError):
-            while sent < 50_000_000:
-                writer.write(endless)
-                await writer.drain()
-                sent += len(endless)
-                await asyncio.sleep(0)
-        await until(lambda: edge.num_connections == 0)
-        return edge.hits(Limit.HEADER_SIZE), sent
-
-    hits, sent = run(loop, test)
+async def test_endless_trailers_after_a_body_are_neither_kept_nor_read(edge: Edge, endless) -> None:
+    _, writer = await edge.open()
+    writer.write(post(b"x", b"transfer-encoding: chunked") + b"1\r\na\r\n0\r\n")
+    sent = 0
+    with pytest.raises(ConnectionError):
+        while sent < 50_000_000:
+            writer.write(endless)
+            await writer.drain()
+            sent += len(endless)
+            await asyncio.sleep(0)
+    await until(lambda: edge.num_connections == 0)
+    hits, sent = edge.hits(Limit.HEADER_SIZE), sent
     assert hits == 1 and sent < 50_000_000
 
 
@@ -323,26 +309,20 @@ CHUNKED = post(b"x", b"transfer-encoding: chunked", b"connection: close")
 LAST_CHUNK = b"0\r\nt: x\r\n\r\n"
 
 
-@loops
+@served()
 @pytest.mark.parametrize(
     "pieces", [b"1\r\na\r\n" * 512, (b"40\r\n" + b"a" * 64 + b"\r\n") * 1_000], ids=["few", "not tiny"]
 )
-def test_a_body_in_small_pieces_is_read(loop, pieces):
-    async def test(edge: Edge) -> tuple[bytes, int]:
-        answer = await edge.ask(CHUNKED + pieces + LAST_CHUNK)
-        return answer, edge.app.received
-
-    answer, received = run(loop, test)
+async def test_a_body_in_small_pieces_is_read(edge: Edge, pieces) -> None:
+    answer = await edge.ask(CHUNKED + pieces + LAST_CHUNK)
+    answer, received = answer, edge.app.received
     assert answer.endswith(b"ok") and received == pieces.count(b"a")
 
 
-@loops
-def test_a_body_in_very_many_tiny_pieces_is_refused_with_one_answer(loop):
-    async def test(edge: Edge) -> tuple[list[bytes], float]:
-        answers = [await edge.ask(CHUNKED + b"1\r\na\r\n" * count + LAST_CHUNK) for count in (600, 50_000)]
-        return answers, edge.hits(Limit.CHUNKS)
-
-    answers, hits = run(loop, test)
+@served()
+async def test_a_body_in_very_many_tiny_pieces_is_refused_with_one_answer(edge: Edge) -> None:
+    answers = [await edge.ask(CHUNKED + b"1\r\na\r\n" * count + LAST_CHUNK) for count in (600, 50_000)]
+    answers, hits = answers, edge.hits(Limit.CHUNKS)
     assert hits == 2
     for answer in answers:
         assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
@@ -354,69 +334,62 @@ def is_full(answer: bytes) -> bool:
     return head.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in head and head.count(b"connection: close") == 1
 
 
-@loops
+@served(max_connections=2, beyond_s=0.2)
 @pytest.mark.parametrize("half", [b"", b"GET /x HT", post(b"x", b"content-length: 3") + b"a"])
-def test_one_address_may_have_all_connections_and_then_only_learns_whether_the_server_lives(loop, half):
-    async def test(edge: Edge) -> float:
-        writers = [(await edge.open())[1] for _ in range(2)]
-        for writer in writers:
-            writer.write(half)
-        await until(lambda: edge.num_connections == 2)
-        for asked in (b"", GET, post(b"x", b"content-length: 9000"), GET[:9]):
-            assert is_full(await edge.ask(asked))
-        live = await edge.ask(GET.replace(b"/x", b"/live"))
-        assert live.startswith(b"HTTP/1.1 200 OK\r\n") and b"connection: close" in live
-        writers[0].close()
-        await until(lambda: edge.num_connections == 1)
-        assert (await edge.ask(ONCE)).endswith(b"ok")
-        return edge.hits(Limit.CONNECTIONS)
+async def test_one_address_may_have_all_connections_and_then_only_learns_whether_the_server_lives(
+    edge: Edge, half
+) -> None:
+    writers = [(await edge.open())[1] for _ in range(2)]
+    for writer in writers:
+        writer.write(half)
+    await until(lambda: edge.num_connections == 2)
+    for asked in (b"", GET, post(b"x", b"content-length: 9000"), GET[:9]):
+        assert is_full(await edge.ask(asked))
+    live = await edge.ask(GET.replace(b"/x", b"/live"))
+    assert live.startswith(b"HTTP/1.1 200 OK\r\n") and b"connection: close" in live
+    writers[0].close()
+    await until(lambda: edge.num_connections == 1)
+    assert (await edge.ask(ONCE)).endswith(b"ok")
+    assert edge.hits(Limit.CONNECTIONS) == 5
 
-    assert run(loop, test, max_connections=2, beyond_s=0.2) == 5
 
-
-@loops
+@served(max_connections=5)
 @pytest.mark.parametrize("half", [b"", b"GET /x HT", post(b"x", b"content-length: 3") + b"a", GET])
-def test_connections_without_a_whole_request_make_room_for_another_address(loop, half):
+async def test_connections_without_a_whole_request_make_room_for_another_address(edge: Edge, half) -> None:
     """The longest wait ends first, with an answer if a request had begun; requests that are answered stay."""
 
-    async def test(edge: Edge) -> None:
-        stream, writer = await edge.open()
-        writer.write(GET.replace(b"/x", b"/stream"))
-        await stream.readuntil(b"first, ")
-        crowd = []
-        for _ in range(4):
-            reader, writer = await edge.open()
-            writer.write(half)
-            crowd.append(reader)
-            await until(lambda: edge.num_connections == len(crowd) + 1)
-            if half == GET:
-                await reader.readuntil(b"ok")  # an idle connection
-        if half.startswith(b"POST"):
-            await until(lambda: edge.app.requests == 5)
-        for other in crowd[:2]:
-            reader, writer = await edge.open("127.0.0.2")
-            ended = await other.read()
-            assert is_full(ended) if half not in (b"", GET) else ended == b""
-            writer.write(GET)
-            await reader.readuntil(b"ok")  # and stays open, so that it counts
-        assert is_full(await edge.ask(GET, "127.0.0.2")), "both addresses have two connections that wait"
-        assert not any(reader.at_eof() for reader in crowd[2:])
-        edge.app.may_end.set()
-        await stream.readuntil(b"0\r\n\r\n")
-
-    run(loop, test, max_connections=5)
+    stream, writer = await edge.open()
+    writer.write(GET.replace(b"/x", b"/stream"))
+    await stream.readuntil(b"first, ")
+    crowd = []
+    for _ in range(4):
+        reader, writer = await edge.open()
+        writer.write(half)
+        crowd.append(reader)
+        await until(lambda: edge.num_connections == len(crowd) + 1)
+        if half == GET:
+            await reader.readuntil(b"ok")  # an idle connection
+    if half.startswith(b"POST"):
+        await until(lambda: edge.app.requests == 5)
+    for other in crowd[:2]:
+        reader, writer = await edge.open("127.0.0.2")
+        ended = await other.read()
+        assert is_full(ended) if half not in (b"", GET) else ended == b""
+        writer.write(GET)
+        await reader.readuntil(b"ok")  # and stays open, so that it counts
+    assert is_full(await edge.ask(GET, "127.0.0.2")), "both addresses have two connections that wait"
+    assert not any(reader.at_eof() for reader in crowd[2:])
+    edge.app.may_end.set()
+    await stream.readuntil(b"0\r\n\r\n")
 
 
-@loops
-def test_a_client_that_never_reads_loses_its_stream(loop):
-    async def test(edge: Edge) -> float:
-        with socket.create_connection(edge.address) as client:
-            client.sendall(GET.replace(b"/x", b"/endless"))
-            await edge.app.gone.wait()
-            await until(lambda: edge.num_connections == 0)
-        return edge.hits(Limit.WRITE_TIME)
-
-    assert run(loop, test, write_s=0.3) == 1
+@served(write_s=0.3)
+async def test_a_client_that_never_reads_loses_its_stream(edge: Edge) -> None:
+    with socket.create_connection(edge.address) as client:
+        client.sendall(GET.replace(b"/x", b"/endless"))
+        await edge.app.gone.wait()
+        await until(lambda: edge.num_connections == 0)
+    assert edge.hits(Limit.WRITE_TIME) == 1
 
 
 @loops
@@ -432,106 +405,89 @@ def test_bytes_that_a_client_does_not_read_do_not_pile_up(loop):
     assert run(loop, test) <= 2**16 + 8192
 
 
-@loops
-def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(loop):
+@served(write_s=0.4)
+async def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(edge: Edge) -> None:
     """Writing is paused from the first byte to nearly the last, for longer than the write deadline."""
 
-    async def test(edge: Edge) -> tuple[bytes, float]:
-        reader, writer = await edge.open()
-        writer.write(GET.replace(b"/x", b"/large").replace(b"host", b"connection: close\r\nhost"))
-        answer = b""
-        while part := await reader.read(2**18):
-            answer += part
-            await asyncio.sleep(0.03)
-        return answer, edge.hits(Limit.WRITE_TIME)
-
-    answer, hits = run(loop, test, write_s=0.4)
+    reader, writer = await edge.open()
+    writer.write(GET.replace(b"/x", b"/large").replace(b"host", b"connection: close\r\nhost"))
+    answer = b""
+    while part := await reader.read(2**18):
+        answer += part
+        await asyncio.sleep(0.03)
+    answer, hits = answer, edge.hits(Limit.WRITE_TIME)
     assert LARGE in answer and answer.endswith(b"0\r\n\r\n") and hits == 0
 
 
-@loops
-def test_an_answer_left_unread_does_not_keep_its_connection(loop):
+@served(write_s=0.3)
+async def test_an_answer_left_unread_does_not_keep_its_connection(edge: Edge) -> None:
     """The unread bytes exceed the kernel's buffers. Writing never pauses again, so only the write deadline ends the
     wait."""
 
-    async def test(edge: Edge) -> float:
-        with socket.create_connection(edge.address) as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.sendall(GET.replace(b"/x", b"/endless"))
-            await until(lambda: any(one.flow.write_paused for one in edge.server.server_state.connections))
-            [connection] = edge.server.server_state.connections
-            connection.transport.close()  # uvicorn's way to close, which waits for the buffer
-            await until(lambda: edge.num_connections == 0)
-        return edge.hits(Limit.WRITE_TIME)
-
-    assert run(loop, test, write_s=0.3) == 1
+    with socket.create_connection(edge.address) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(GET.replace(b"/x", b"/endless"))
+        await until(lambda: any(one.flow.write_paused for one in edge.server.server_state.connections))
+        [connection] = edge.server.server_state.connections
+        connection.transport.close()  # uvicorn's way to close, which waits for the buffer
+        await until(lambda: edge.num_connections == 0)
+    assert edge.hits(Limit.WRITE_TIME) == 1
 
 
-@loops
+@served()
 @pytest.mark.parametrize("ends", [False, True])
-def test_requests_sent_ahead_are_bounded_and_those_within_the_bound_are_answered(loop, ends):
-    async def test(edge: Edge) -> tuple[bytes, float]:
-        return await edge.ask(GET * 1000, ends=ends), edge.hits(Limit.PIPELINE)
-
-    answer, hits = run(loop, test)
+async def test_requests_sent_ahead_are_bounded_and_those_within_the_bound_are_answered(edge: Edge, ends) -> None:
+    answer, hits = await edge.ask(GET * 1000, ends=ends), edge.hits(Limit.PIPELINE)
     answers, _, refusal = answer.partition(b"HTTP/1.1 400 ")
     assert (answers.count(b"\r\n\r\nok"), hits) == (8, 1)
     assert b"at most 8 requests may be sent ahead" in refusal and refusal.endswith(b"}")
 
 
-@loops
+@served(headers_s=0.2)
 @pytest.mark.parametrize("path", [b"/x", b"/stream"])
 @pytest.mark.parametrize("last", [b"\x16\x03\x01", b"GET /x HTTP/1.1\r\nhost", b"GET /\xff HTTP/1.1\r\n\r\n"])
-def test_requests_before_bytes_that_are_not_http_get_their_answers(loop, path, last):
-    async def test(edge: Edge) -> bytes:
-        reader, writer = await edge.open()
-        writer.write(GET.replace(b"/x", path) * 3)
-        await reader.readuntil(b"HTTP/1.1 200 OK")
-        writer.write(last)
-        await until(lambda: edge.num_connections == 1)
-        edge.app.may_end.set()
-        return await reader.read()
-
-    answer = run(loop, test, headers_s=0.2)
+async def test_requests_before_bytes_that_are_not_http_get_their_answers(edge: Edge, path, last) -> None:
+    reader, writer = await edge.open()
+    writer.write(GET.replace(b"/x", path) * 3)
+    await reader.readuntil(b"HTTP/1.1 200 OK")
+    writer.write(last)
+    await until(lambda: edge.num_connections == 1)
+    edge.app.may_end.set()
+    answer = await reader.read()
     answers, _, refusal = answer.partition(b"HTTP/1.1 4")
     assert answers.count(b"last" if path == b"/stream" else b"\r\n\r\nok") == 3
     assert refusal.startswith((b"00 ", b"08 ")) and refusal.endswith(b"}")
 
 
-@loops
-def test_a_client_of_http_1_0_gets_the_bytes_of_a_stream_without_the_sizes_of_chunks(loop):
-    async def test(edge: Edge) -> list[bytes]:
-        edge.app.may_end.set()
-        streams = [await edge.ask(b"GET /stream HTTP/1.0\r\n\r\n"), await edge.ask(b"GET /large HTTP/1.0\r\n\r\n")]
-        return [*streams, await edge.ask(b"GET /x HTTP/1.0\r\n\r\n")]
-
-    for answer, body in zip(run(loop, test), (b"first, last", LARGE, b"ok"), strict=True):
+@served()
+async def test_a_client_of_http_1_0_gets_the_bytes_of_a_stream_without_the_sizes_of_chunks(edge: Edge) -> None:
+    edge.app.may_end.set()
+    streams = [await edge.ask(b"GET /stream HTTP/1.0\r\n\r\n"), await edge.ask(b"GET /large HTTP/1.0\r\n\r\n")]
+    for answer, body in zip(
+        ([*streams, await edge.ask(b"GET /x HTTP/1.0\r\n\r\n")]), (b"first, last", LARGE, b"ok"), strict=True
+    ):
         head, _, content = answer.partition(b"\r\n\r\n")
         assert content == body and b"transfer-encoding" not in head.lower() and b"connection: close" in head
 
 
-@loops
+@served()
 @pytest.mark.parametrize("path", [b"x", b"stream", b"large"])
-def test_a_client_that_has_closed_its_sending_side_gets_whole_answers(loop, path):
-    async def test(edge: Edge) -> bytes:
-        edge.app.may_end.set()
-        return await edge.ask(GET + post(path, b"content-length: 3") + b"abc", ends=True)
-
-    first, second, *more = run(loop, test).split(b"HTTP/1.1 ")[1:]
+async def test_a_client_that_has_closed_its_sending_side_gets_whole_answers(edge: Edge, path) -> None:
+    edge.app.may_end.set()
+    first, second, *more = (await edge.ask(GET + post(path, b"content-length: 3") + b"abc", ends=True)).split(
+        b"HTTP/1.1 "
+    )[1:]
     assert first.endswith(b"ok") and second.startswith(b"200 ") and not more
     assert second.endswith({b"x": b"ok", b"stream": b"last\r\n0\r\n\r\n", b"large": b"0\r\n\r\n"}[path])
 
 
-@loops
+@served()
 @pytest.mark.parametrize(
     "half", [b"GET /x HT", GET[:-2], post(b"x", b"content-length: 9") + b"abc", post(b"x", b"content-length: 9")]
 )
 @pytest.mark.parametrize("before", [b"", GET])
-def test_a_request_that_its_client_breaks_off_gets_a_status(loop, half, before):
-    async def test(edge: Edge) -> bytes:
-        return await edge.ask(before + half, ends=True)
-
-    answer = run(loop, test)
+async def test_a_request_that_its_client_breaks_off_gets_a_status(edge: Edge, half, before) -> None:
+    answer = await edge.ask(before + half, ends=True)
     assert answer.count(b"\r\n\r\nok") == len(before) // len(GET)
     assert is_invalid_request(b"HTTP/1.1 400" + answer.partition(b"HTTP/1.1 400")[2])
 
@@ -593,7 +549,7 @@ def test_an_answer_before_the_end_of_its_request_is_complete_while_the_connectio
     assert [answer[:13] for answer in answers] == statuses and lingering == 3
 
 
-@loops
+@served()
 @pytest.mark.parametrize(
     ("header", "status"),
     [
@@ -607,12 +563,9 @@ def test_an_answer_before_the_end_of_its_request_is_complete_while_the_connectio
         (b"transfer-encoding: Chunked", b"200 "),
     ],
 )
-def test_codings_that_are_not_undone_are_refused_by_name(loop, header, status):
-    async def test(edge: Edge) -> bytes:
-        length = b"" if b"transfer" in header else b"content-length: 5\r\n"
-        return await edge.ask(post(b"x", length + header, b"connection: close") + b"0\r\n\r\n")
-
-    answer = run(loop, test)
+async def test_codings_that_are_not_undone_are_refused_by_name(edge: Edge, header, status) -> None:
+    length = b"" if b"transfer" in header else b"content-length: 5\r\n"
+    answer = await edge.ask(post(b"x", length + header, b"connection: close") + b"0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 " + status) and answer.count(b"HTTP/1.1") == 1
     assert (b"gzip" in answer or b"br" in answer) is not status.startswith(b"2")
 
@@ -639,45 +592,36 @@ def test_a_body_is_read_although_its_client_would_speak_http2(loop, body, at):
     assert answers.count(b"HTTP/1.1 200 ") == 2 and received == 5
 
 
-@loops
+@served()
 @pytest.mark.parametrize("bad", [b"transfer-encoding: gzip\r\n\r\n", b"transfer-encoding: chunked\r\n\r\nx"])
-def test_no_100_continue_follows_the_refusal_of_a_body(loop, bad, caplog):
-    async def test(edge: Edge) -> bytes:
-        return await edge.ask(post(b"x", b"expect: 100-continue")[:-2] + bad)
-
-    answer = run(loop, test)
+async def test_no_100_continue_follows_the_refusal_of_a_body(edge: Edge, bad, caplog) -> None:
+    answer = await edge.ask(post(b"x", b"expect: 100-continue")[:-2] + bad)
     assert answer.count(b"HTTP/1.1 ") == 1 and not [line for line in caplog.records if line.levelname == "ERROR"]
 
 
-@loops
+@served()
 @pytest.mark.parametrize(
     ("bad", "count"), [(b"no HTTP\r\n\r\n", 2), (post(b"x", b"transfer-encoding: gzip"), 2), (GET * 40, 9)]
 )
-def test_answers_are_not_lost_when_more_comes_behind_what_is_refused(loop, bad, count):
-    async def test(edge: Edge) -> bytes:
-        reader, writer = await edge.open()
-        for part in (GET + bad, b"more", b"and more"):
-            writer.write(part)
-            await asyncio.sleep(0.02)
-        return await reader.read()
-
-    answers = run(loop, test)
+async def test_answers_are_not_lost_when_more_comes_behind_what_is_refused(edge: Edge, bad, count) -> None:
+    reader, writer = await edge.open()
+    for part in (GET + bad, b"more", b"and more"):
+        writer.write(part)
+        await asyncio.sleep(0.02)
+    answers = await reader.read()
     assert answers.startswith(b"HTTP/1.1 200 ") and answers.count(b"HTTP/1.1 ") == count
 
 
-@loops
-def test_a_client_that_leaves_with_a_second_request_waiting_ends_the_first(loop):
-    async def test(edge: Edge) -> None:
-        reader, writer = await edge.open()
-        writer.write(GET.replace(b"/x", b"/endless") + GET)
-        await reader.read(10)
-        writer.transport.abort()
-        await edge.app.gone.wait()
-
-    run(loop, test)
+@served()
+async def test_a_client_that_leaves_with_a_second_request_waiting_ends_the_first(edge: Edge) -> None:
+    reader, writer = await edge.open()
+    writer.write(GET.replace(b"/x", b"/endless") + GET)
+    await reader.read(10)
+    writer.transport.abort()
+    await edge.app.gone.wait()
 
 
-@loops
+@served()
 @pytest.mark.parametrize(
     "content",
     [
@@ -692,11 +636,8 @@ def test_a_client_that_leaves_with_a_second_request_waiting_ends_the_first(loop)
         b"GET / HTTP/1.1\r\na b: c\r\n\r\n",
     ],
 )
-def test_bytes_that_are_not_http_are_400_and_do_not_reach_the_application(loop, content):
-    async def test(edge: Edge) -> bytes:
-        return await edge.ask(content)
-
-    answer = run(loop, test)
+async def test_bytes_that_are_not_http_are_400_and_do_not_reach_the_application(edge: Edge, content) -> None:
+    answer = await edge.ask(content)
     assert is_invalid_request(answer), answer
 
 
@@ -713,7 +654,7 @@ def is_invalid_request(answer: bytes) -> bool:
     )
 
 
-@loops
+@served()
 @pytest.mark.parametrize(
     "content",
     [
@@ -726,22 +667,16 @@ def is_invalid_request(answer: bytes) -> bool:
         b"POST /x HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GET,
     ],
 )
-def test_a_request_that_a_proxy_could_read_differently_is_refused(loop, content):
-    async def test(edge: Edge) -> tuple[bytes, int]:
-        return await edge.ask(content), edge.app.requests
-
-    answer, requests = run(loop, test)
+async def test_a_request_that_a_proxy_could_read_differently_is_refused(edge: Edge, content) -> None:
+    answer, requests = await edge.ask(content), edge.app.requests
     assert is_invalid_request(answer), answer
     assert requests == 0
 
 
-@loops
+@served()
 @pytest.mark.parametrize("content", [b"GET /x HTTP/1.0\r\n\r\n", b"GET /x HTTP/1.0\r\nhost: x\r\n\r\n"])
-def test_an_old_client_need_not_name_the_host(loop, content):
-    async def test(edge: Edge) -> bytes:
-        return await edge.ask(content)
-
-    assert run(loop, test).endswith(b"ok")
+async def test_an_old_client_need_not_name_the_host(edge: Edge, content) -> None:
+    assert (await edge.ask(content)).endswith(b"ok")
 
 
 def test_refusals_before_a_request_is_known_are_a_line_each_up_to_a_number(caplog, monkeypatch):
