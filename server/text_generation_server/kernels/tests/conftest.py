@@ -1,11 +1,13 @@
 """One fixture that yields every backend with each type of numbers in which it can be tested. A test that uses the
-fixture runs on all of them."""
+fixture runs on all of them. Triton's interpreter, which takes a hundred times as long as a GPU, gets fewer cases."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -15,6 +17,48 @@ from text_generation_common.cpu_features import NEEDS
 from text_generation_server.kernels.interface import Kernels
 
 GPU = torch.cuda.is_available()
+
+
+# Cases of a test, as patterns of their names, that only `make test-slow` gives to the interpreter. What they show of
+# a Triton kernel, a case shows that stays: it is named before each, with the seconds of processor time that are saved.
+SLOW_IF_INTERPRETED = {
+    # A Triton kernel finds every token by the table: [3-scattered], in both types. A group is padded to a power of 2,
+    # is one, or is 1: [3-scattered], [8-scattered] and [1-scattered] in float32. 22 s.
+    "test_heads_of_the_usual_size_attend_over_tiles_and_splits": r"contiguous|-(4|7)-|float16-(1|8)-",
+    # [group3-13rows] in both types; the groups 1, 4, 7 and 8 in float32. 4 s.
+    "test_decode_attends_to_its_own_row_and_to_nothing_else": r"group3-3rows|float16-group[1478]-",
+    # [group3-11rows] in both types; the groups 1, 4, 7 and 8 in float32. 2 s.
+    "test_prefill_is_causal_over_prefix_and_chunk_whatever_else_is_in_the_step": r"group3-3rows|float16-group[1478]-",
+    # 24 draws show no distribution: [combined-triton], which has every option, and comparisons with a plain computation
+    # in test_every_option_alone_and_with_others_leaves_what_the_plain_computation_leaves. 10 s.
+    "test_20_000_draws_follow_the_distribution": r"^(?!combined)",
+    # [70-40-triton]: a program of the Triton kernels has one row, however many there are. 6 s.
+    "test_a_row_is_the_same_to_the_bit_whatever_the_other_rows_are": r"1030",
+    # [all-3-64] in both types, which has every option; each option alone, and other sizes of heads, in float32. 8 s.
+    "test_options_change_the_scores_and_what_is_seen": r"float16-(softcap|slopes|sinks|all-(1-80|8-128|4-256))",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    for item in items if not GPU else ():
+        name, _, case = item.name.partition("[")
+        if "triton" in case and (pattern := SLOW_IF_INTERPRETED.get(name)) and re.search(pattern, case):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def language_replaced_once() -> None:
+    """The interpreter would replace all functions of Triton's language anew for each call of a function of a kernel: a
+    third of its time."""
+    if GPU or find_spec("triton") is None:
+        return
+    from triton import language
+    from triton.runtime import interpreter
+
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+    never_restored = SimpleNamespace(restore=lambda: None)
+    interpreter._patch_lang = lambda _: never_restored
 
 
 @dataclass(frozen=True, slots=True)

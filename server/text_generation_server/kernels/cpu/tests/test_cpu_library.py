@@ -172,6 +172,10 @@ def test_a_target_the_compiler_does_not_know_is_left_out(folder: Path, monkeypat
     monkeypatch.setattr(library, "TARGETS", {"avx2": []})
     monkeypatch.setattr(library, "processor_flags", lambda: cpu_features.NEEDS["avx2"])
     monkeypatch.setattr(build, "FLAGS", ["-O0", *build.FLAGS[1:]])
+    built = Path(str(library.__file__)).parent / "built" / "kernels-portable.so"
+    if built.exists():  # a library of the same sources stays, and does not have to be compiled for 10 s
+        folder.mkdir()
+        shutil.copy(built, folder)
     skipped = build.build()
     assert list(skipped) == ["avx2"] and "no-such-processor" in skipped["avx2"]
     assert load_kernels("portable") is not None and load_kernels("avx2") is None
