@@ -75,7 +75,12 @@ def served(model: Path, folder: Path, *flags: str) -> Iterator[int]:
 
 @pytest.mark.parametrize(
     ("flags", "tolerance"),
-    [("--dtype float32", 2e-3), ("--dtype bfloat16", 0.1), ("--dtype bfloat16 --kv-cache-dtype fp8_e4m3fn", 0.5)],
+    [
+        ("--dtype float32", 2e-3),
+        # A rehearsal, which shows that the check runs, starts one server. 20 s.
+        pytest.param("--dtype bfloat16", 0.1, marks=() if GPU else pytest.mark.slow),
+        pytest.param("--dtype bfloat16 --kv-cache-dtype fp8_e4m3fn", 0.5, marks=() if GPU else pytest.mark.slow),
+    ],
 )
 def test_the_demo_model_answers_as_transformers_computes(
     flags: str, tolerance: float, tmp_path: Path, measured: Measured
