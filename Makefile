@@ -50,7 +50,7 @@ BUILD := PYTHONPATH=.venv/build $(BIN)/python -S -m hatchling build
 # Files and folders whose comments, docstrings and messages must pass tools/prose: `make check` refuses findings in them.
 PLAIN := .ci ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md benchmark clients/python common deploy docs \
 	hatch_build.py integration-tests launcher monitoring proto pyproject.toml requirements router server tools
-CODE := benchmark clients/python common deploy integration-tests launcher router server tools hatch_build.py
+CODE := benchmark clients/python common deploy integration-tests launcher router server tools hatch_build.py conftest.py
 CPU_KERNELS := server/text_generation_server/kernels/cpu
 C_CODE := $(wildcard $(CPU_KERNELS)/csrc/*.[ch])
 
@@ -150,8 +150,8 @@ kernels: install
 run: install
 	$(BIN)/text-generation-launcher $(ARGS)
 
-# All tests, in parts (integration-tests/all_tests.py): packages, launcher, whole servers in two processes, and then alone
-# those whose limits in seconds need the cores. Prints the seconds of each part and the 20 slowest tests. With ARGS pytest
+# All tests, in parts (integration-tests/all_tests.py): packages, whole servers and launcher in three processes, and then alone
+# those that a busy machine would fail. Prints the seconds of each part and the 20 slowest tests. With ARGS pytest
 # gets these, and runs in one process.
 test: install-test
 ifeq ($(ARGS),)

@@ -1,9 +1,9 @@
 """Runs all tests in parts, for `make test`, and prints the seconds of each part and the slowest tests of all parts.
 
-The first part has the packages named on the command line, one process for each core. The launcher's tests mostly wait
-for children that do nothing. Tests that start whole servers run in two processes. The tests of both that are marked
-`alone`, whose limits in seconds need the cores, run one after the other at the end. A part that fails is the last
-one."""
+The first part has the packages named on the command line, one process for each core. Tests that start whole servers,
+and those of the launcher, wait for other processes for a part of their time, and run in three processes. Tests marked
+`alone` keep the machine busy, look at all of it, or fail after seconds of silence: such tests run one after the other
+at the end. A part that fails is the last one. conftest.py beside this folder says in which order files begin."""
 
 import shlex
 import subprocess
@@ -37,13 +37,12 @@ class PartRun:
 
 def parts(packages: Sequence[str], default: str) -> list[Part]:
     """`default`: which tests run unless a run says otherwise, as an expression of markers."""
-    by_file = ("--dist", "loadfile")
     # Files keep their order, because the number of tests of a file says nothing about its seconds.
-    servers = ("--numprocesses", "2", *by_file, "--no-loadscope-reorder", "integration-tests")
+    by_file = ("--dist", "loadfile", "--no-loadscope-reorder")
+    servers = ("--numprocesses", "3", *by_file, "integration-tests", "launcher")
     return [
         Part("packages", ("--numprocesses", "logical", "--maxprocesses", "4", *by_file, *packages)),
-        Part("launcher", ("--numprocesses", "4", *by_file, "launcher", "-m", f"{default} and not alone")),
-        Part("whole servers", (*servers, "-m", f"{default} and not alone")),
+        Part("whole servers and launcher", (*servers, "-m", f"{default} and not alone")),
         Part("alone", ("launcher", "integration-tests", "-m", f"{default} and alone")),
     ]
 

@@ -7,10 +7,10 @@ REPORT = """<testsuites><testsuite><testcase classname="a.test_b" name="test_slo
 
 
 def test_each_test_of_the_launcher_and_of_whole_servers_is_in_one_part() -> None:
-    launcher, servers, alone = (part.arguments for part in parts(["router"], "not slow")[1:])
-    assert launcher[-1] == servers[-1] == "not slow and not alone" and alone[-1] == "not slow and alone"
-    assert "--numprocesses" in launcher and "--numprocesses" in servers and "--numprocesses" not in alone
-    assert {"launcher", "integration-tests"} <= {*alone}
+    servers, alone = (part.arguments for part in parts(["router"], "not slow")[1:])
+    assert servers[-1] == "not slow and not alone" and alone[-1] == "not slow and alone"
+    assert "--numprocesses" in servers and "--numprocesses" not in alone
+    assert {"launcher", "integration-tests"} <= {*alone} & {*servers}
     assert "not slow" in default_markers() and "alone" not in default_markers()
 
 

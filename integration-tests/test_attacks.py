@@ -9,9 +9,13 @@ from assaults import ASSAULTS
 from make_attacks import Attack
 from server_process import LAUNCHER, ServerProcess
 
-pytestmark = pytest.mark.alone
 SECONDS, NUM_VICTIMS = 4.0, 12
 ENDLESS_TEMPLATE = "template: loops without output"
+
+
+@pytest.fixture(autouse=True)
+def memory_that_is_kept_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make_attacks, "SETTLE_S", 1.0)
 
 
 @pytest.fixture(scope="module")

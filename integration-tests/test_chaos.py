@@ -27,7 +27,6 @@ def test_a_request_that_kills_its_shards_ends_by_name_and_no_neighbour_notices(o
     assert faults.poison(Run(SHORT, expected=one_shard), alone=0).failures() == []
 
 
-@pytest.mark.alone
 def test_a_stopped_shard_is_seen_and_no_stream_notices() -> None:
     assert faults.stop_shard(Run(SHORT, 2, SEED, SHORT.undisturbed(2))).failures() == []
 
@@ -36,7 +35,6 @@ def test_exceptions_in_steps_restart_nothing_and_no_stream_notices(one_shard: li
     assert faults.raise_in_steps(Run(SHORT, expected=one_shard)).failures() == []
 
 
-@pytest.mark.alone
 def test_sigterm_lets_all_streams_finish(one_shard: list[StreamAnswer]) -> None:
     assert faults.terminate(Run(SHORT, expected=one_shard)).failures() == []
 
@@ -50,18 +48,15 @@ def test_a_killed_launcher_leaves_no_process_file_or_memory() -> None:
     assert faults.kill_launcher(Run(SHORT, 2)).failures() == []
 
 
-@pytest.mark.alone
 def test_clients_that_never_read_lose_their_slots_and_cost_no_memory() -> None:
     assert faults.never_read(Run(SHORT)).failures() == []
 
 
-@pytest.mark.alone
 def test_clients_that_leave_at_once_free_their_slots_at_once() -> None:
     found = faults.all_leave_at_once(Run(SHORT))
     assert found.figures["slots free after s"] < 10  # a loose limit; `make chaos` measures the time
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("fault", [faults.replace_stopped, faults.replace_stuck])
 def test_a_router_that_is_stopped_or_whose_event_loop_is_stuck_is_replaced_and_the_shard_is_kept(fault) -> None:
     assert fault(Run(SHORT)).failures() == []

@@ -36,7 +36,6 @@ def silent_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[sock
         yield hub
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("stage", STAGES)
 def test_ctrl_c_ends_a_server_within_two_seconds_and_without_a_warning(stage: str, silent_hub: socket.socket) -> None:
     flags, sign, status = STAGES[stage]

@@ -218,7 +218,6 @@ def test_a_client_with_many_requests_does_not_crowd_out_another(narrow: ServerPr
     wait_until(lambda: is_idle(narrow), 60, "idle again")
 
 
-@pytest.mark.alone
 @BY_QUEUE
 def test_at_its_deadline_a_text_ends_and_a_prompt_is_not_even_computed(narrow: ServerProcess) -> None:
     grown = growth_of(narrow, "tgi_prefilled_tokens", 'tgi_request_failure{err="deadline"}')

@@ -21,7 +21,7 @@ CONVERTER = "server/text_generation_server/weights/convert.py"
 def sources() -> Iterator[tuple[str, ast.Module]]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            if "tests" not in path.parts:
+            if "tests" not in path.relative_to(ROOT).parts:
                 yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
 
 
@@ -102,7 +102,7 @@ def files() -> Iterator[tuple[str, str]]:
     for package in sorted(path.parent for path in ROOT.glob("[a-z]*/*/__init__.py")):
         if package.parent.name != "proto":
             for path in sorted(package.rglob("*.py")):
-                if "tests" not in path.parts:
+                if "tests" not in path.relative_to(ROOT).parts:
                     yield str(path.relative_to(ROOT)), path.read_text()
 
 

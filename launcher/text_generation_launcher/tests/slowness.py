@@ -42,6 +42,11 @@ def slowness() -> Seconds:
     return Seconds(max(1.0, taken.clock / IDLE_S), max(1.0, taken.cpu / PROCESSES / IDLE_CPU_S))
 
 
+def is_within(taken_s: float, limit_s: float) -> bool:
+    """Whether seconds of the clock, which a test cannot take again, are within a limit of an idle machine."""
+    return taken_s <= limit_s or taken_s <= limit_s * slowness().clock
+
+
 def assert_within(take: Callable[[], Seconds], clock: float = float("inf"), cpu: float = float("inf")) -> None:
     """Fails if each of MAX_TRIES calls of `take` returns more than `clock` seconds, or more than `cpu` seconds of
     processor time, of an idle machine. Other work may begin or end between a call and the measurement of the

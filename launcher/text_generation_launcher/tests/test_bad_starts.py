@@ -51,7 +51,6 @@ REAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("name", REAL)
 def test_a_bad_start_costs_a_second_of_processor_time_at_most(name: str, folder: Path) -> None:
     bad = BAD[name]

@@ -129,7 +129,6 @@ def test_the_program_answers_a_shell() -> None:
     assert answer("--model-id", "de") == ["demo"]
 
 
-@pytest.mark.alone
 def test_an_answer_takes_three_tenths_of_a_second_of_processor_time() -> None:
     assert_within(lambda: Seconds.of(lambda: answer("--dty")), cpu=0.3)
 

@@ -246,7 +246,6 @@ def test_the_error_of_a_child_that_is_started_again_is_logged(site):
     assert "its last lines:\nError: the disk is full: delete something" in launch.stdout
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("flags", "role", "modes"),
     [

@@ -330,6 +330,5 @@ def test_nothing_starts_nothing_is_asked_and_no_large_package_is_loaded(model_id
     assert watched("--model-id", model_id) == ["0"]
 
 
-@pytest.mark.alone
 def test_half_a_second_of_processor_time_is_enough() -> None:
     assert_within(lambda: Seconds.of(watched), cpu=0.5)
