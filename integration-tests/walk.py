@@ -1,6 +1,6 @@
 """The walk of one token: which functions are called, from the result of a decode step in the shard to the bytes of an
 event in the router. Of the walks of one stream, the most frequent one. In Python code of ours only, all helpers
-included; list comprehensions are no calls.
+included, list comprehensions not counted.
 
     python integration-tests/walk.py [--launcher OTHER/.venv/bin/text-generation-launcher]
 """
