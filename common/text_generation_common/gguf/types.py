@@ -11,9 +11,14 @@ class TensorType:
     name: str
     block: int
     bytes: int
+    kept: int = 0  # bytes of a block in memory, if others than in files
 
     def row_bytes(self, numbers: int) -> int:
         return numbers // self.block * self.bytes
+
+    def kept_bytes(self, numbers: int) -> int:
+        """Bytes of a row in memory, as common `quantized/tensors/blocks.py` keeps it."""
+        return numbers // self.block * (self.kept or self.bytes)
 
 
 # By the number in files. Types of plain numbers have blocks of one.
@@ -25,13 +30,13 @@ TYPES: Mapping[int, TensorType] = {
     6: TensorType("Q5_0", 32, 22),
     7: TensorType("Q5_1", 32, 24),
     8: TensorType("Q8_0", 32, 34),
-    10: TensorType("Q2_K", 256, 84),
-    11: TensorType("Q3_K", 256, 110),
-    12: TensorType("Q4_K", 256, 144),
-    13: TensorType("Q5_K", 256, 176),
+    10: TensorType("Q2_K", 256, 84, 100),
+    11: TensorType("Q3_K", 256, 110, 146),
+    12: TensorType("Q4_K", 256, 144, 148),
+    13: TensorType("Q5_K", 256, 176, 180),
     14: TensorType("Q6_K", 256, 210),
     20: TensorType("IQ4_NL", 32, 18),
-    23: TensorType("IQ4_XS", 256, 136),
+    23: TensorType("IQ4_XS", 256, 136, 138),
     30: TensorType("BF16", 1, 2),
     39: TensorType("MXFP4", 32, 17),
 }

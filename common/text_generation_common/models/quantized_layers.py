@@ -67,7 +67,7 @@ class BlockLayers:
         """What the layer's weight takes in memory: what it takes in the file, or very little more."""
         if (name := self.type_of(layer)) is None:
             return None
-        return math.prod(size.shape[:-1]) * BY_NAME[name].row_bytes(size.inputs)
+        return math.prod(size.shape[:-1]) * BY_NAME[name].kept_bytes(size.inputs)
 
 
 AnyLayers = QuantizedLayers | BlockLayers

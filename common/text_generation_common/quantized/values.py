@@ -45,21 +45,40 @@ class SharedNumbers:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CodedScales:
-    """Scales that are quantized themselves: table[code] * factor + offset. Factors and offsets that are None have no
-    effect."""
+class RunNumbers:
+    """Numbers of which each belongs to several neighbouring groups of an output: group g has numbers[g // run]."""
 
-    codes: "Tensor"  # [N, G]: uint8
-    table: "Tensor"  # [256]: float32
-    factors: SharedNumbers | None = None
-    offsets: SharedNumbers | None = None
+    numbers: "Tensor"  # [N, ⌈G / run⌉]
+    count: int  # G
+    run: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return *self.numbers.shape[:-1], self.count
+
+    def float(self) -> "Tensor":
+        return self.numbers.float().repeat_interleave(self.run, dim=-1)[..., : self.count]
+
+
+Shared = SharedNumbers | RunNumbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedScales:
+    """Numbers of groups that are quantized themselves: table[code] * factor + offset. If the table is None, a code is
+    its own number. Factors and offsets that are None have no effect."""
+
+    codes: "Tensor"  # [N, G]: uint8; without a table also int8
+    table: "Tensor | None"  # [256]: float32
+    factors: Shared | None = None
+    offsets: Shared | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.codes.shape)
 
     def float(self) -> "Tensor":
-        scales = self.table[self.codes.int()]
+        scales = self.codes.float() if self.table is None else self.table[self.codes.int()]
         scales = scales if self.factors is None else scales * self.factors.float()
         return scales if self.offsets is None else scales + self.offsets.float()
 
@@ -70,10 +89,10 @@ class Groups:
     offsets W = scales * q - offsets. No value has both."""
 
     size: int  # inputs of a group; the last group of an output may have fewer
-    # [N, G]: float32, bfloat16, float16 or float8_e8m0fnu. Int4 and Int8 have tensors.
-    scales: "Tensor | SharedNumbers | CodedScales"
-    zeros: "Tensor | None" = None  # [N, G]: int8. None, without offsets: 8 for Int4, 0 for all others
-    offsets: "Tensor | None" = None  # [N, G]: float32, bfloat16 or float16
+    scales: "Tensor | Shared | CodedScales"  # [N, G]: float32, bfloat16, float16 or float8_e8m0fnu
+    # [N, G]: int8, of Int4 and Int8. None, without offsets: the middle for Int4 and Planes, 0 for all others.
+    zeros: "Tensor | None" = None
+    offsets: "Tensor | Shared | CodedScales | None" = None  # [N, G]: float32, bfloat16 or float16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +116,21 @@ class Int4:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Planes:
+    """Integers of 2, 5 or 6 bits, without a sign. Integers of 5 and 6 bits lie in two tensors. The middle is 2, 16
+    or 32, half of the number of integers."""
+
+    bits: int
+    # uint8. 5 and 6 bits: [N, K / 2], the lower 4 bits in the order of Int4. 2 bits: [N, K / 4], input 4i + j in bits
+    # 2j and 2j + 1 of byte i.
+    q: "Tensor"
+    # uint8. 6 bits: [N, K / 4], the upper 2 bits in the order of q of 2 bits. 5 bits: [N, K / 8], the upper bit of
+    # input 8i + j in bit j of byte i. 2 bits: None.
+    high: "Tensor | None"
+    groups: Groups  # without zeros
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Fp8:
     """Numbers of 8 bits."""
 
@@ -113,5 +147,5 @@ class Table4:
     table: "Tensor"  # [16]: float32
 
 
-Codes = Int8 | Int4 | Fp8 | Table4
+Codes = Int8 | Int4 | Planes | Fp8 | Table4
 Weight = Dense | Codes

@@ -69,7 +69,7 @@ class StoredBlocks:
 
     def weight(self, layer: str) -> Weight | None:
         kind = self.layers.type_of(layer.partition("[")[0])
-        return None if kind is None else read_blocks(kind, self.files.get(f"{layer}.weight"))
+        return None if kind is None else read_blocks(kind, self.files.get(f"{layer}.weight"), layer)
 
 
 def packed_layers(layers: AnyLayers, files: Files) -> PackedLayers:

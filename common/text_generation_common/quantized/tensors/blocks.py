@@ -1,11 +1,182 @@
-"""Turns the blocks of GGUF files into values."""
+"""Turns the blocks of GGUF files into values. A block has the codes, scales and minima of 32 or 256 neighbouring inputs
+of an output. Nothing is rounded: W is, bit by bit, what the package `gguf` computes in float32.
 
+K-quants have scales of two levels: float16 for a block, integers for its groups. So they stay. Integers of 6 bits take
+8 bits in memory, those of Q3_K 4 bits.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
 from torch import Tensor
 
-from text_generation_common.errors import WeightsError
-from text_generation_common.quantized.values import Weight
+from text_generation_common.gguf.types import BY_NAME
+from text_generation_common.quantized.tensors.checks import broken
+from text_generation_common.quantized.tensors.codes import by_outputs, pack, spread
+from text_generation_common.quantized.tensors.floats import MAGNITUDES, NO_NUMBER
+from text_generation_common.quantized.tensors.splits import on_outputs
+from text_generation_common.quantized.values import (
+    CodedScales,
+    Dense,
+    Groups,
+    Int4,
+    Int8,
+    Planes,
+    RunNumbers,
+    Table4,
+    Weight,
+)
+
+K_BLOCK = 256  # inputs of a block of K-quants
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = (*MAGNITUDES, 0.0, *(-number for number in MAGNITUDES[1:]))  # without a negative zero
+NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def read_blocks(kind: str, data: Tensor) -> Weight:
-    """The weight [N, K] of blocks of a type, such as Q4_K. `data`: uint8 [N, bytes of an output]."""
-    raise WeightsError(f"weights stored as {kind} are not supported yet: choose a file in F16")
+class Blocks:
+    """The blocks of a weight. Offsets are bytes from a block's start."""
+
+    def __init__(self, layer: str, data: Tensor) -> None:
+        self._layer = layer
+        self._data = data  # [N, blocks, bytes]
+
+    def bytes(self, start: int, count: int) -> Tensor:
+        """[N, blocks, count]."""
+        return self._data[..., start : start + count]
+
+    def codes(self, start: int, count: int, bits: int, run: int) -> Tensor:
+        """[N, codes] in the order of inputs, of bytes whose codes are ordered as `spread` says."""
+        return self.packed(count * 8 // bits, bits, lambda part: spread(part[..., start : start + count], bits, run))
+
+    def packed(self, numbers: int, bits: int, codes_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """[N, codes] of the `numbers` of each block, a few outputs at a time."""
+        outputs, blocks, _ = self._data.shape
+        return by_outputs(outputs, blocks * numbers, lambda part: pack(codes_of(self._data[part]), bits).flatten(1))
+
+    def halves(self, start: int) -> Tensor:
+        """float16 [N, blocks]. WeightsError if a number is not finite."""
+        found = self.bytes(start, 2).contiguous().view(torch.float16).squeeze(-1)
+        if not found.isfinite().all():
+            raise broken(self._layer, "its scales have numbers that are not finite")
+        return found
+
+    def powers(self, start: int) -> Tensor:
+        """float8_e8m0fnu [N, blocks]."""
+        found = self.bytes(start, 1).squeeze(-1).contiguous()
+        if (found == NO_NUMBER).any():
+            raise broken(self._layer, "its scales have numbers that are not finite")
+        return found.view(torch.float8_e8m0fnu)
+
+    def levels(self, codes: Tensor, start: int) -> CodedScales:
+        """Integers of groups [N, blocks, groups], times the float16 of their block."""
+        groups = codes.shape[-1]
+        return CodedScales(codes.flatten(1), None, RunNumbers(self.halves(start), codes.shape[1] * groups, groups))
+
+
+def _q4_0(blocks: Blocks) -> Weight:
+    return Int4(blocks.codes(2, 16, 4, 16), Groups(32, blocks.halves(0)))
+
+
+def _q4_1(blocks: Blocks) -> Weight:
+    return Int4(blocks.codes(4, 16, 4, 16), Groups(32, blocks.halves(0), offsets=-blocks.halves(2)))
+
+
+def _q5_0(blocks: Blocks) -> Weight:
+    high = blocks.bytes(2, 4).flatten(1)
+    return Planes(5, blocks.codes(6, 16, 4, 16), high, Groups(32, blocks.halves(0)))
+
+
+def _q5_1(blocks: Blocks) -> Weight:
+    high, groups = blocks.bytes(4, 4).flatten(1), Groups(32, blocks.halves(0), offsets=-blocks.halves(2))
+    return Planes(5, blocks.codes(8, 16, 4, 16), high, groups)
+
+
+def _q8_0(blocks: Blocks) -> Weight:
+    return Int8(blocks.bytes(2, 32).flatten(1).view(torch.int8), Groups(32, blocks.halves(0)))
+
+
+def _q2_k(blocks: Blocks) -> Weight:
+    both = blocks.bytes(0, 16)
+    groups = Groups(16, blocks.levels(both & 15, 80), offsets=blocks.levels(both >> 4, 82))
+    return Planes(2, blocks.codes(16, 64, 2, 32), None, groups)
+
+
+def _q3_k(blocks: Blocks) -> Weight:
+    lower, upper = spread(blocks.bytes(96, 8), 4, 8), spread(blocks.bytes(104, 4), 2, 4)
+    scales = blocks.levels(_less_32(lower | upper << 4), 108)
+
+    def codes(part: Tensor) -> Tensor:
+        """The integers -4 … 3, plus the 8 of Int4."""
+        return spread(part[..., 32:96], 2, 32) + (spread(part[..., :32], 1, 32) << 2) + 4
+
+    return Int4(blocks.packed(K_BLOCK, 4, codes), Groups(16, scales))
+
+
+def _q4_k(blocks: Blocks) -> Weight:
+    return Int4(blocks.codes(16, 128, 4, 32), _k_groups(blocks))
+
+
+def _q5_k(blocks: Blocks) -> Weight:
+    return Planes(5, blocks.codes(48, 128, 4, 32), blocks.codes(16, 32, 1, 32), _k_groups(blocks))
+
+
+def _k_groups(blocks: Blocks) -> Groups:
+    """Eight scales and eight minima of 6 bits. The upper two bits of the last four lie above the first four."""
+    scales, minima, both = (blocks.bytes(start, 4) for start in (4, 8, 12))
+    scales = torch.cat([scales & 63, (both & 15) | scales >> 6 << 4], dim=-1)
+    minima = torch.cat([minima & 63, both >> 4 | minima >> 6 << 4], dim=-1)
+    return Groups(32, blocks.levels(scales, 0), offsets=blocks.levels(minima, 2))
+
+
+def _q6_k(blocks: Blocks) -> Weight:
+    scales = blocks.levels(blocks.bytes(192, 16).contiguous().view(torch.int8), 208)
+    return Planes(6, blocks.codes(0, 128, 4, 64), blocks.codes(128, 64, 2, 32), Groups(16, scales))
+
+
+def _iq4_nl(blocks: Blocks) -> Weight:
+    return _table(blocks.codes(2, 16, 4, 16), Groups(32, blocks.halves(0)), IQ4)
+
+
+def _iq4_xs(blocks: Blocks) -> Weight:
+    scales = _less_32(spread(blocks.bytes(4, 4), 4, 1) | spread(blocks.bytes(2, 2), 2, 1) << 4)
+    return _table(blocks.codes(8, 128, 4, 16), Groups(32, blocks.levels(scales, 0)), IQ4)
+
+
+def _mxfp4(blocks: Blocks) -> Weight:
+    return _table(blocks.codes(1, 16, 4, 16), Groups(32, blocks.powers(0)), E2M1)
+
+
+def _table(q: Tensor, groups: Groups, numbers: tuple[float, ...]) -> Table4:
+    return Table4(q, groups, torch.tensor(numbers, dtype=torch.float32, device=q.device))
+
+
+def _less_32(codes: Tensor) -> Tensor:
+    return codes.to(torch.int8) - 32
+
+
+READERS: Mapping[str, Callable[[Blocks], Weight]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}
+
+
+def read_blocks(kind: str, data: Tensor, layer: str) -> Weight:
+    """The weight [N, K], or [E, N, K] of experts, of a tensor of a type such as Q4_K. `data`: uint8 [N, bytes of an
+    output], or the numbers of a type that has no blocks. WeightsError, which names the layer, if scales are not finite.
+    """
+    if kind in NUMBERS:
+        return Dense(data.view(NUMBERS[kind]))
+    outputs = data.shape[:-1]
+    weight = READERS[kind](Blocks(layer, data.reshape(outputs.numel(), -1, BY_NAME[kind].bytes)))
+    return on_outputs(weight, lambda numbers: numbers.view(*outputs, -1)) if len(outputs) > 1 else weight

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, contiguous_format, uint8
 from torch.nn.functional import pad
 
@@ -41,16 +42,32 @@ def unpack_awq(words: Tensor) -> Tensor:
     return numbers[..., AWQ_PLACES].flatten(-2)
 
 
+def pack(numbers: Tensor, bits: int) -> Tensor:
+    """uint8 [..., K * bits / 8] of uint8 [..., K] below 2^bits, the first number of a byte in its lowest bits. `bits`:
+    1, 2 or 4."""
+    each = BYTE // bits
+    packed = numbers[..., 0::each].clone()
+    for i in range(1, each):
+        packed |= numbers[..., i::each] << (bits * i)
+    return packed
+
+
+def spread(packed: Tensor, bits: int, run: int) -> Tensor:
+    """uint8 [..., 8 / bits * B] of uint8 [..., B], where `run` bytes have the lowest bits of `run` numbers, then the
+    next ones of the `run` numbers that follow."""
+    runs = packed.reshape(*packed.shape[:-1], -1, run)
+    shifted = [(runs >> shift) & ((1 << bits) - 1) for shift in range(0, BYTE, bits)]
+    return torch.stack(shifted, dim=-2).flatten(-3)
+
+
 def pack_pairs(numbers: Tensor) -> Tensor:
     """uint8 [..., K / 2] of uint8 [..., K] from 0 to 15, the first of two in the lower half."""
-    return numbers[..., 0::2] | (numbers[..., 1::2] << 4)
+    return pack(numbers, 4)
 
 
 def pairs(packed: Tensor) -> Tensor:
     """uint8 [..., K] from 0 to 15 of uint8 [..., K / 2]: the inverse of `pack_pairs`."""
-    unpacked = packed.new_empty(*packed.shape[:-1], 2 * packed.shape[-1])
-    unpacked[..., 0::2], unpacked[..., 1::2] = packed & 15, packed >> 4
-    return unpacked
+    return spread(packed, 4, 1)
 
 
 def by_outputs(outputs: int, inputs: int, convert: Callable[[slice], Tensor]) -> Tensor:

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_common.errors import WeightsError
-from text_generation_common.quantized.tensors.codes import by_bits, pack_pairs, pairs, repeated
-from text_generation_common.quantized.tensors.matrix import order_of, zero_of
+from text_generation_common.quantized.tensors.codes import BYTE, by_bits, pack_pairs, pairs, repeated
+from text_generation_common.quantized.tensors.matrix import in_bytes, order_of, zero_of
 from text_generation_common.quantized.values import (
     CodedScales,
     Codes,
@@ -19,6 +19,9 @@ from text_generation_common.quantized.values import (
     Groups,
     Int4,
     Int8,
+    Planes,
+    RunNumbers,
+    Shared,
     SharedNumbers,
     Table4,
     Weight,
@@ -28,9 +31,9 @@ SMALLEST_GROUP = 8  # inputs of a group in joined weights; smaller ones would ha
 SORTED_GROUP = 32  # inputs of a group in a part of a weight with an order; columns of zeros fill groups up
 
 Change = Callable[[Tensor], Tensor]
-OnShared = Callable[[SharedNumbers], SharedNumbers]
-Scales = Tensor | SharedNumbers | CodedScales
-Part = TypeVar("Part", Tensor, SharedNumbers)
+OnShared = Callable[[Shared], Shared]
+Scales = Tensor | Shared | CodedScales
+OfCodes = TypeVar("OfCodes", bound=Codes)
 
 
 def size_of(weight: Weight) -> tuple[int, int]:
@@ -40,8 +43,18 @@ def size_of(weight: Weight) -> tuple[int, int]:
 
 
 def _codes_of_number(weight: Weight) -> int:
-    """Inputs of each number of the tensor that has the codes."""
-    return 2 if isinstance(weight, Int4 | Table4) else 1
+    """Inputs of each number of the tensor `q`."""
+    if isinstance(weight, Planes) and weight.high is None:
+        return BYTE // weight.bits
+    return 2 if isinstance(weight, Int4 | Table4 | Planes) else 1
+
+
+def _on_codes(weight: OfCodes, change: Callable[[Tensor, int], Tensor]) -> OfCodes:
+    """The weight with what `change` makes of each tensor of codes and the number of inputs that its numbers have."""
+    found = replace(weight, q=change(weight.q, _codes_of_number(weight)))
+    if isinstance(found, Planes) and found.high is not None:
+        return replace(found, high=change(found.high, BYTE // (found.bits - 4)))
+    return found
 
 
 def on_outputs(weight: Weight, change: Change) -> Weight:
@@ -52,8 +65,14 @@ def on_outputs(weight: Weight, change: Change) -> Weight:
     def on_rows(tensor: Tensor) -> Tensor:
         return by_bits(change, tensor)
 
-    groups = _on_groups(weight.groups, on_rows, lambda shared: replace(shared, starts=on_rows(shared.starts)))
-    return replace(weight, q=on_rows(weight.q), groups=groups)
+    def on_shared(shared: Shared) -> Shared:
+        if isinstance(shared, RunNumbers):
+            return replace(shared, numbers=on_rows(shared.numbers))
+        return replace(shared, starts=on_rows(shared.starts))
+
+    return replace(
+        _on_codes(weight, lambda codes, _: on_rows(codes)), groups=_on_groups(weight.groups, on_rows, on_shared)
+    )
 
 
 def on_tensors(weight: Weight, change: Change) -> Weight:
@@ -61,13 +80,15 @@ def on_tensors(weight: Weight, change: Change) -> Weight:
     if isinstance(weight, Dense):
         return Dense(change(weight.values))
 
-    def on_shared(shared: SharedNumbers) -> SharedNumbers:
+    def on_shared(shared: Shared) -> Shared:
+        if isinstance(shared, RunNumbers):
+            return replace(shared, numbers=change(shared.numbers))
         return replace(shared, numbers=change(shared.numbers), starts=change(shared.starts))
 
     groups = _on_groups(weight.groups, change, on_shared)
-    if isinstance(groups.scales, CodedScales):
+    if isinstance(groups.scales, CodedScales) and groups.scales.table is not None:
         groups = replace(groups, scales=replace(groups.scales, table=change(groups.scales.table)))
-    changed = replace(weight, q=change(weight.q), groups=groups)
+    changed = replace(_on_codes(weight, lambda codes, _: change(codes)), groups=groups)
     if isinstance(changed, Table4):
         return replace(changed, table=change(changed.table))
     if isinstance(changed, Int4 | Int8) and changed.order is not None:
@@ -77,16 +98,20 @@ def on_tensors(weight: Weight, change: Change) -> Weight:
 
 def _on_groups(groups: Groups, change: Change, on_shared: OnShared) -> Groups:
     """The groups with what the functions make of all numbers of groups, those that are shared and others."""
-    zeros, offsets = (None if part is None else change(part) for part in (groups.zeros, groups.offsets))
-    found = replace(groups, zeros=zeros, offsets=offsets)
-    match groups.scales:
-        case SharedNumbers():
-            return replace(found, scales=on_shared(groups.scales))
-        case CodedScales(codes, table, factors, more):
-            shared = (None if part is None else on_shared(part) for part in (factors, more))
-            return replace(found, scales=CodedScales(change(codes), table, *shared))
-        case _:
-            return replace(found, scales=change(groups.scales))
+
+    def on_scales(scales: Scales) -> Scales:
+        match scales:
+            case SharedNumbers() | RunNumbers():
+                return on_shared(scales)
+            case CodedScales(codes, table, factors, more):
+                shared = (None if part is None else on_shared(part) for part in (factors, more))
+                return CodedScales(change(codes), table, *shared)
+            case _:
+                return change(scales)
+
+    zeros = None if groups.zeros is None else change(groups.zeros)
+    offsets = None if groups.offsets is None else on_scales(groups.offsets)
+    return replace(groups, scales=on_scales(groups.scales), zeros=zeros, offsets=offsets)
 
 
 def inputs_of(weight: Weight, part: range) -> Weight:
@@ -98,18 +123,20 @@ def inputs_of(weight: Weight, part: range) -> Weight:
         return Dense(weight.values[..., part.start : part.stop].contiguous())
     if isinstance(weight, Int4 | Int8) and weight.order is not None:
         return _of_sorted(weight, weight.order, part)
+    if isinstance(weight, Planes) and (part.start % BYTE or part.stop % BYTE):
+        return inputs_of(in_bytes(weight), part)
     each = _codes_of_number(weight)
     if part.start % each or part.stop % each:
         raise WeightsError(
             f"inputs {part.start} to {part.stop} of a layer in 4 bits: an odd number is half of a byte; choose another"
             " --num-shard"
         )
-    q = weight.q[..., part.start // each : part.stop // each].contiguous()
+    found = _on_codes(weight, lambda codes, each: codes[..., part.start // each : part.stop // each].contiguous())
     if _is_one(weight.groups):
-        return replace(weight, q=q, groups=replace(weight.groups, size=len(part)))
+        return replace(found, groups=replace(weight.groups, size=len(part)))
     size = math.gcd(weight.groups.size, part.start)
     places = range(part.start // size, -(-part.stop // size))
-    return replace(weight, q=q, groups=_pieces(weight.groups, size, places))
+    return replace(found, groups=_pieces(weight.groups, size, places))
 
 
 def _is_one(groups: Groups) -> bool:
@@ -125,9 +152,13 @@ def _pieces(groups: Groups, size: int, places: range) -> Groups:
         whole = repeated(numbers, times, -1) if times > 1 else numbers
         return by_bits(lambda bits: bits[..., places.start : places.stop].contiguous(), whole)
 
-    def moved(shared: SharedNumbers) -> SharedNumbers:
-        starts = shared.starts * times + places.start
-        return SharedNumbers(shared.numbers, starts, len(places), shared.run * times)
+    def moved(shared: Shared) -> Shared:
+        run = shared.run * times
+        if isinstance(shared, SharedNumbers):
+            return SharedNumbers(shared.numbers, shared.starts * times + places.start, len(places), run)
+        part = math.gcd(run, places.start)  # a number of fewer groups, where the first piece is within its run
+        whole = repeated(shared.numbers, run // part, -1)[..., places.start // part : -(-places.stop // part)]
+        return RunNumbers(whole.contiguous(), len(places), part)
 
     return replace(_on_groups(groups, cut, moved), size=size)
 
@@ -156,8 +187,8 @@ def _of_sorted(weight: Int4 | Int8, order: Tensor, part: range) -> Weight:
     return replace(weight, q=pack_pairs(filled) if isinstance(weight, Int4) else filled, groups=groups, order=inputs)
 
 
-def _no_integers(shared: SharedNumbers) -> SharedNumbers:
-    raise AssertionError("the scales of integers are not shared")
+def _no_integers(shared: Shared) -> Shared:
+    raise AssertionError("the scales of integers with an order are not shared")
 
 
 def padded_inputs(weight: Weight, multiple: int) -> Weight:
@@ -172,8 +203,8 @@ def padded_inputs(weight: Weight, multiple: int) -> Weight:
         groups = replace(groups, size=inputs + missing)
     else:
         more = -(-(inputs + missing) // size) - groups.scales.shape[-1]
-        groups = _on_groups(groups, lambda t: _with_zeros(t, more), lambda s: replace(s, count=s.count + more))
-    widened = replace(weight, q=_with_zeros(weight.q, missing // _codes_of_number(weight)), groups=groups)
+        groups = _on_groups(groups, lambda t: _with_zeros(t, more), lambda s: _with_more(s, more))
+    widened = replace(_on_codes(weight, lambda codes, each: _with_zeros(codes, missing // each)), groups=groups)
     if isinstance(widened, Int4 | Int8) and widened.order is not None:
         behind = torch.arange(inputs, inputs + missing, dtype=torch.int32, device=widened.order.device)
         widened = replace(widened, order=torch.cat([widened.order, behind]))
@@ -182,6 +213,14 @@ def padded_inputs(weight: Weight, multiple: int) -> Weight:
 
 def _with_zeros(numbers: Tensor, count: int) -> Tensor:
     return by_bits(lambda bits: F.pad(bits, (0, count)), numbers)
+
+
+def _with_more(shared: Shared, count: int) -> Shared:
+    """The same with further groups, whose numbers are not used."""
+    found = replace(shared, count=shared.count + count)
+    if isinstance(found, SharedNumbers):
+        return found
+    return replace(found, numbers=_with_zeros(found.numbers, -(-found.count // found.run) - found.numbers.shape[-1]))
 
 
 def joined(weights: Sequence[Weight]) -> list[Weight]:
@@ -224,12 +263,19 @@ def _tensors_of(weight: Weight) -> list[Tensor]:
 
 def _form(weight: Codes) -> tuple[object, ...]:
     """What joined weights have in common, beside tensors. Shared numbers are not cut into smaller groups."""
-    scales, has_offsets = weight.groups.scales, weight.groups.offsets is not None
-    if isinstance(scales, Tensor):
-        return type(weight), has_offsets
-    parts = (scales.factors, scales.offsets) if isinstance(scales, CodedScales) else (scales,)
-    runs = [None if part is None else part.run for part in parts]
-    return type(weight), has_offsets, type(scales), weight.groups.size, runs
+    groups, bits = weight.groups, weight.bits if isinstance(weight, Planes) else None
+    size = None if isinstance(groups.scales, Tensor) and isinstance(groups.offsets, Tensor | None) else groups.size
+    return type(weight), bits, size, _form_of(groups.scales), _form_of(groups.offsets)
+
+
+def _form_of(scales: Scales | Shared | None) -> tuple[object, ...]:
+    match scales:
+        case CodedScales(codes, _, factors, offsets):
+            return CodedScales, codes.dtype, _form_of(factors), _form_of(offsets)
+        case SharedNumbers() | RunNumbers():
+            return type(scales), scales.run
+        case _:
+            return (type(scales),)
 
 
 def _of_all(weight: Codes) -> list[Tensor | None]:
@@ -264,9 +310,12 @@ def _as_one(weights: Sequence[Weight]) -> Weight:
         size,
         _cat_scales([group.scales for group in groups]),
         _cat_any(_cat, [group.zeros for group in groups]),
-        _cat_any(_cat, [group.offsets for group in groups]),
+        _cat_any(_cat_scales, [group.offsets for group in groups]),
     )
-    return replace(first, q=_cat([part.q for part in parts]), groups=found)
+    one = replace(first, q=_cat([part.q for part in parts]), groups=found)
+    if not isinstance(one, Planes):
+        return one
+    return replace(one, high=_cat_any(_cat, [part.high for part in parts if isinstance(part, Planes)]))
 
 
 def _cat_scales(scales: Sequence[Scales]) -> Scales:
@@ -274,16 +323,20 @@ def _cat_scales(scales: Sequence[Scales]) -> Scales:
         factors = _cat_any(_cat_shared, [part.factors for part in coded])
         offsets = _cat_any(_cat_shared, [part.offsets for part in coded])
         return CodedScales(_cat([part.codes for part in coded]), coded[0].table, factors, offsets)
-    shared = [part for part in scales if isinstance(part, SharedNumbers)]
+    shared = [part for part in scales if isinstance(part, Shared)]
     return _cat_shared(shared) if shared else _cat([part for part in scales if isinstance(part, Tensor)])
 
 
-def _cat_shared(parts: Sequence[SharedNumbers]) -> SharedNumbers:
+def _cat_shared(parts: Sequence[Shared]) -> Shared:
+    numbers, (first, *_) = [part.numbers for part in parts], parts
+    if isinstance(first, RunNumbers):
+        return replace(first, numbers=_cat(numbers))
     starts, before = list[Tensor](), 0
     for part in parts:
+        assert isinstance(part, SharedNumbers)
         starts.append(part.starts + before * part.run)
         before += len(part.numbers)
-    return replace(parts[0], numbers=_cat([part.numbers for part in parts], 0), starts=_cat(starts))
+    return replace(first, numbers=_cat(numbers, 0), starts=_cat(starts))
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = -2) -> Tensor:
@@ -292,6 +345,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = -2) -> Tensor:
     return by_bits(lambda *parts: torch.cat(parts, dim=dim), *tensors)
 
 
-def _cat_any(cat: Callable[[Sequence[Part]], Part], parts: Iterable[Part | None]) -> Part | None:
+def _cat_any(cat: Callable[[Sequence[Any]], Any], parts: Iterable[object]) -> Any:
+    """`cat` of the parts that are not None; None if there is none."""
     found = [part for part in parts if part is not None]
     return cat(found) if found else None

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_common.quantized.tensors.codes import pack_pairs
-from text_generation_common.quantized.tensors.matrix import exact_weight, order_of
+from text_generation_common.quantized.tensors.matrix import exact_weight, in_bytes, order_of
 from text_generation_common.quantized.tensors.splits import on_outputs, padded_inputs, size_of
-from text_generation_common.quantized.values import Dense, Fp8, Groups, Int4, Int8, Table4, Weight
+from text_generation_common.quantized.values import Codes, Dense, Fp8, Groups, Int4, Int8, Planes, Table4, Weight
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
@@ -37,7 +37,7 @@ class CodesLinear:
         self._threads = threads
         self._scratch = scratch
         self._y_type = y_type
-        weight, order = in_steps(weight)
+        weight, order = in_steps(in_bytes(weight) if isinstance(weight, Planes) else weight)
         self._inputs = size_of(weight)[1]
         groups = None if isinstance(weight, Dense) else weight.groups
         self._group = self._inputs if groups is None else groups.size
@@ -105,7 +105,7 @@ def in_steps(weight: Weight) -> tuple[Weight, Tensor | None]:
     return weight, None if order is None else order.int().contiguous()
 
 
-def _with_wide_groups(weight: Fp8 | Int4 | Int8 | Table4) -> tuple[Weight, Tensor]:
+def _with_wide_groups(weight: Codes) -> tuple[Weight, Tensor]:
     """The same for groups that are not whole steps: each group is followed by inputs that x lacks."""
     inputs, groups = size_of(weight)[1], weight.groups
     of_group, wide = torch.arange(_whole_steps(groups.size)), _whole_steps(groups.size)

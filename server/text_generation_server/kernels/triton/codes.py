@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from text_generation_common.quantized.tensors.matrix import order_of, zero_of
+from text_generation_common.quantized.tensors.matrix import in_bytes, order_of, zero_of
 from text_generation_common.quantized.tensors.splits import size_of
-from text_generation_common.quantized.values import Codes, Fp8, Int4, Int8, Table4
+from text_generation_common.quantized.values import Codes, Fp8, Int4, Int8, Planes, Table4
 from text_generation_server.kernels.products import TorchLinear
 from text_generation_server.kernels.triton.tiles import INTERPRETED, unpack
 from text_generation_server.kernels.triton.tuning import gpu_of
@@ -76,6 +76,7 @@ class UnpackingLinear:
         factor: float,
         silu_mul: Callable[[Tensor], Tensor],
     ) -> None:
+        weight = in_bytes(weight) if isinstance(weight, Planes) else weight
         self._outputs, inputs = size_of(weight)
         self._columns = self._outputs // 2 if gated else self._outputs
         self._bias, self._y_type, self._factor, self._gated = bias, y_type, factor, gated
@@ -124,7 +125,7 @@ class WideCodes:
 
 def can_multiply(weight: Codes) -> bool:
     """Whether the two codes of a byte are always in one group."""
-    return isinstance(weight, Int8 | Fp8) or weight.groups.scales.shape[1] == 1 or weight.groups.size % 2 == 0
+    return isinstance(weight, Int8 | Fp8 | Planes) or weight.groups.scales.shape[1] == 1 or weight.groups.size % 2 == 0
 
 
 def arguments_of(weight: Codes) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def arguments_of(weight: Codes) -> dict[str, Any]:
     return {
         "q": q.contiguous(),
         "scales": of_pieces(scales),
-        "shifts": None if shifts is None else of_pieces(shifts),
+        "shifts": None if shifts is None else of_pieces(shifts if isinstance(shifts, Tensor) else shifts.float()),
         "table": weight.table if isinstance(weight, Table4) else None,
         "OUTPUTS": outputs, "INPUTS": inputs, "SIZE": size, "K": k,
         "CODES": 2 if isinstance(weight, Int4 | Table4) else 1,
