@@ -12,7 +12,6 @@ from server_process import ServerProcess
 
 from text_generation_common.flags.declaration import Flag
 from text_generation_common.flags.programs import LAUNCHER
-from text_generation_common.weights.names import GGUF_REASON
 from text_generation_launcher.config import LauncherConfig
 
 DOCS = REPOSITORY / "docs"
@@ -73,7 +72,6 @@ def sees_no_images(url: str) -> bool:
 # What is missing, by its row of the table in the README, and what shows that it is still missing.
 MISSING: dict[str, Callable[[str], bool]] = {
     "NVIDIA GPUs": lambda _: "**No GPU has run this code yet.**" in (DOCS / "gpu.md").read_text(),
-    "GGUF files": lambda _: GGUF_REASON == "only safetensors are served",
     "LoRA adapters": lambda _: flag("lora_adapters").refused_except is not None,
     "images": sees_no_images,
     "speculation": lambda _: flag("speculate").refused_except is not None,

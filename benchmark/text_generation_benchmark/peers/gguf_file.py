@@ -57,7 +57,7 @@ BLOOM_OTHERS: Names = {
 
 
 @dataclass(frozen=True)
-class Architecture:
+class PeersNames:
     """What llama.cpp calls a model type and its tensors, and how it expects their numbers."""
 
     name: str
@@ -83,11 +83,11 @@ class Architecture:
 
 # By the model type of config.json.
 ARCHITECTURES = {
-    "llama": Architecture("llama", rotates_neighbours=True),
-    "qwen3": Architecture("qwen3", {**LLAMA_LAYER, **HEAD_NORMS}),
-    "qwen3_moe": Architecture("qwen3moe", {**LLAMA_LAYER, **HEAD_NORMS, **EXPERTS}),
-    "gemma3_text": Architecture("gemma3", {**LLAMA_LAYER, **HEAD_NORMS, **POST_NORMS}, norms_plus_one=True),
-    "bloom": Architecture("bloom", BLOOM_LAYER, "transformer.h", BLOOM_OTHERS),
+    "llama": PeersNames("llama", rotates_neighbours=True),
+    "qwen3": PeersNames("qwen3", {**LLAMA_LAYER, **HEAD_NORMS}),
+    "qwen3_moe": PeersNames("qwen3moe", {**LLAMA_LAYER, **HEAD_NORMS, **EXPERTS}),
+    "gemma3_text": PeersNames("gemma3", {**LLAMA_LAYER, **HEAD_NORMS, **POST_NORMS}, norms_plus_one=True),
+    "bloom": PeersNames("bloom", BLOOM_LAYER, "transformer.h", BLOOM_OTHERS),
 }
 
 
