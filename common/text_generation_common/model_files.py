@@ -7,7 +7,6 @@ it is read.
 import errno
 import json
 import os
-import re
 import stat
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from typing import Any
 from text_generation_common.errors import ArgumentValidation, ShardError
 from text_generation_common.gguf.choice import model_in
 from text_generation_common.gguf.container import is_gguf
+from text_generation_common.gguf.hub_choice import HUB_FOLDER, hub_name
 from text_generation_common.gguf.side_files import has_side_file, side_file
 
 MIB = 2**20
@@ -128,8 +128,6 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
-HUB_FOLDER = "models--"  # how the names of folders of the hub's cache begin
 PATH_STARTS = ("/", "./", "../", "~")
 
 
@@ -147,13 +145,12 @@ def local_folder(model_id: str) -> Path | None:
 
 def is_meant_as_path(model_id: str) -> bool:
     """Whether `model_id` cannot be a hub id and looks like a path. An error then says that there is no such folder."""
-    return model_id.startswith(PATH_STARTS) or model_id.count("/") > 1
+    return not is_hub_id(model_id) and (model_id.startswith(PATH_STARTS) or model_id.count("/") > 1)
 
 
 def is_hub_id(model_id: str) -> bool:
-    """Whether `model_id` has the form of a hub id, `name` or `owner/name`. Asks no hub."""
-    parts = model_id.split("/")
-    return not is_meant_as_path(model_id) and bool(HUB_ID.fullmatch(model_id)) and not {".", ".."} & set(parts)
+    """Whether `model_id` has the form of a hub id, such as `name`, `owner/name` or `owner/name:Q4_K_M`. Asks no hub."""
+    return not model_id.startswith(PATH_STARTS) and hub_name(model_id) is not None
 
 
 def served_name(given: str | None, model_id: str) -> str:

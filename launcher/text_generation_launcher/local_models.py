@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from text_generation_common.flags.model import DEMO_MODEL
-from text_generation_common.model_files import HUB_FOLDER
+from text_generation_common.gguf.hub_choice import HUB_FOLDER
 
 
 def local_models(word: str, cache: Path) -> list[str]:
@@ -23,7 +23,7 @@ def hub_cache(environ: Mapping[str, str], given: str | None = None) -> Path:
 
 
 def is_in_cache(model_id: str, cache: Path) -> bool:
-    return (cache / (HUB_FOLDER + model_id.replace("/", "--"))).is_dir()
+    return (cache / (HUB_FOLDER + model_id.partition(":")[0].replace("/", "--"))).is_dir()
 
 
 def _in_cache(cache: Path) -> Iterator[str]:

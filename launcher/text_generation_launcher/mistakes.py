@@ -6,7 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from text_generation_common.errors import ArgumentValidation
-from text_generation_common.model_files import HUB_FOLDER, ModelFileError, read_json_object
+from text_generation_common.gguf.hub_choice import HUB_FOLDER
+from text_generation_common.model_files import ModelFileError, read_json_object
 
 ADAPTER_CONFIG = "adapter_config.json"
 _HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", re.ASCII)
@@ -80,8 +81,9 @@ def refuse_form(model_id: str) -> None:
         raise ArgumentValidation(f"--model-id {model_id} is an address", f"pass a hub id or a folder, {_EXAMPLE}")
     if _OLLAMA.fullmatch(model_id):
         raise ArgumentValidation(
-            f"--model-id {model_id} has the form of Ollama's names, whose models are GGUF files",
-            f"pass the hub id of the model in safetensors, {_EXAMPLE}",
+            f"--model-id {model_id} has the form of Ollama's names",
+            f"pass the path that `ollama show --modelfile {model_id.rpartition('/')[2]}` names after FROM, or a hub id,"
+            " such as --model-id owner/name:Q4_K_M",
         )
 
 

@@ -10,6 +10,7 @@ from text_generation_common.flags.model import DEMO_MODEL
 from text_generation_common.gguf.choice import SUFFIX as GGUF
 from text_generation_common.gguf.choice import models_among
 from text_generation_common.gguf.container import is_gguf
+from text_generation_common.gguf.hub_choice import HubName, cached_file, hub_name
 from text_generation_common.model_files import (
     ModelFileError,
     demo_directory,
@@ -43,14 +44,14 @@ def locate(model_id: str, weights_cache_override: str | None) -> str:
         read_json(directory / "config.json")
         return str(directory.absolute())
     _refuse_file(Path(model_id))
+    if is_hub_id(model_id) and model_id.lower() != DEMO_MODEL:
+        return str(hub_name(model_id))
     mistakes.refuse_form(model_id)
     if model_id.lower() == DEMO_MODEL:
         raise ArgumentValidation(
             f"--model-id {model_id} is neither a folder nor a hub id", f"did you mean {DEMO_MODEL}?"
         )
-    if not is_hub_id(model_id):
-        raise ArgumentValidation(f"model directory {model_id} does not exist: check --model-id")
-    return model_id
+    raise ArgumentValidation(f"model directory {model_id} does not exist: check --model-id")
 
 
 def _refuse_gguf(folder: Path) -> None:
@@ -127,10 +128,20 @@ def _config_path(plan: LaunchPlan) -> Path | None:
     local = _local(plan)
     if local.is_dir() or is_gguf(local):
         return local / "config.json"
-    # imported here because the import is slow, and needed for hub models only
-    from huggingface_hub import try_to_load_from_cache
+    return _cached_config(hub_name(plan.model_id), plan)
 
-    cached = try_to_load_from_cache(
-        plan.model_id, "config.json", cache_dir=plan.cache.huggingface_hub_cache, revision=plan.files.revision
-    )
+
+def _cached_config(name: HubName | None, plan: LaunchPlan) -> Path | None:
+    """The config.json of a model in the hub's cache; of a GGUF file as if the file were a folder."""
+    if name is None:
+        return None
+    # imported here because the import is slow, and needed for hub models only
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    cache, revision = plan.cache.huggingface_hub_cache, plan.files.revision
+    if file := cached_file(Path(cache or constants.HF_HUB_CACHE), name, revision):
+        return file / "config.json"
+    if name.tag is not None:
+        return None
+    cached = try_to_load_from_cache(name.repository, "config.json", cache_dir=cache, revision=revision)
     return Path(cached) if isinstance(cached, str) else None

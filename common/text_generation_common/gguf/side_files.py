@@ -10,9 +10,16 @@ from typing import Any
 
 from text_generation_common.gguf.config import config_json
 from text_generation_common.gguf.container import GgufHeader, read_header
+from text_generation_common.gguf.generation import generation_config, tokenizer_config
+from text_generation_common.gguf.tokenizer import tokenizer_json
 
 # By the file's name: what makes its JSON. None: the model has no such file.
-MADE: Mapping[str, Callable[[GgufHeader], Mapping[str, Any] | None]] = {"config.json": config_json}
+MADE: Mapping[str, Callable[[GgufHeader], Mapping[str, Any] | None]] = {
+    "config.json": config_json,
+    "generation_config.json": generation_config,
+    "tokenizer.json": tokenizer_json,
+    "tokenizer_config.json": tokenizer_config,
+}
 
 
 def has_side_file(path: Path) -> bool:
@@ -26,4 +33,4 @@ def side_file(path: Path) -> bytes | None:
     if path.name not in MADE:
         return None
     made = MADE[path.name](read_header(path.parent))
-    return None if made is None else json.dumps(made, ensure_ascii=False).encode()
+    return None if made is None else json.dumps(made, ensure_ascii=False).encode(errors="replace")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from text_generation_common.errors import WeightsError, first_line
+from text_generation_common.gguf.container import header_end, is_gguf
 from text_generation_common.secret_values import inherited_environment
 
 MIB = 2**20
@@ -50,7 +51,7 @@ def why_killed(status: int) -> str:
 def limit_reader(files: Iterable[Path]) -> None:
     """Limits memory and processor time that this process takes from now on, by the sizes of the files that it reads.
     Call it after slow imports. The kernel reports the present memory on Linux only: elsewhere memory has no limit."""
-    size = sum(file.stat().st_size for file in files if file.is_file())
+    size = sum(map(_bytes_read, files))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(usage.ru_utime + usage.ru_stime) + READER_S + size // READER_BYTES_PER_S
@@ -59,6 +60,13 @@ def limit_reader(files: Iterable[Path]) -> None:
         data_pages = int(Path("/proc/self/statm").read_text().split()[5])
         data_bytes = data_pages * os.sysconf("SC_PAGE_SIZE")
         _lower(resource.RLIMIT_DATA, data_bytes + READER_BYTES + READER_BYTES_PER_BYTE * size)
+
+
+def _bytes_read(file: Path) -> int:
+    """The size of a file. `file.gguf/tokenizer.json` is made of the header of the GGUF file."""
+    if is_gguf(file.parent):
+        return header_end(file.parent)
+    return file.stat().st_size if file.is_file() else 0
 
 
 def _lower(limit: int, value: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from text_generation_common.errors import ModelError
+from text_generation_common.gguf.hub_choice import cached_file, hub_name
 from text_generation_common.model_files import ModelFileError, find_json_object, local_folder
 from text_generation_common.models.values import Fields
 from text_generation_common.version import named
@@ -38,9 +39,16 @@ def find_model_files(name: str, revision: str | None, override: str | None = Non
     if folder := local_folder(name):
         return ModelFiles(folder, None)
     # Imported here because this import is slow, and a local model does not need it.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    meant = hub_name(name)
+    if meant is not None and (file := cached_file(Path(constants.HF_HUB_CACHE), meant, revision)):
+        return ModelFiles(file, file.relative_to(constants.HF_HUB_CACHE).parts[2])
+    if meant is not None and meant.tag is not None:
+        raise StartError(
+            f"the GGUF file {name} is not on this machine: run `text-generation-server download-weights {name}` first"
+        )
     try:
         snapshot = Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS, **named()))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:

@@ -30,6 +30,8 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from text_generation_common.errors import WeightsError, first_line
+from text_generation_common.gguf.choice import SUFFIX
+from text_generation_common.gguf.hub_choice import HubName, cached_file, chosen_files, hub_name, is_fetched_as_gguf
 from text_generation_common.model_files import limit_bytes
 from text_generation_common.models.served import read_served
 from text_generation_common.version import named
@@ -59,9 +61,16 @@ def resolve(model_id: str, revision: str | None, access: HubAccess | None = None
 
 
 def cached_snapshot(model_id: str, revision: str | None, access: HubAccess) -> Path | None:
-    """The directory of a revision in the cache, complete or not, or None if the cache has no file of it."""
+    """The directory of a revision in the cache, complete or not, or its GGUF file, complete. None if the cache has no
+    file of it."""
+    name = _named(model_id)
+    checked = _checked(revision)
+    if file := cached_file(access.cache, name, checked):
+        return file
+    if name.tag is not None:
+        return None
     with hub_errors(model_id, revision):
-        config = try_to_load_from_cache(model_id, "config.json", access.cache, _checked(revision))
+        config = try_to_load_from_cache(name.repository, "config.json", access.cache, checked)
     return Path(config).parent if isinstance(config, str) else None
 
 
@@ -72,7 +81,8 @@ def download(
     pickles_too: bool = True,
     retries: Retries | None = None,
 ) -> Path:
-    """Downloads the files that serving needs and returns their directory in the cache. Continues an earlier download.
+    """Downloads the files that serving needs and returns their directory in the cache, or the GGUF file there.
+    Continues an earlier download.
 
     Weights in PyTorch's own format are downloaded only if there are no safetensors, and only with `pickles_too`.
     NetworkError if the hub cannot be reached after all tries, WeightsError for all other failures.
@@ -90,6 +100,10 @@ def download(
 
 
 def _fetch(snapshot: "HubSnapshot", pickles_too: bool) -> Path:
+    if is_fetched_as_gguf(snapshot.name, snapshot.listing):
+        files = chosen_files(snapshot.name, snapshot.listing)
+        snapshot.fetch_files(files)
+        return snapshot.finish() / files[0]
     snapshot.fetch_side_files(names.side_files(snapshot.listing))
     if "config.json" in snapshot.listing:  # Checked before the weights are downloaded, which are large.
         refuse_quantized(snapshot.path, read_json(snapshot.path / "config.json"))
@@ -99,10 +113,15 @@ def _fetch(snapshot: "HubSnapshot", pickles_too: bool) -> Path:
             raise WeightsError(f"{snapshot.model} has no .safetensors weights, and --no-auto-convert is set")
         logger.warning("No safetensors weights found for %s. Downloading PyTorch weights.", snapshot.model)
         if not snapshot.fetch_weights(names.PICKLE_INDEX, names.pickle_names):
-            if found := names.only_gguf(snapshot.listing):
-                raise WeightsError(f"{snapshot.model} has GGUF files only, such as {found}: {names.GGUF_HINT}")
             raise WeightsError(f"{snapshot.model} has no .safetensors, .bin or .pt weights")
     return snapshot.finish()
+
+
+def _named(model_id: str) -> HubName:
+    name = hub_name(model_id)
+    if name is None:
+        raise WeightsError(f"{model_id!r} is not a model id like `owner/name` or `owner/name:Q4_K_M`")
+    return name
 
 
 def _checked(revision: str | None) -> str:
@@ -111,6 +130,12 @@ def _checked(revision: str | None) -> str:
     if not _REVISION.fullmatch(revision) or {".", ".."} & set(revision.split("/")):
         raise WeightsError(f"{revision!r} is not a revision: give a branch, a tag or a commit")
     return revision
+
+
+def _is_wanted(name: str) -> bool:
+    """Whether a file may be one of the model's: at the top level, or the part of a GGUF file in a folder there."""
+    folder, _, last = name.rpartition("/")
+    return is_plain(last) and (not folder or (is_plain(folder) and last.endswith(SUFFIX)))
 
 
 _CACHE_KEY = re.compile(r"[\w-]+", re.ASCII)
@@ -128,12 +153,13 @@ class HubSnapshot:
 
     def __init__(self, model_id: str, revision: str, access: HubAccess, retries: Retries) -> None:
         self.model = described(model_id, revision)  # the model's name for errors
-        self._model_id = model_id
+        self.name = _named(model_id)
+        self._model_id = self.name.repository
         self._revision = revision
         self._access = access
         self._retries = retries
         self._commit, self.listing = retries.run(self._ask)
-        self._folder = access.cache / repo_folder_name(repo_id=model_id, repo_type="model")
+        self._folder = access.cache / repo_folder_name(repo_id=self._model_id, repo_type="model")
         self.path = self._folder / "snapshots" / self._commit
 
     def fetch_side_files(self, names: list[str]) -> None:
@@ -152,13 +178,17 @@ class HubSnapshot:
             self.fetch_side_files([index_name])
         index = read_index(self.path / index_name)
         names = choose(self.listing, None if index is None else set(index.values()))
+        self.fetch_files(names)
+        return bool(names)
+
+    def fetch_files(self, names: list[str]) -> None:
+        """Downloads large files, and shows how far it is."""
         if absent := [name for name in names if name not in self.listing]:
-            raise WeightsError(f"{self._model_id} has no {absent[0]}, which its {index_name} names")
+            raise WeightsError(f"{self._model_id} has no {absent[0]}, which another of its files names")
         blobs = self._absent(names)
         needed = [blob for blob in blobs if not blob.path.exists()]
         num_bytes = sum(blob.size or 0 for blob in needed)
         self._fetch(blobs, make_progress(len(needed), num_bytes, self._access.progress) if needed else Quiet())
-        return bool(names)
 
     def finish(self) -> Path:
         if self._revision != self._commit:
@@ -175,7 +205,7 @@ class HubSnapshot:
             info = api.model_info(self._model_id, revision=self._revision, timeout=_API_TIMEOUT_S)
         if not info.sha or not _CACHE_KEY.fullmatch(info.sha):
             raise WeightsError(f"the hub does not name the commit of {self.model}: try again later")
-        return info.sha, [file.rfilename for file in info.siblings or () if is_plain(file.rfilename)]
+        return info.sha, [file.rfilename for file in info.siblings or () if _is_wanted(file.rfilename)]
 
     def _absent(self, names: list[str]) -> list[Blob]:
         return [self._blob(name) for name in names if not (self.path / name).exists()]

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from huggingface_hub import constants
+
 from text_generation_common.errors import WeightsError
 from text_generation_common.weights.headers import read_json, verify, weight_files
 from text_generation_common.weights.tokenizer_files import has_tokenizer
@@ -53,12 +55,14 @@ def prepare_without_weights(model_id: str, access: HubAccess) -> Path:
 
 def _present(model_id: str, revision: str | None, access: HubAccess) -> Path | None:
     """The model's directory if it needs no download, or None: a local directory, whatever it holds, or a complete
-    snapshot in the cache.
+    snapshot in the cache. A GGUF file without a tag in the model id is none: its repository may have safetensors.
     """
     if path := local_directory(model_id, access):
         read_json(path / "config.json")
         return path
     path = cached_snapshot(model_id, revision, access)
+    if path is not None and path.is_file() and ":" not in model_id and not constants.HF_HUB_OFFLINE:
+        return None
     return path if path and has_tokenizer(path) and (_has(weight_files, path) or _has(pickle_files, path)) else None
 
 

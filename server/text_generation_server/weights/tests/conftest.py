@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-RESOLVE = re.compile(r"/(?P<model>.+)/resolve/(?P<revision>[^/]+)/(?P<file>[^/?]+)$")
+RESOLVE = re.compile(r"/(?P<model>.+)/resolve/(?P<revision>[^/]+)/(?P<file>[^?]+)$")
 API = re.compile(r"/api/models/(?P<model>.+?)/revision/(?P<revision>[^/?]+)")
 
 
@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_file(name, files[name], commit)
 
     def send_file(self, name: str, content: bytes, commit: str) -> None:
-        is_large = name.endswith((".safetensors", ".bin"))
+        is_large = name.endswith((".safetensors", ".bin", ".gguf"))
         digest = hashlib.sha256(content) if is_large else hashlib.sha1(content)
         headers = {"ETag": f'"{digest.hexdigest()}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if self.command == "HEAD":

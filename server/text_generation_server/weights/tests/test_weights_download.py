@@ -74,14 +74,6 @@ def test_a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched
     assert hub.gets("model.safetensors") == [] and hub.gets("generation_config.json") == []
 
 
-def test_a_repository_of_gguf_files_is_refused_by_name(hub, shell, Model, tiny_files, one_error_line):
-    files = {name: content for name, content in tiny_files().items() if not name.endswith(".safetensors")}
-    hub.models["owner/gguf"] = Model({"main": files | {"m.Q4.gguf": b"GGUF"}})
-    refused = shell.download("owner/gguf")
-    assert refused.returncode == 1 and hub.gets("m.Q4.gguf") == []
-    assert "has GGUF files only, such as m.Q4.gguf: use the original repository" in one_error_line(refused.stderr)
-
-
 def test_a_revision_is_its_own_download(hub, shell, Model, tiny_files, one_error_line):
     hub.models["tiny"] = Model({"main": tiny_files(0), "dev": tiny_files(1)})
     assert shell.download("tiny", "--revision", "dev").returncode == 0
