@@ -214,8 +214,8 @@ BAD: dict[str, Bad] = {
     ),
     "short address on the hub": Bad("--model-id hf.co/org/name:1b", "is an address of the hub", "--model-id org/n"),
     "other address": Bad("--model-id s3://bucket/m", "s3://bucket/m is an address", "pass a hub id or a folder"),
-    "Ollama's name": Bad("--model-id llama3:8b", "has the form of Ollama's names", "modelfile llama3:8b` names after FR"),
-    "Ollama's other name": Bad("--model-id user/llama3.2:1b-q4_0", "has the form of Ollama's names", "llama3.2:1b-q4_0` names"),
+    "Ollama's name": Bad("--model-id llama3:8b", "has the form of Ollama's names", "modelfile llama3:8b` names"),
+    "Ollama's other name": Bad("--model-id user/llama3.2:1b-q4_0", "has the form of Ollama's names", "1b-q4_0` names"),
     "demo in capitals": Bad("--model-id Demo", "Demo is neither a folder nor a hub id", "did you mean demo?"),
     "adapter": Bad("", "is a LoRA adapter for org/base, not a model", "merge it into its model", adapter),
     "adapter of a strange base": Bad(
