@@ -26,24 +26,37 @@
 #define INPUTS_AHEAD 64  /* inputs between the weights in use and the weights that are prefetched */
 #define FIRST_BYTES 8192 /* bytes of a panel that are prefetched before a product begins */
 #define PREFETCH_BYTES (INPUTS_AHEAD * PANEL_OUTPUTS * (long)sizeof(bf16))
+#define INT8_INPUTS 128 /* inputs of int8 weights that are widened for more than 4 rows, and ... */
+#define INT8_ROWS 48    /* ... the most rows, which are multiplied by them, all within the nearest cache */
 
 /* Sums of up to 4 rows and the two panels of a pair, over alternating inputs, so that the instructions are independent
    of each other: [panel][row][input % 4 / 2]. */
 typedef __m512 pair_sums[2][4][2];
 
+/* Two inputs of a panel's weights, which become bfloat16 exactly. */
+INLINE __m512bh line_of(const char *w, int is_int8) {
+  __m512bh line;
+  if (is_int8)
+    widen_32_weights((const int8_t *)w, (bf16 *)&line);
+  else
+    memcpy(&line, w, 64);
+  return line;
+}
+
 /* Adds the products of inputs [from, to) to the sums of `rows` (1 to 4) rows of x. For each line of w0 and w1 it
    prefetches a line of ahead0 and ahead1. */
-INLINE void add_dot_products(pair_sums sums, const bf16 *x, long k, long rows, const bf16 *w0, const bf16 *w1,
-                             const bf16 *ahead0, const bf16 *ahead1, long from, long to) {
+INLINE void add_dot_products(pair_sums sums, const bf16 *x, long k, long rows, int is_int8, const char *w0,
+                             const char *w1, const char *ahead0, const char *ahead1, long from, long to) {
+  long input = PANEL_OUTPUTS * (is_int8 ? 1 : 2);
   for (long i = from; i < to; i += 4) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
       long at = i + 2 * half;
-      _mm_prefetch((const char *)(ahead0 + (at - from) * PANEL_OUTPUTS), _MM_HINT_T0);
-      _mm_prefetch((const char *)(ahead1 + (at - from) * PANEL_OUTPUTS), _MM_HINT_T0);
-      __m512bh a, b;
-      memcpy(&a, w0 + at * PANEL_OUTPUTS, 64);
-      memcpy(&b, w1 + at * PANEL_OUTPUTS, 64);
+      if (!is_int8 || !half) {
+        _mm_prefetch(ahead0 + (at - from) * input, _MM_HINT_T0);
+        _mm_prefetch(ahead1 + (at - from) * input, _MM_HINT_T0);
+      }
+      __m512bh a = line_of(w0 + at * input, is_int8), b = line_of(w1 + at * input, is_int8);
 #pragma GCC unroll 4
       for (long r = 0; r < rows; r++) {
         int two;
@@ -56,36 +69,83 @@ INLINE void add_dot_products(pair_sums sums, const bf16 *x, long k, long rows, c
   }
 }
 
-/* Multiplies `rows` (1 to 4) rows of x by a pair of panels with dot-product instructions. `w` is the first panel, and
-   `next` the first panel of the pair that follows: its first lines are prefetched towards the end of this pair. */
-INLINE void dot_1_to_4_rows(const struct product *g, long first, long rows, const bf16 *w, const bf16 *next,
-                            long pair) {
-  long k = g->k, panel = k * PANEL_OUTPUTS, last = k > INPUTS_AHEAD ? k - INPUTS_AHEAD : 0;
-  pair_sums sums = {};
-  const bf16 *x = g->x + first * k, *ahead = w + INPUTS_AHEAD * PANEL_OUTPUTS;
-  add_dot_products(sums, x, k, rows, w, w + panel, ahead, ahead + panel, 0, last);
-  add_dot_products(sums, x, k, rows, w, w + panel, next, next + panel, last, k);
-#pragma GCC unroll 4
-  for (long r = 0; r < rows; r++)
-    store_pair(g, first + r, pair, 0, (vf)(sums[0][r][0] + sums[0][r][1]), (vf)(sums[1][r][0] + sums[1][r][1]));
+/* Stores outputs of row `row` of y, whose sums are those of row r. */
+INLINE void store_dot_products(const struct product *g, pair_sums sums, long r, long row, long pair) {
+  store_pair(g, row, pair, 0, (vf)(sums[0][r][0] + sums[0][r][1]), (vf)(sums[1][r][0] + sums[1][r][1]));
 }
 
-/* Multiplies rows [first, end), four at a time. The compiler makes a copy of dot_1_to_4_rows for each number of
-   rows. */
-static void dot_rows_by_pair(const struct product *g, long first, long end, const bf16 *w, const bf16 *next,
+/* Multiplies `rows` (1 to 4) rows of x by a pair of panels with dot-product instructions. `w` is the first panel, and
+   `next` the first panel of the pair that follows: its first lines are prefetched towards the end of this pair. */
+INLINE void dot_1_to_4_rows(const struct product *g, long first, long rows, int is_int8, const char *w,
+                            const char *next, long pair) {
+  long k = g->k, input = PANEL_OUTPUTS * (is_int8 ? 1 : 2), panel = k * input;
+  long last = k > INPUTS_AHEAD ? k - INPUTS_AHEAD : 0;
+  pair_sums sums = {};
+  const bf16 *x = g->x + first * k;
+  const char *ahead = w + INPUTS_AHEAD * input;
+  add_dot_products(sums, x, k, rows, is_int8, w, w + panel, ahead, ahead + panel, 0, last);
+  add_dot_products(sums, x, k, rows, is_int8, w, w + panel, next, next + panel, last, k);
+#pragma GCC unroll 4
+  for (long r = 0; r < rows; r++) store_dot_products(g, sums, r, first + r, pair);
+}
+
+/* Multiplies rows [first, end), four at a time. The compiler makes a copy of dot_1_to_4_rows for each number of rows
+   and each type of weights. */
+static void dot_rows_by_pair(const struct product *g, long first, long end, const char *w, const char *next,
                              long pair) {
-  for (; first + 4 <= end; first += 4) dot_1_to_4_rows(g, first, 4, w, next, pair);
+#define DOT(ROWS) \
+  (g->is_int8 ? dot_1_to_4_rows(g, first, ROWS, 1, w, next, pair) : dot_1_to_4_rows(g, first, ROWS, 0, w, next, pair))
+  for (; first + 4 <= end; first += 4) DOT(4);
   switch (end - first) {
-    case 1: dot_1_to_4_rows(g, first, 1, w, next, pair); break;
-    case 2: dot_1_to_4_rows(g, first, 2, w, next, pair); break;
-    case 3: dot_1_to_4_rows(g, first, 3, w, next, pair); break;
+    case 1: DOT(1); break;
+    case 2: DOT(2); break;
+    case 3: DOT(3); break;
   }
+#undef DOT
 }
 
 static void widen_weights(const int8_t *from, bf16 *to, long count) {
   for (long i = 0; i < count; i += 32) widen_32_weights(from + i, to + i);
 }
 
+/* add_dot_products for sums that lie in memory. */
+INLINE void add_widened_products(pair_sums in_memory, const bf16 *x, long k, long rows, const bf16 *w0, const bf16 *w1,
+                                 const char *ahead0, const char *ahead1, long inputs) {
+  pair_sums sums;
+  memcpy(sums, in_memory, sizeof sums);
+  add_dot_products(sums, x, k, rows, 0, (const char *)w0, (const char *)w1, ahead0, ahead1, 0, inputs);
+  memcpy(in_memory, sums, sizeof sums);
+}
+
+/* The same for up to INT8_ROWS rows and int8 weights: some inputs of the pair are widened for all rows, before the next
+   ones. The sums get the same products in the same order. */
+static void dot_rows_by_int8_pair(const struct product *g, long first, long rows, const int8_t *w, long pair) {
+  long k = g->k, groups = (rows + 3) / 4;
+  pair_sums sums[INT8_ROWS / 4];
+  bf16 own[2][INT8_INPUTS * PANEL_OUTPUTS] __attribute__((aligned(64)));
+  memset(sums, 0, groups * sizeof *sums);
+  for (long i = 0; i < k; i += INT8_INPUTS) {
+    long inputs = k - i < INT8_INPUTS ? k - i : INT8_INPUTS;
+    for (int panel = 0; panel < 2; panel++)
+      widen_weights(w + (panel * k + i) * PANEL_OUTPUTS, own[panel], inputs * PANEL_OUTPUTS);
+    for (long group = 0; group < groups; group++) {
+      const bf16 *x = g->x + (first + 4 * group) * k + i;
+      const char *ahead = (const char *)(w + i * PANEL_OUTPUTS) + 2 * INT8_INPUTS * PANEL_OUTPUTS;
+#define ADD(ROWS) \
+  add_widened_products(sums[group], x, k, ROWS, own[0], own[1], ahead, ahead + k * PANEL_OUTPUTS, inputs)
+      switch (rows - 4 * group) {
+        case 1: ADD(1); break;
+        case 2: ADD(2); break;
+        case 3: ADD(3); break;
+        default: ADD(4);
+      }
+#undef ADD
+    }
+  }
+  for (long r = 0; r < rows; r++) store_dot_products(g, sums[r / 4], r % 4, first + r, pair);
+}
+
+#if defined(__AMX_BF16__)
 /* The weights of a pair of panels in bfloat16: the weights themselves or, for int8, a converted copy. */
 INLINE const bf16 *weights_of_pair(const struct product *g, long pair, int me) {
   long count = PAIR_OUTPUTS * g->k;
@@ -94,6 +154,7 @@ INLINE const bf16 *weights_of_pair(const struct product *g, long pair, int me) {
   widen_weights((const int8_t *)g->weights + pair * count, own, count);
   return own;
 }
+#endif
 
 static void multiply_by_dot_products(const struct product *g, struct team *team, int me) {
   long block = X_NUMBERS_IN_L2 / g->k / 4 * 4 /* rows */, pairs = g->n / PAIR_OUTPUTS;
@@ -104,10 +165,17 @@ static void multiply_by_dot_products(const struct product *g, struct team *team,
     after = take_items(team, grain) + team->threads * grain;
     for (long item = from; item < from + grain && item < items; item++) {
       long first = item / pairs * block, end = first + block < g->m ? first + block : g->m, pair = item % pairs;
-      long next = item + 1 < from + grain ? item + 1 : after;
-      const bf16 *w = weights_of_pair(g, pair, me), *ahead = w;
-      if (next < items && !g->is_int8) ahead = (const bf16 *)g->weights + next % pairs * PAIR_OUTPUTS * g->k;
-      dot_rows_by_pair(g, first, end, w, ahead, pair);
+      long next = item + 1 < from + grain ? item + 1 : after, bytes = PAIR_OUTPUTS * g->k * (g->is_int8 ? 1 : 2);
+      const char *w = (const char *)g->weights + pair * bytes, *ahead = w;
+      if (next < items) ahead = (const char *)g->weights + next % pairs * bytes;
+      if (!g->is_int8 || end - first <= 4) {
+        dot_rows_by_pair(g, first, end, w, ahead, pair);
+        continue;
+      }
+      for (long count; first < end; first += count) {
+        count = end - first < INT8_ROWS ? end - first : INT8_ROWS;
+        dot_rows_by_int8_pair(g, first, count, (const int8_t *)w, pair);
+      }
     }
   }
 }
@@ -173,15 +241,16 @@ static void multiply_few_rows(const struct product *g, struct team *team, int me
 /* The size of `scratch`, in bfloat16 numbers. It is fastest on huge pages. */
 EXPORT long gemm_scratch(long rows, long inputs, long outputs, int is_int8, int threads) {
 #if defined(__AVX512BF16__)
-  long numbers = is_int8 ? 4L * PAIR_OUTPUTS * inputs * threads : 0; /* converted weights */
+  long numbers = 0;
 #if defined(__AMX_BF16__)
+  if (is_int8) numbers = 4L * PAIR_OUTPUTS * inputs * threads; /* converted weights */
   long filled = (rows + 31) / 32 * 32;
   if (rows > FEW_ROWS) {
     numbers += filled * inputs; /* x in tiles */
     if (inputs > UNDIVIDED_INPUTS) numbers += 2 * outputs * (filled < MAX_SUMMED_ROWS ? filled : MAX_SUMMED_ROWS);
   }
 #endif
-  (void)rows, (void)outputs;
+  (void)rows, (void)inputs, (void)outputs, (void)is_int8, (void)threads;
   return numbers;
 #else
   (void)outputs, (void)is_int8;
