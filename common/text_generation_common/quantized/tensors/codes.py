@@ -60,6 +60,18 @@ def spread(packed: Tensor, bits: int, run: int) -> Tensor:
     return torch.stack(shifted, dim=-2).flatten(-3)
 
 
+def awq_pairs(words: Tensor) -> Tensor:
+    """`pack_pairs` of the transposed columns of int32 [K, W]: uint8 [8 W, K / 2], without a byte for each number."""
+    first, second = words[0::2], words[1::2]
+    even = first & 0x0F0F0F0F | (second & 0x0F0F0F0F) << 4
+    odd = first >> 4 & 0x0F0F0F0F | second & ~0x0F0F0F0F
+    halves = [half.view(uint8).view(*first.shape, 4) for half in (even, odd)]
+    found = halves[0].new_empty(words.shape[1], 8, len(first))
+    for column, place in enumerate(AWQ_PLACES):
+        found[:, column] = halves[place % 2][..., place // 2].t()
+    return found.flatten(0, 1)
+
+
 def pack_pairs(numbers: Tensor) -> Tensor:
     """uint8 [..., K / 2] of uint8 [..., K] from 0 to 15, the first of two in the lower half."""
     return pack(numbers, 4)

@@ -6,7 +6,14 @@ from torch import Tensor
 from text_generation_common.quantized.layout import WEIGHT_SHAPE
 from text_generation_common.quantized.scheme import Packing, Scheme
 from text_generation_common.quantized.tensors.checks import Layer, broken
-from text_generation_common.quantized.tensors.codes import by_outputs, bytes_of, pack_pairs, unpack, unpack_awq
+from text_generation_common.quantized.tensors.codes import (
+    awq_pairs,
+    by_outputs,
+    bytes_of,
+    pack_pairs,
+    unpack,
+    unpack_awq,
+)
 from text_generation_common.quantized.values import Groups, Int4, Int8, Weight
 
 MIDDLE = 8  # the zero point of an Int4 without zero points
@@ -27,7 +34,7 @@ def read_awq(layer: Layer, scheme: Scheme) -> Weight:
     words = layer[".qweight"]
 
     def packed(outputs: slice) -> Tensor:
-        return pack_pairs(unpack_awq(words[:, outputs.start // 8 : outputs.stop // 8]).t())
+        return awq_pairs(words[:, outputs.start // 8 : outputs.stop // 8])
 
     return Int4(by_outputs(layer.outputs, layer.inputs, packed), groups)
 

@@ -7,20 +7,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from text_generation_common.quantized.tensors.codes import pack_pairs
+from text_generation_common.quantized.tensors.codes import NUMBERS_AT_ONCE, pack_pairs
 from text_generation_common.quantized.tensors.matrix import exact_weight, in_bytes, order_of
 from text_generation_common.quantized.tensors.splits import on_outputs, padded_inputs, size_of
-from text_generation_common.quantized.values import Codes, Dense, Fp8, Groups, Int4, Int8, Planes, Table4, Weight
+from text_generation_common.quantized.values import Codes, Dense, Fp8, Int4, Int8, Planes, Table4, Weight
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
-from text_generation_server.kernels.cpu.linear import BLOCK, PANEL, Scratch, addend_words
+from text_generation_server.kernels.cpu.linear import (
+    Scratch,
+    addend_words,
+    aligned,
+    in_panels,
+    places,
+    row_of_each,
+)
+from text_generation_server.kernels.cpu.scales import NO_GROUPS, group_panels
 
 STEP = CONSTANTS["CODES_STEP"]
 NAN_IN_F8 = 0x7F  # beside the sign
 WEIGHT_TYPES = TYPES | {torch.float16: CONSTANTS["F16"]}
-# Types in which C reads scales.
-SCALE_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class CodesLinear:
@@ -39,27 +45,25 @@ class CodesLinear:
         self._y_type = y_type
         weight, order = in_steps(in_bytes(weight) if isinstance(weight, Planes) else weight)
         self._inputs = size_of(weight)[1]
-        groups = None if isinstance(weight, Dense) else weight.groups
-        self._group = self._inputs if groups is None else groups.size
-        scales, offsets = (None, None) if groups is None else _scales(weight, groups, factor)
-        zeros = None if groups is None or groups.zeros is None else groups.zeros.to(torch.int8)
+        of_places = places(outputs, gated)
 
-        def in_panels(numbers: Tensor | None) -> Tensor | None:
-            return None if numbers is None else _in_panels(numbers, gated, pages)
+        def packed(numbers: Tensor, sorts: bool = False) -> Tensor:
+            return in_panels(library, threads, pages, numbers, of_places, sorts=sorts)
 
         codes, code_type = _codes(weight)
-        self._codes = _in_panels(codes, gated, pages)
-        self._scales, self._zeros, self._offsets = map(in_panels, (scales, zeros, offsets))
+        is_4_bits = isinstance(weight, Int4 | Table4)
+        self._codes = packed(codes, sorts=is_4_bits)
+        self._groups = None if isinstance(weight, Dense) else group_panels(weight.groups, of_places, packed)
+        self._group = self._inputs if self._groups is None else self._groups.size
         self._form = on_outputs(weight, lambda numbers: numbers[:0].clone())
         self._has_rows = not gated and factor == 1 and (order is None or order_of(weight) is not None)
         self._fixed: dict[str, Argument] = {
             "x_type": TYPES[x_type], "x_inputs": self._x_inputs, "inputs": self._inputs, "codes": self._codes,
             "type": code_type, "table": weight.table.float() if isinstance(weight, Table4) else None,
-            "outputs": self._codes.shape[0] * BLOCK, "group": self._group, "scales": self._scales,
-            "scale_type": WEIGHT_TYPES[torch.float32 if scales is None else scales.dtype],
-            "zeros": self._zeros, "offsets": self._offsets, "order": order,
-            "bias": in_panels(None if bias is None else bias.float().unsqueeze(1)), "gated": int(gated),
-            "y_type": TYPES[y_type], "columns": self._outputs,
+            "outputs": len(of_places), "group": self._group, "order": order,
+            "output_scales": aligned(_output_scales(weight, factor), of_places), "bias": aligned(bias, of_places),
+            "gated": int(gated), "y_type": TYPES[y_type], "columns": self._outputs,
+            **(NO_GROUPS if self._groups is None else self._groups.words),
         }  # fmt: skip
 
     def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
@@ -74,21 +78,22 @@ class CodesLinear:
         return y
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the codes, and of what belongs to their groups."""
+        parts = [self._codes, *({} if self._groups is None else self._groups.words).values()]
+        return sum(part.nbytes for part in parts if isinstance(part, Tensor))
+
+    @property
     def has_rows(self) -> bool:
         return self._has_rows
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        def picked(panels: Tensor) -> Tensor:
-            return panels[ids_T // BLOCK, :, ids_T % BLOCK].contiguous()
-
-        form, codes = self._form, picked(self._codes)
+        form, codes = self._form, row_of_each(self._codes, ids_T)
         if isinstance(form, Dense):
             return codes[:, : self._x_inputs]
-        assert self._scales is not None
-        zeros, offsets = (None if part is None else picked(part) for part in (self._zeros, self._offsets))
+        assert self._groups is not None
         q = pack_pairs(_of_words(codes)) if isinstance(form, Int4 | Table4) else codes.view(form.q.dtype)
-        rows = replace(form, q=q, groups=Groups(self._group, picked(self._scales), zeros, offsets))
-        return exact_weight(rows)[:, : self._x_inputs]
+        return exact_weight(replace(form, q=q, groups=self._groups.groups(ids_T)))[:, : self._x_inputs]
 
 
 def in_steps(weight: Weight) -> tuple[Weight, Tensor | None]:
@@ -135,10 +140,7 @@ def _codes(weight: Weight) -> tuple[Tensor, int]:
         return weight.values, WEIGHT_TYPES[weight.values.dtype]
     if not isinstance(weight, Int4 | Table4):
         return weight.q.view(torch.uint8), WEIGHT_TYPES[weight.q.dtype]
-    pairs = weight.q.view(weight.q.shape[0], -1, STEP // 2)
-    even, odd = pairs & 15, pairs >> 4
-    words = torch.cat([half[..., 0::2] | half[..., 1::2] << 4 for half in (even, odd)], dim=-1)
-    return words.view(torch.int32).squeeze(-1), CONSTANTS["I4" if isinstance(weight, Int4) else "TABLE4"]
+    return weight.q.contiguous().view(torch.int32), CONSTANTS["I4" if isinstance(weight, Int4) else "TABLE4"]
 
 
 def _of_words(words: Tensor) -> Tensor:
@@ -147,27 +149,16 @@ def _of_words(words: Tensor) -> Tensor:
     return (words.unsqueeze(-1) >> shifts.flatten() & 15).to(torch.uint8).flatten(1)
 
 
-def _scales(weight: Weight, groups: Groups, factor: float) -> tuple[Tensor, Tensor | None]:
-    """Scales and offsets, times the factor, in the smallest type that holds both exactly. A NaN in codes of 8 bits
-    becomes the scale of its output, where it makes the same numbers NaN."""
-    scales, offsets = groups.scales.float(), None if groups.offsets is None else groups.offsets.float()
-    if factor != 1:
-        scales, offsets = scales * factor, None if offsets is None else offsets * factor
-    both = [numbers for numbers in (scales, offsets) if numbers is not None]
-    fitting = (t for t in SCALE_TYPES if all(torch.equal(numbers.to(t).float(), numbers) for numbers in both))
-    dtype = next(fitting, torch.float32)
-    if isinstance(weight, Fp8):
-        has_nan = (weight.q.view(torch.uint8) & NAN_IN_F8 == NAN_IN_F8).any(1, keepdim=True)
-        scales = scales.masked_fill(has_nan, float("nan"))
-    return scales.to(dtype), None if offsets is None else offsets.to(dtype)
+def _output_scales(weight: Weight, factor: float) -> Tensor | None:
+    """What each output is multiplied by: the factor, or NaN where its codes of 8 bits have one."""
+    has_nan = _has_nan(weight.q.view(torch.uint8)) if isinstance(weight, Fp8) else None
+    if factor == 1 and (has_nan is None or not has_nan.any()):
+        return None
+    scales = torch.full((size_of(weight)[0],), factor)
+    return scales if has_nan is None else scales.masked_fill(has_nan, float("nan"))
 
 
-def _in_panels(numbers: Tensor, gated: bool, pages: SharedPages) -> Tensor:
-    """[N, M] as [N / 32, M, 32]: outputs in the order of the panels. Zeros fill the last panels."""
-    width = numbers.shape[1]
-    if gated:
-        halves = F.pad(numbers.view(2, -1, width), (0, 0, 0, -(numbers.shape[0] // 2) % PANEL))
-        numbers = halves.view(2, -1, PANEL, width).transpose(0, 1).reshape(-1, width)
-    numbers = F.pad(numbers, (0, 0, 0, -numbers.shape[0] % BLOCK))
-    out = pages.empty((numbers.shape[0] // BLOCK, width, BLOCK), numbers.dtype)
-    return out.copy_(numbers.view(-1, BLOCK, width).transpose(1, 2))
+def _has_nan(codes: Tensor) -> Tensor:
+    """For each output; some outputs at a time."""
+    at_once = max(1, NUMBERS_AT_ONCE // codes.shape[1])
+    return torch.cat([(part & NAN_IN_F8).amax(1) == NAN_IN_F8 for part in torch.split(codes, at_once)])

@@ -80,16 +80,18 @@ class PackedLinear:
         self._threads = threads
         self._gated = gated
         self._y_type = y_type
-        order = interleaved(outputs) if gated else None
-        self._weight = panels(values if order is None else values[order], pages)
+        of_places = places(outputs, gated)
+        self._weight = in_panels(
+            library, threads, pages, values, of_places, width=PANEL, unit=2 * values.element_size()
+        )
         self._is_int8 = values.dtype == torch.int8
         self._scratch = scratch
         rows = self._weight.shape[0] * PANEL
         self._rows = rows
-        self._scales_N = aligned(weight.scales_N, order)
+        self._scales_N = aligned(weight.scales_N, of_places)
         self._fixed: dict[str, Argument] = {
             "inputs": self._inputs, "weights": self._weight, "outputs": rows, "is_int8": int(self._is_int8),
-            "scales": self._scales_N, "bias": aligned(bias, order), "gated": int(gated),
+            "scales": self._scales_N, "bias": aligned(bias, of_places), "gated": int(gated),
             "y_type": TYPES[y_type], "columns": self._outputs,
         }  # fmt: skip
 
@@ -124,7 +126,7 @@ class Float32Linear:
         self._outputs, self._inputs = weight.shape
         self._library = library
         self._threads = threads
-        self._weight = _wide_panels(weight, pages)
+        self._weight = in_panels(library, threads, pages, weight, places(self._outputs, gated=False))
         self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
@@ -173,40 +175,48 @@ def _rows(library: Library, threads: int, panels: Tensor, ids_T: Tensor, inputs:
     return out
 
 
+def row_of_each(panels: Tensor, ids_T: Tensor) -> Tensor:
+    """Rows [T, M] of a tensor whose panels are [any number, M, outputs of a panel], or [.., M, panels of a pair]. torch
+    picks them."""
+    width = panels.shape[2]
+    return panels[ids_T // BLOCK, :, ids_T % BLOCK // (BLOCK // width)].contiguous()
+
+
 def rows_of_panels(panels: Tensor, ids_T: Tensor) -> Tensor:
-    """Rows of a tensor [N, K] of codes, or of what belongs to them, from its panels of PANEL rows. torch picks them."""
+    """Rows of a tensor [N, K] of codes from the panels of `gemm`."""
     return panels[ids_T // PANEL, :, ids_T % PANEL].flatten(1)
 
 
-def panels(weight: Tensor, pages: SharedPages) -> Tensor:
-    """The weight as [N / 16, K / 2, 16, 2]. Rows of zeros fill the last pair of panels."""
-    missing = -weight.shape[0] % BLOCK
-    weight = F.pad(weight, (0, 0, 0, missing)) if missing else weight
-    outputs, inputs = weight.shape
-    packed = pages.empty((outputs // PANEL, inputs // 2, PANEL, 2), weight.dtype)
-    return packed.copy_(weight.view(outputs // PANEL, PANEL, inputs // 2, 2).permute(0, 2, 1, 3))
+def places(outputs: int, gated: bool) -> Tensor:
+    """The output at each place of pairs of panels, and -1 at those that have none. If gated, panels of gates and of the
+    matching ups take turns."""
+    found = torch.arange(outputs, dtype=torch.int32)
+    if gated:
+        halves = F.pad(found.view(2, -1), (0, -(outputs // 2) % PANEL), value=-1)
+        found = halves.view(2, -1, PANEL).transpose(0, 1).flatten()
+    return F.pad(found, (0, -len(found) % BLOCK), value=-1)
 
 
-def _wide_panels(weight: Tensor, pages: SharedPages) -> Tensor:
-    """The weight as [N / 32, K, 32]. Zeros fill the last panel."""
-    outputs, inputs = weight.shape
-    packed = pages.empty((-(-outputs // BLOCK), inputs, BLOCK), weight.dtype)
-    whole = outputs // BLOCK
-    packed[:whole].copy_(weight[: whole * BLOCK].view(whole, BLOCK, inputs).transpose(1, 2))
-    if rest := outputs % BLOCK:
-        packed[whole].zero_()
-        packed[whole, :, :rest].copy_(weight[whole * BLOCK :].T)
+def in_panels(
+    library: Library, threads: int, pages: SharedPages, numbers: Tensor, places: Tensor, *, width: int = BLOCK,
+    unit: int = 0, sorts: bool = False,
+) -> Tensor:  # fmt: skip
+    """[N, M] as [places / width, units, width], and 0 where no output is. A unit is one number, or some neighbours with
+    `unit` bytes together, and a further dimension is theirs then. `sorts`: codes of 4 bits become words of 8 inputs."""
+    numbers, size = numbers.contiguous(), numbers.element_size()
+    unit = unit or size
+    units, each = numbers.shape[1] * size // unit, unit // size
+    shape = (len(places) // width, units, width, *((each,) if each > 1 else ()))
+    packed = pages.empty(shape, numbers.dtype)
+    library.call(
+        threads, "pack_panels", numbers=numbers, unit=unit, units=units, rows=places, panels=shape[0], width=width,
+        sorts=int(sorts), packed=packed,
+    )  # fmt: skip
     return packed
 
 
-def interleaved(outputs: int) -> Tensor:
-    """The order of outputs in which each panel of gates is followed by the panel of the matching ups."""
-    return torch.arange(outputs).view(2, -1, PANEL).transpose(0, 1).flatten()
-
-
-def aligned(values_N: Tensor | None, order: Tensor | None) -> Tensor | None:
-    """Scales or biases in float32, in the order of the panels, with zeros for the missing outputs of the last panel."""
+def aligned(values_N: Tensor | None, places: Tensor) -> Tensor | None:
+    """Scales or biases in float32, in the order of the panels, with zeros for outputs that are missing."""
     if values_N is None:
         return None
-    values = values_N.float() if order is None else values_N.float()[order]
-    return F.pad(values, (0, -len(values) % BLOCK)).contiguous()
+    return values_N.float()[places.clamp(min=0)].masked_fill(places < 0, 0)

@@ -1,5 +1,6 @@
 """Products of weights in every form, for every processor that has a compiled library."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from weight_forms import FORMS, random_weight
 from text_generation_common.cpu_features import NEEDS
 from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.tensors.splits import inputs_of
-from text_generation_common.quantized.values import Dense, Fp8, Groups, Weight
+from text_generation_common.quantized.values import (
+    CodedScales, Dense, Fp8, Groups, Int4, RunNumbers, SharedNumbers, Table4, Weight,
+)  # fmt: skip
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.codes import CodesLinear
@@ -110,6 +113,85 @@ def test_rows_of_an_embedding_are_read_from_the_panels(kernels: CpuKernels, form
     linear, ids = layer(kernels, weight), torch.tensor([89, 0, 16, 17, 0], dtype=torch.int32)
     assert isinstance(linear, HoldsRows) and linear.has_rows
     assert torch.equal(linear.rows(ids).float(), exact_weight(weight)[ids])
+
+
+def coded_weight(kind: str, outputs: int, inputs: int, size: int) -> Weight:
+    """Random weights whose scales lie in fewer bits, as files have them."""
+    generator, count = torch.Generator().manual_seed(outputs), -(-inputs // size)
+    if kind == "blocks":  # a block has 16 outputs
+        shared = torch.rand(-(-outputs // 16) * count, generator=generator)
+        starts = torch.arange(outputs, dtype=torch.int32).unsqueeze(1) // 16 * count
+        weight = random_weight("fp8", outputs, inputs, size)
+        assert isinstance(weight, Fp8)
+        return replace(weight, groups=Groups(size, SharedNumbers(shared, starts, count)))
+    codes = torch.randint(1, 120, (outputs, count), generator=generator).to(torch.uint8)
+    if kind == "two levels":  # as in K-quants
+        weight = random_weight("int4", outputs, inputs, size)
+        halves = torch.rand(2, outputs, -(-count // 8), generator=generator).half()
+        both = [CodedScales(codes % 64, None, RunNumbers(numbers, count, 8)) for numbers in halves]
+        assert isinstance(weight, Int4)
+        return replace(weight, groups=Groups(size, both[0], offsets=both[1]))
+    scales: Any = CodedScales(codes, torch.arange(256.0) - 32)  # integers with a sign
+    if kind == "powers":
+        scales = codes.view(torch.float8_e8m0fnu)
+    elif kind == "fp8 divided":
+        numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num()
+        scales = CodedScales(codes, numbers / 3.7)
+    elif kind != "integers":
+        starts = torch.arange(outputs, dtype=torch.int32).unsqueeze(1) * count
+        factors = SharedNumbers(torch.rand(outputs * count // 8 + 1, generator=generator), starts, count, 8)
+        parts = torch.rand(2, generator=generator)  # joined layers have one each
+        extras = SharedNumbers(
+            parts, (torch.arange(outputs, dtype=torch.int32).unsqueeze(1) // 8 % 2) * count, count, count
+        )
+        table = torch.linspace(-1, 1, 256) if kind == "table" else torch.arange(256.0)
+        scales = CodedScales(codes, table, factors, extras if kind == "table" else None)
+    weight = random_weight("table4", outputs, inputs, size)
+    assert isinstance(weight, Table4)
+    if kind == "powers":  # products are compared with an absolute tolerance
+        scales = (codes % 8 + 122).view(torch.float8_e8m0fnu)
+    return replace(weight, groups=Groups(size, scales))
+
+
+CODED = ["blocks", "two levels", "powers", "integers", "integers times factors", "fp8 divided", "table"]
+
+
+@pytest.mark.parametrize("kind", CODED)
+@pytest.mark.parametrize(("shape", "size"), [((64, 256), 16), ((80, 576), 64), ((48, 96), 32)], ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+def test_scales_in_few_bits_are_those_of_the_numbers(
+    kernels: CpuKernels, kind: str, shape: tuple[int, int], size: int, gated: bool
+) -> None:
+    weight, x = coded_weight(kind, *shape, size), random(7, shape[1])
+    exact = exact_weight(weight)
+    expected = x.double() @ exact.double().T
+    if gated:
+        gate, up = expected.chunk(2, dim=1)
+        expected = F.silu(gate) * up
+    linear = layer(kernels, weight, gated=gated)
+    y = linear(x)
+    assert ((y - expected).abs().max() / expected.abs().max()).item() < 2e-6
+    assert all(torch.equal(linear(x[:count]), y[:count]) for count in (1, 3, 4))
+    if not gated:
+        ids = torch.tensor([47, 0, 16, 17, 0], dtype=torch.int32)
+        assert isinstance(linear, HoldsRows) and torch.equal(linear.rows(ids), exact[ids])
+
+
+# Bits for each weight, of which the panels of 4,096 inputs take 1.03 times the file's at most.
+@pytest.mark.parametrize(
+    ("kind", "size", "bits"),
+    [
+        ("fp8 divided", 16, 4.5),
+        ("table", 64, 4.14),
+        ("blocks", 128, 8.002),
+        ("powers", 32, 4.25),
+        ("two levels", 32, 4.5),
+    ],
+)
+def test_panels_take_the_bits_of_the_files(kernels: CpuKernels, kind: str, size: int, bits: float) -> None:
+    linear = layer(kernels, coded_weight(kind, 64, 4096, size))
+    assert isinstance(linear, CodesLinear)
+    assert 8 * linear.nbytes / (64 * 4096) <= bits * 1.03
 
 
 def test_each_code_of_8_bits_is_its_number_or_makes_its_output_not_a_number(kernels: CpuKernels) -> None:

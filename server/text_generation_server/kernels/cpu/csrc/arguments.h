@@ -13,13 +13,14 @@
 typedef uint16_t bf16; /* the upper half of a float32 */
 
 /* The number formats in memory. F8 is e4m3: sign, 4 bits of exponent, 3 of mantissa. The formats after it are those of
-   weights only: I4 are the integers 0 … 15, and TABLE4 the numbers of a table with 16 entries. */
-enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3, F16 = 4, I4 = 5, TABLE4 = 6 };
+   weights only: I4 are the integers 0 … 15, and TABLE4 the numbers of a table with 16 entries. The last ones are those
+   of scales: U8 are the integers 0 … 255, E8M0 powers of 2, and TABLE8 the numbers of a table with 256 entries. */
+enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3, F16 = 4, I4 = 5, TABLE4 = 6, U8 = 7, E8M0 = 8, TABLE8 = 9 };
 
 enum activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
 
 enum {
-  MAX_ARGUMENTS = 26,      /* most arguments of one kernel */
+  MAX_ARGUMENTS = 36,      /* most arguments of one kernel */
   MAX_EXPERTS = 1024,      /* experts of one layer */
   MAX_HEAD_SIZE = 256,     /* most numbers in a head, in all kernels that compute heads; always a multiple of 16 */
   FEW_ROWS = 16,           /* gemm: most rows of x that are read in place; more rows are packed into tiles first */
@@ -319,32 +320,55 @@ struct gemm_arguments {
   bf16 *scratch; /* aligned to 64 bytes; linear.py computes the size */
 };
 
-/* y = x Wᵀ + addend + bias, with W = scales * (codes - zeros) or scales * codes - offsets. If gated: y = silu(gate) *
-   up. Codes, scales, zeros and offsets lie in panels, as README.md says. */
+/* Copies numbers of outputs into panels: packed[p][u][o] = numbers[rows[p * width + o]][u], or 0 where the row is -1.
+ */
+struct pack_panels_arguments {
+  const void *numbers; /* [any number of rows, units] */
+  long unit;           /* bytes of a unit: 1, 2 or 4 */
+  long units;
+  const int32_t *rows; /* [panels * width] */
+  long panels;
+  long width;   /* outputs of a panel: 16 or 32 */
+  long sorts;   /* whether a unit is 8 codes of 4 bits, of which those of even inputs become the lower half */
+  void *packed; /* [panels, units, width] */
+};
+
+/* y = x Wᵀ + addend + bias, with W = scales * (codes - zeros) or scales * codes - offsets, times the scale of each
+   output. If gated: y = silu(gate) * up. Codes, scales, zeros, offsets and factors lie in panels, as README.md says.
+   Scales are `scales * factors + extras`, offsets are `offsets * offset_factors`. */
 struct gemm_codes_arguments {
   const void *x; /* [rows, x_inputs] */
   long x_type;   /* F32 or BF16 */
   long rows;
   long x_inputs;
-  long inputs;          /* inputs of W, a multiple of CODES_STEP. x is 0 for those that it does not have */
-  const void *codes;    /* [outputs / 32, inputs, 32]; of I4 and TABLE4 [outputs / 32, inputs / 8, 32] words */
-  long type;            /* any type */
-  const float *table;   /* [16] for TABLE4, or null */
-  long outputs;         /* a multiple of 32 */
-  long group;           /* inputs of a group, a multiple of CODES_STEP; the last group may have fewer */
-  const void *scales;   /* [outputs / 32, groups, 32], or null: 1 */
-  long scale_type;      /* F32, BF16 or F16 */
-  const int8_t *zeros;  /* as scales, or null: 8 for I4 without offsets, otherwise 0 */
-  const void *offsets;  /* as scales, also in their type, or null; only without zeros */
-  const int32_t *order; /* [inputs]: the number of x that each input of W multiplies, or null: the same number */
-  const float *bias;    /* [outputs], or null */
-  const void *addend;   /* [rows, columns]; gated, [rows, 2 * columns]: gates, then ups; or null */
-  long addend_stride;   /* numbers from one row of the addend to the next */
-  long addend_type;     /* F32 or BF16 */
-  long gated;           /* whether panels alternate: one of gates, then one of ups */
-  long y_type;          /* F32 or BF16 */
-  long columns;         /* numbers of a row of y: outputs, less those that only fill panels; gated, half of them */
-  void *y;              /* [rows, columns], rows y_stride apart */
+  long inputs;                /* inputs of W, a multiple of CODES_STEP. x is 0 for those that it does not have */
+  const void *codes;          /* [outputs / 32, inputs, 32]; of I4 and TABLE4 [outputs / 32, inputs / 8, 32] words */
+  long type;                  /* any type */
+  const float *table;         /* [16] for TABLE4, or null */
+  long outputs;               /* a multiple of 32 */
+  long group;                 /* inputs of a group, a multiple of CODES_STEP; the last group may have fewer */
+  const void *scales;         /* [outputs / 32, groups, scale_width], or null: 1 */
+  long scale_type;            /* F32, BF16, F16, F8, I8, U8, E8M0 or TABLE8 */
+  long scale_width;           /* 32, or 2: one for each panel */
+  const float *scale_table;   /* [256] for TABLE8, or null */
+  const void *factors;        /* [outputs / 32, groups / groups_of_factor, 32], or null: 1 */
+  long factor_type;           /* F32, BF16 or F16 */
+  long groups_of_factor;      /* the last factor may belong to fewer groups */
+  const float *extras;        /* [outputs], or null: 0 */
+  const int8_t *zeros;        /* [outputs / 32, groups, 32], or null: 8 for I4 without offsets, otherwise 0 */
+  const void *offsets;        /* [outputs / 32, groups, 32], or null; only without zeros */
+  long offset_type;           /* as scale_type, without TABLE8 */
+  const void *offset_factors; /* as factors, in their type, or null: 1 */
+  const float *output_scales; /* [outputs], or null: 1 */
+  const int32_t *order;       /* [inputs]: the number of x that each input of W multiplies, or null: the same number */
+  const float *bias;          /* [outputs], or null */
+  const void *addend;         /* [rows, columns]; gated, [rows, 2 * columns]: gates, then ups; or null */
+  long addend_stride;         /* numbers from one row of the addend to the next */
+  long addend_type;           /* F32 or BF16 */
+  long gated;                 /* whether panels alternate: one of gates, then one of ups */
+  long y_type;                /* F32 or BF16 */
+  long columns; /* numbers of a row of y: outputs, less those that only fill panels; gated, half of them */
+  void *y;      /* [rows, columns], rows y_stride apart */
   long y_stride;
   void *scratch; /* aligned to 64 bytes; gemm_codes_scratch computes the size */
 };

@@ -4,15 +4,14 @@
    Codes become float32 in registers (`widen_codes`), or pairs of bfloat16 (`widen_pairs`) where a processor multiplies
    these and they are exact. A segment is inputs of one group within one part of the inputs. It has a few sums for each
    output, without scale and zero point: these are applied once to the sum of a segment, with the sum of its x for zero
-   points and offsets. Few rows multiply codes as they are read; the first of more rows keep the widened codes for the
-   others. The order of all additions is that of the inputs alone, so a row of y has the same bits for any number of
-   rows and of threads. */
-#include "product.h"
+   points and offsets. The scales of a part become float32 first (scales.h). Few rows multiply codes as they are read;
+   the first of more rows keep the widened codes for the others. The order of all additions is that of the inputs alone,
+   so a row of y has the same bits for any number of rows and of threads. */
+#include "scales.h"
 
 #define WORDS_OF_STEP (CODES_STEP / 2) /* pairs of inputs in a step */
-#define PART_INPUTS_OF_CODES 256 /* inputs of a part: widened, those of a pair of panels stay in the nearest cache */
-#define ROWS_OF_CODES 3          /* most rows whose sums are in registers */
-#define CHAINS (LANES == 16 ? 4 : 2) /* sums of an output in a segment, so that additions need not wait */
+#define ROWS_OF_CODES 3                /* most rows whose sums are in registers */
+#define CHAINS (LANES == 16 ? 4 : 2)   /* sums of an output in a segment, so that additions need not wait */
 #define PAIR_VECTORS (PAIR_OUTPUTS / LANES)
 #define WIDENED_AT_ONCE (LANES == 16 ? 2 : 1) /* vectors of codes that are widened before they are multiplied */
 #define BLOCK_ROWS 96                         /* most rows of x that a thread multiplies by a pair of panels, ... */
@@ -37,20 +36,21 @@ struct codes_product {
   char *kept;    /* the widened codes of a segment of a pair of panels */
 };
 
-/* Inputs of one group, of a pair of panels, and `rows` rows of x. */
-struct segment {
+/* Inputs of one part, of a pair of panels, and rows of x. */
+struct part {
   const char *codes;
   long inputs;
-  const char *x; /* the segment's first input in the first row */
+  long first, group; /* inputs of the first segment, and most inputs of the others */
+  const char *x;     /* the part's first input in the first row */
   long x_stride;
   const float *table;
-  const void *scales; /* [32], as are zeros and offsets */
-  enum type scale_type;
-  const int8_t *zeros;
-  const void *offsets;
+  const float *scales; /* [segments, 32], as are zeros and offsets; or null */
+  const float *zeros;
+  const float *offsets;
   int zero;            /* the zero point of all codes, if there are no zeros */
-  const float *x_sums; /* [rows], or null */
-  char *kept;          /* where widened codes are kept for more rows, or null */
+  const float *x_sums; /* [segments, rows of a block], or null */
+  long sums_stride;
+  char *kept; /* where widened codes are kept for more rows, or null */
 };
 
 INLINE int is_4_bits(enum type type) { return type == I4 || type == TABLE4; }
@@ -127,7 +127,7 @@ INLINE vf number_of_x(const char *x) {
 
 /* parts += a step of `rows` rows of x times that of `count` vectors of outputs from the pair's output `at` on. `kept`:
    where the widened step is kept, if it is. */
-INLINE void multiply_step(const struct segment *s, const char *step, const char *x, int rows, long at, int count,
+INLINE void multiply_step(const struct part *s, const char *step, const char *x, int rows, long at, int count,
                           enum type type, int pairs, char *kept, vf parts[ROWS_OF_CODES][PAIR_VECTORS][CHAINS]) {
 #pragma GCC unroll 4
   for (int word = 0; word < WORDS_OF_STEP; word++)
@@ -174,46 +174,53 @@ INLINE void multiply_step(const struct segment *s, const char *step, const char 
     }
 }
 
-/* The sum of LANES outputs of a row and a segment, with its scale, zero point and offset, added to `sum`. */
-INLINE vf add_scaled(const struct segment *s, long at, float x_sum, vf part, vf sum) {
+/* The sum of LANES outputs of a row and a segment, with its scale, zero point and offset, added to `sum`. `at`: the
+   first of these outputs in scales, zeros and offsets. */
+INLINE vf add_scaled(const struct part *s, long at, float x_sum, vf part, vf sum) {
   if (s->x_sums && !s->offsets) {
-    vf zeros = s->zeros ? load(s->zeros, at, I8) : splat(s->zero);
+    vf zeros = s->zeros ? load(s->zeros, at, F32) : splat(s->zero);
     part = multiply_add(zeros, splat(-x_sum), part);
   }
   if (!s->scales) return sum + part;
-  if (s->offsets) sum = multiply_add(load(s->offsets, at, s->scale_type), splat(-x_sum), sum);
-  return multiply_add(load(s->scales, at, s->scale_type), part, sum);
+  if (s->offsets) sum = multiply_add(load(s->offsets, at, F32), splat(-x_sum), sum);
+  return multiply_add(load(s->scales, at, F32), part, sum);
 }
 
-/* sums += a segment, for a number of rows, a type and kind of numbers that the compiler knows. `keeps`: whether the
+/* sums += a part, for a number of rows, a type and kind of numbers that the compiler knows. `keeps`: whether the
    widened codes are kept. */
-INLINE void add_segment_of(const struct segment *s, int rows, enum type type, int pairs, int keeps,
-                           float sums[][PAIR_OUTPUTS]) {
+INLINE void add_part_of(const struct part *s, int rows, enum type type, int pairs, int keeps,
+                        float sums[][PAIR_OUTPUTS]) {
   int count = PAIR_VECTORS;
   while (count * rows * CHAINS > SUM_VECTORS) count /= 2;
   long bytes = bytes_of_step(type, pairs), widened = bytes_of_step(WIDENED, pairs), number = pairs ? 2 : 4;
 #pragma GCC unroll 1
   for (long at = 0; at < PAIR_OUTPUTS; at += count * LANES) {
-    vf parts[ROWS_OF_CODES][PAIR_VECTORS][CHAINS] = {};
     const char *step = s->codes, *x = s->x;
+    const float *x_sums = s->x_sums;
     char *kept = s->kept;
-    for (long i = 0; i < s->inputs; i += CODES_STEP, step += bytes, x += CODES_STEP * number, kept += widened) {
-      if (type != WIDENED)
+    for (long i = 0, end = s->first, of_group = at; i < s->inputs; end += s->group, of_group += PAIR_OUTPUTS) {
+      vf parts[ROWS_OF_CODES][PAIR_VECTORS][CHAINS] = {};
+      if (end > s->inputs) end = s->inputs;
+      for (; i < end; i += CODES_STEP, step += bytes, x += CODES_STEP * number, kept += widened) {
+        if (type != WIDENED)
 #pragma GCC unroll 8
-        for (long line = 0; line < bytes; line += 64) __builtin_prefetch(step + CODES_AHEAD + line);
-      multiply_step(s, step, x, rows, at, count, type, pairs, keeps ? kept : 0, parts);
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-      for (int v = 0; v < count; v++) {
-        long n = at + v * LANES;
-        vf part = parts[r][v][0] + parts[r][v][1];
-#if LANES == 16
-        part += parts[r][v][2] + parts[r][v][3];
-#endif
-        store(sums[r], n, add_scaled(s, n, s->x_sums ? s->x_sums[r] : 0, part, load(sums[r], n, F32)), F32);
+          for (long line = 0; line < bytes; line += 64) __builtin_prefetch(step + CODES_AHEAD + line);
+        multiply_step(s, step, x, rows, at, count, type, pairs, keeps ? kept : 0, parts);
       }
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < count; v++) {
+          long n = at + v * LANES;
+          vf part = parts[r][v][0] + parts[r][v][1];
+#if LANES == 16
+          part += parts[r][v][2] + parts[r][v][3];
+#endif
+          float x_sum = x_sums ? x_sums[r] : 0;
+          store(sums[r], n, add_scaled(s, of_group + v * LANES, x_sum, part, load(sums[r], n, F32)), F32);
+        }
+      if (x_sums) x_sums += s->sums_stride;
+    }
   }
 }
 
@@ -241,14 +248,14 @@ INLINE void add_segment_of(const struct segment *s, int rows, enum type type, in
   DO(TABLE4, 0);
 #endif
 
-/* Calls add_segment_of; the compiler makes a copy of it for each number of rows, type and kind of numbers. */
-static void add_segment(const struct segment *s, long rows, enum type type, int pairs, float sums[][PAIR_OUTPUTS]) {
-#define ADD_CODES(TYPE, PAIRS)                                            \
-  case TYPE + 16 * PAIRS:                                                 \
-    s->kept     ? add_segment_of(s, ROWS_OF_CODES, TYPE, PAIRS, 1, sums)  \
-    : rows == 1 ? add_segment_of(s, 1, TYPE, PAIRS, 0, sums)              \
-    : rows == 2 ? add_segment_of(s, 2, TYPE, PAIRS, 0, sums)              \
-                : add_segment_of(s, ROWS_OF_CODES, TYPE, PAIRS, 0, sums); \
+/* Calls add_part_of; the compiler makes a copy of it for each number of rows, type and kind of numbers. */
+static void add_part(const struct part *s, long rows, enum type type, int pairs, float sums[][PAIR_OUTPUTS]) {
+#define ADD_CODES(TYPE, PAIRS)                                         \
+  case TYPE + 16 * PAIRS:                                              \
+    s->kept     ? add_part_of(s, ROWS_OF_CODES, TYPE, PAIRS, 1, sums)  \
+    : rows == 1 ? add_part_of(s, 1, TYPE, PAIRS, 0, sums)              \
+    : rows == 2 ? add_part_of(s, 2, TYPE, PAIRS, 0, sums)              \
+                : add_part_of(s, ROWS_OF_CODES, TYPE, PAIRS, 0, sums); \
     break
   switch ((int)type + 16 * pairs) {
     EACH_TYPE(ADD_CODES)
@@ -279,29 +286,34 @@ static void multiply_codes(const struct codes_product *p, long first, long rows,
   float sums[BLOCK_ROWS][PAIR_OUTPUTS] __attribute__((aligned(64)));
   memset(sums, 0, rows * sizeof *sums);
   enum type stored = (enum type)a->type;
-  long bytes = bytes_of_step(stored, p->pairs), scale = bytes_of((enum type)a->scale_type);
+  long bytes = bytes_of_step(stored, p->pairs);
   const char *codes = (const char *)a->codes + pair * (a->inputs / CODES_STEP) * bytes;
-  for (long i = 0, end, segment = 0; i < a->inputs; i = end, segment++) {
-    end = end_of_segment(i, a->group, a->inputs);
-    long of_group = (pair * p->groups + i / a->group) * PAIR_OUTPUTS;
-    struct segment s = {
+  struct scales_of_part numbers;
+  for (long i = 0, end, segment = 0; i < a->inputs; i = end) {
+    end = i + PART_INPUTS_OF_CODES < a->inputs ? i + PART_INPUTS_OF_CODES : a->inputs;
+    long first = i / a->group, segments = (end - 1) / a->group + 1 - first;
+    widen_scales(&numbers, a, pair, p->groups, first, segments);
+    struct part s = {
         .codes = codes + i / CODES_STEP * bytes,
         .inputs = end - i,
+        .first = (first + 1) * a->group - i,
+        .group = a->group,
         .x_stride = p->x_stride,
         .table = p->table,
-        .scales = a->scales ? (const char *)a->scales + of_group * scale : 0,
-        .scale_type = (enum type)a->scale_type,
-        .zeros = a->zeros ? a->zeros + of_group : 0,
-        .offsets = a->offsets ? (const char *)a->offsets + of_group * scale : 0,
+        .scales = a->scales ? numbers.scales[0] : 0,
+        .zeros = a->zeros ? numbers.zeros[0] : 0,
+        .offsets = a->offsets ? numbers.offsets[0] : 0,
         .zero = stored == I4 ? 8 : 0,
+        .sums_stride = p->block,
     };
     for (long r = 0; r < rows; r += ROWS_OF_CODES) {
       s.x = p->x + r * p->x_stride + i * (p->pairs ? 2 : 4);
       s.x_sums = p->sums_x ? p->x_sums + segment * p->block + r : 0;
       s.kept = r == 0 && rows > ROWS_OF_CODES ? p->kept : 0;
       if (r == ROWS_OF_CODES) s.codes = p->kept;
-      add_segment(&s, rows - r < ROWS_OF_CODES ? rows - r : ROWS_OF_CODES, r ? WIDENED : stored, p->pairs, sums + r);
+      add_part(&s, rows - r < ROWS_OF_CODES ? rows - r : ROWS_OF_CODES, r ? WIDENED : stored, p->pairs, sums + r);
     }
+    segment += segments;
   }
   for (long r = 0; r < rows; r++)
     for (long at = 0; at < PANEL_OUTPUTS; at += LANES)
@@ -416,7 +428,8 @@ EXPORT void gemm_codes(const void *arguments, struct team *team, int me) {
   float *own = (float *)a->scratch + me * (d.x + d.x_sums + d.kept);
   struct codes_product p = {
       .a = a,
-      .g = {.e = {.bias = a->bias,
+      .g = {.e = {.scales = a->output_scales,
+                  .bias = a->bias,
                   .addend = a->addend,
                   .addend_stride = a->addend_stride * bytes_of((enum type)a->addend_type),
                   .addend_type = (enum type)a->addend_type,

@@ -207,6 +207,13 @@ INLINE vf load_i8(const int8_t *p) {
 #endif
 }
 
+/* Powers of 2: 127 is 2^0, 255 is not a number. */
+INLINE vf load_e8m0(const uint8_t *p) {
+  vi code = load_u8(p);
+  vu bits = (vu)code << 23 | ((vu)(code == 0) & 0x00400000) | ((vu)(code == 255) & 0x00400000);
+  return vf_bits(bits);
+}
+
 /* LANES signed numbers of 16 bits. */
 INLINE vi load_i16(const void *p) {
 #if defined(__SSE2__) && LANES == 4
@@ -234,6 +241,8 @@ INLINE vf load(const void *p, long i, enum type type) {
     case I8: return load_i8((const int8_t *)p + i);
     case F8: return load_f8((const uint8_t *)p + i);
     case F16: return load_f16((const uint16_t *)p + i);
+    case U8: return __builtin_convertvector(load_u8((const uint8_t *)p + i), vf);
+    case E8M0: return load_e8m0((const uint8_t *)p + i);
     default: memcpy(&x, (const float *)p + i, sizeof x); return x;
   }
 }
