@@ -131,15 +131,15 @@ static void dot_rows_by_int8_pair(const struct product *g, long first, long rows
     for (long group = 0; group < groups; group++) {
       const bf16 *x = g->x + (first + 4 * group) * k + i;
       const char *ahead = (const char *)(w + i * PANEL_OUTPUTS) + 2 * INT8_INPUTS * PANEL_OUTPUTS;
-#define ADD(ROWS) \
+#define ADD_WIDENED(ROWS) \
   add_widened_products(sums[group], x, k, ROWS, own[0], own[1], ahead, ahead + k * PANEL_OUTPUTS, inputs)
       switch (rows - 4 * group) {
-        case 1: ADD(1); break;
-        case 2: ADD(2); break;
-        case 3: ADD(3); break;
-        default: ADD(4);
+        case 1: ADD_WIDENED(1); break;
+        case 2: ADD_WIDENED(2); break;
+        case 3: ADD_WIDENED(3); break;
+        default: ADD_WIDENED(4);
       }
-#undef ADD
+#undef ADD_WIDENED
     }
   }
   for (long r = 0; r < rows; r++) store_dot_products(g, sums[r / 4], r % 4, first + r, pair);
