@@ -13,7 +13,15 @@ from text_generation_common.cpu_features import NEEDS
 from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.tensors.splits import inputs_of
 from text_generation_common.quantized.values import (
-    CodedScales, Dense, Fp8, Groups, Int4, RunNumbers, SharedNumbers, Table4, Weight,
+    CodedScales,
+    Dense,
+    Fp8,
+    Groups,
+    Int4,
+    RunNumbers,
+    SharedNumbers,
+    Table4,
+    Weight,
 )  # fmt: skip
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
