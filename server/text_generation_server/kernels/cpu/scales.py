@@ -143,15 +143,15 @@ def _codes(scales: CodedScales) -> tuple[Tensor, int, Tensor | None]:
     """Codes, their type, and the table of what codes stand for that are not numbers themselves."""
     if scales.table is None:
         return scales.codes, TYPES_OF_SCALES[scales.codes.dtype], None
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num()
+    if scales.factors is None and scales.offsets is None and _is_close(numbers * scales.table[ONE_IN_F8], scales.table):
+        return scales.codes, CONSTANTS["F8"], scales.table
     used = torch.zeros(256, dtype=torch.bool).scatter_(0, scales.codes.flatten().long(), True)
     table = scales.table.masked_fill(~used, 0)
     if torch.equal(table, table.round()):
         for dtype in (torch.uint8, torch.int8):
             if torch.iinfo(dtype).min <= table.min() and table.max() <= torch.iinfo(dtype).max:
                 return table.to(dtype)[scales.codes.int()], TYPES_OF_SCALES[dtype], None
-    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num()
-    if scales.factors is None and scales.offsets is None and _is_close(numbers * scales.table[ONE_IN_F8], scales.table):
-        return scales.codes, CONSTANTS["F8"], scales.table
     return scales.codes, CONSTANTS["TABLE8"], scales.table
 
 
