@@ -41,7 +41,6 @@ MAX_PARTS = 100_000  # most files that one model's weights may have: a thousand 
 MAX_DIGITS = 18  # most digits of the number of a part, leading zeros included
 
 GGUF = ".gguf"
-GGUF_HINT = "use the original repository, from which the GGUF file was made"
 
 
 def is_leftover(name: str) -> bool:

@@ -18,7 +18,7 @@ from text_generation_launcher import commands
 from text_generation_launcher.checks import unread_flags
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.errors import NotEnoughCUDADevices
-from text_generation_launcher.model import model_config
+from text_generation_launcher.model import locate, model_config
 from text_generation_launcher.resolve import count_devices, resolve, resolve_rope, shard_count, with_prefill_budget
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -324,3 +324,8 @@ def test_the_context_of_a_hub_model_is_read_from_the_cache(config, tmp_path):
     (snapshot / "config.json").write_text('{"max_position_embeddings": 512}')
     assert model_config(plan) == {"max_position_embeddings": 512}
     assert model_config(with_flags(plan, revision="other")) == {}
+
+
+@pytest.mark.parametrize("model_id", ["hf.co/org/name:Q4_K_M", "org/name:Q4_K_M"])
+def test_a_file_of_the_hub_has_one_name_for_all_programs(model_id: str) -> None:
+    assert locate(model_id, None) == "org/name:Q4_K_M"

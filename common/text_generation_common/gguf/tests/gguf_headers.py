@@ -7,6 +7,14 @@ from typing import Any
 from text_generation_common.gguf.container import KINDS, LENGTH, TEXT, GgufArray, GgufHeader
 
 BYTE, FLOAT, WHOLE = 0, 6, 5  # kinds of elements
+# Kinds of tokens, and a small sentencepiece model.
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTES = 1, 2, 3, 4, 5, 6
+SPACE = "\u2581"
+FIRST = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
+RAW_BYTES = [(f"<0x{byte:02X}>", 0.0, BYTES) for byte in range(256)]
+WORDS = [(SPACE + "ab", -1.0, NORMAL), ("ab", -2.0, NORMAL), (SPACE + "a", -3.0, NORMAL)]
+LETTERS = [(letter, -10.0 - place, NORMAL) for place, letter in enumerate(["a", "b", SPACE])]
+PIECES = [*FIRST, *RAW_BYTES, *WORDS, *LETTERS]
 
 
 def array(kind: int, values: list[Any]) -> GgufArray:

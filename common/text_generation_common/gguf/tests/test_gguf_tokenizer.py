@@ -4,7 +4,25 @@ import json
 import time
 
 import pytest
-from gguf_headers import BYTE, FLOAT, WHOLE, array, byte_level, header, sentencepiece, unigram
+from gguf_headers import (
+    BYTE,
+    CONTROL,
+    FIRST,
+    FLOAT,
+    LETTERS,
+    NORMAL,
+    PIECES,
+    SPACE,
+    UNKNOWN,
+    USER,
+    WHOLE,
+    WORDS,
+    array,
+    byte_level,
+    header,
+    sentencepiece,
+    unigram,
+)  # fmt: skip
 from tokenizers import Tokenizer
 
 from text_generation_common.errors import WeightsError
@@ -13,13 +31,6 @@ from text_generation_common.gguf.generation import generation_config, tokenizer_
 from text_generation_common.gguf.tokenizer import tokenizer_json
 from text_generation_common.gguf.vocabulary import read_vocabulary
 
-NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTES = 1, 2, 3, 4, 5, 6
-SPACE = "\u2581"
-FIRST = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
-RAW_BYTES = [(f"<0x{byte:02X}>", 0.0, BYTES) for byte in range(256)]
-WORDS = [(SPACE + "ab", -1.0, NORMAL), ("ab", -2.0, NORMAL), (SPACE + "a", -3.0, NORMAL)]
-LETTERS = [(letter, -10.0 - place, NORMAL) for place, letter in enumerate(["a", "b", SPACE])]
-PIECES = [*FIRST, *RAW_BYTES, *WORDS, *LETTERS]
 ASCII = ["!", '"', "a", "b", "Ġ", "Ċ", "1", "ab", "Ġab", "11"]
 MERGES = ["a b", "Ġ ab", "1 1"]
 
