@@ -61,7 +61,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py clients/python/text_generation/__i
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install install-test torch editable test-packages kernels run test test-wheel test-image test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats demo-model test-demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
+	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-page test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 # What serving needs, with the kernels for this machine's processor. Every file is checked against the hashes in requirements/
 # (see requirements/README.md), torch excepted.
@@ -190,7 +190,7 @@ check: install-test
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy benchmark/text_generation_benchmark clients/python/text_generation common/text_generation_common \
 		launcher/text_generation_launcher router/text_generation_router server/text_generation_server \
-		tools/demo_model tools/gpu_check tools/mutation tools/prose tools/rooms tools/swagger_ui
+		tools/demo_model tools/gpu_check tools/mutation tools/prose tools/rooms tools/vendored
 	$(BIN)/lint-imports --no-cache --no-logo
 	PYTHONPATH=tools $(BIN)/python -m prose $(PLAIN)
 	PYTHONPATH=tools $(BIN)/python -m rooms --check
@@ -347,6 +347,11 @@ test-cluster: install-test
 test-fronts: install-test
 	API_WORKERS=1 $(BIN)/pytest $(addprefix integration-tests/test_,$(addsuffix .py,calls_served choosing_tokens contract \
 		demo_model eight_bits forms grammar_tokens hostile keys metrics_page same_text scheduling tgi_board)) $(ARGS)
+
+# The page for browsers in Chromium, which must be there, over a scripted engine and on whole servers.
+test-page: install-test
+	MUST_RUN=1 $(BIN)/pytest router/text_generation_router/page router/text_generation_router/openapi/tests/test_browser.py \
+		integration-tests/test_page.py $(ARGS)
 
 # Real Ray clusters: one node, whose actors, driver and engines are killed; whole servers on it; and fronts on each of two
 # machines, as root with iproute2. About five minutes.

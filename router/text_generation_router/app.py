@@ -29,6 +29,7 @@ from text_generation_router.http.request_log import Logged
 from text_generation_router.metrics.key_usage import add_usages, salt_of
 from text_generation_router.metrics.tracing import traced
 from text_generation_router.openapi.routes import DocumentRoutes
+from text_generation_router.page.routes import PageRoutes
 
 Endpoint = Callable[..., Awaitable[Response]]
 
@@ -55,7 +56,9 @@ def create_app(services: Services) -> Starlette:
     clouds = CloudRoutes(services, generate, completions, chats)
     add_post(app, "/invocations", clouds.invocations)
     add_post(app, "/vertex", clouds.vertex)
-    for path in ("/", "/health", "/ping", "/ready"):
+    page = None if config.http.no_page else PageRoutes(services, service.health)
+    add_get(app, "/", service.health if page is None else page.root, open=True)
+    for path in ("/health", "/ping", "/ready"):
         add_get(app, path, service.health, open=True)
     add_get(app, "/live", service.live, open=True)
     for path, endpoint in (
@@ -66,7 +69,7 @@ def create_app(services: Services) -> Starlette:
         ("/v1/models/{name:path}", service.model),
     ):
         add_get(app, path, endpoint, open=not config.http.closed_routes)
-    for path, document in DocumentRoutes(services).endpoints.items():
+    for path, document in (DocumentRoutes(services).endpoints | (page.endpoints if page is not None else {})).items():
         add_get(app, path, document, open=not config.http.closed_routes)
     if config.admin_key_digest is not None:
         admin = AdminRoutes(config.admin_key_digest, services.replicas)

@@ -20,6 +20,7 @@ class HttpFlags:
         (), "Origin whose web pages may call the server, may be repeated; any when not given.", not_empty=True
     )
     closed_routes: bool = flag(False, "Ask for the key at /metrics, /info, /docs and /v1/models as well.")
+    no_page: bool = flag(False, "Serve no page for browsers at /, and nothing below /ui.")
     tgi_dialect: bool = flag(
         False,
         "Answer on /v1 as TGI does: stop strings stay in the text, TGI's finish reasons, empty ids, the role in each "

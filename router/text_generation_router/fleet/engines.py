@@ -240,7 +240,8 @@ class Fleet:
     @property
     def load(self) -> Load:
         wait_s = self.least_wait_s
-        return Load(max(1, ceil(wait_s if isfinite(wait_s) else 1.0)))
+        is_ready = any(view.is_ready for view in self.engines.values())
+        return Load(max(1, ceil(wait_s if isfinite(wait_s) else 1.0)), is_ready=is_ready)
 
     @property
     def least_wait_s(self) -> float:

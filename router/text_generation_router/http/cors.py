@@ -30,7 +30,7 @@ def cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         origin = Headers(scope=scope).get("origin")
-        headers = {"vary": VARY}
+        headers = {}
         if not origins or origin in origins:
             headers["access-control-allow-origin"] = str(origin) if origins else "*"
 
@@ -38,7 +38,9 @@ def cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
             if message["type"] == "http.response.start":
                 if origin is not None and (exposed := b",".join(_exposed(scope, message))):
                     headers["access-control-expose-headers"] = exposed.decode("latin-1")
-                MutableHeaders(scope=message).update(headers)
+                answered = MutableHeaders(scope=message)
+                answered.update(headers)
+                answered.add_vary_header(VARY)
             await send(message)
 
         await app(scope, receive, send_with_headers)

@@ -24,7 +24,7 @@ CLIENT_GONE = 499  # nginx's status for a client that disconnected; the answer i
 UNAVAILABLE = 503  # a refusal: the request has not been begun
 FAILED = 424  # TGI's status of a generation that has failed
 # Routes that are asked all the time by machines: their answers are lines of level DEBUG.
-POLLED = frozenset({"/", "/health", "/live", "/metrics", "/ping", "/ready"})
+POLLED = frozenset({"/", "/health", "/live", "/metrics", "/ping", "/ready", "/ui/state"})
 IS_LOGGED = "text_generation_router.is_logged"  # in the scope of a request whose end has been logged
 
 

@@ -335,10 +335,16 @@ OPERATIONS: tuple[Operation, ...] = (
             name=name,
             tag=Tag.SERVER,
             summary="Whether the server takes requests: 200 with an empty body, or 503.",
+            description=description,
             access=Access.NEVER,
             errors=failures.UNHEALTHY,
         )
-        for path, name in (("/health", "health"), ("/ready", "ready"), ("/ping", "ping"), ("/", "compat_health"))
+        for path, name, description in (
+            ("/health", "health", ""),
+            ("/ready", "ready", ""),
+            ("/ping", "ping", ""),
+            ("/", "compat_health", "A browser, which prefers `text/html`, gets a page."),
+        )
     ),
     Operation(
         method="get",

@@ -1,17 +1,42 @@
 """Chromium without a window, driven through its debugging pipe."""
 
+import base64
 import json
 import os
+import resource
 import shutil
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import uvicorn
+
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+IS_BOUNDED = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+# Why no test can run here; "" if tests can. With MUST_RUN, as `make test-page` sets it, they then fail.
+WHY_NOT = (
+    "no Chromium: after `apt-get install chromium` this test runs"
+    if PROGRAM is None
+    else "Chromium reserves much address space: `ulimit -v unlimited` runs this test"
+    if IS_BOUNDED
+    else ""
+)
+if WHY_NOT and os.environ.get("MUST_RUN"):
+    raise RuntimeError(WHY_NOT)
 LIMIT_S = 60.0
+# The number and the text of keys.
+KEYS = {
+    "Enter": (13, "\r"),
+    "Escape": (27, ""),
+    "Tab": (9, ""),
+    "ArrowRight": (39, ""),
+    "ArrowLeft": (37, ""),
+}
 FLAGS = (
     "--headless=new",
     "--no-sandbox",  # tests may run as root
@@ -21,6 +46,7 @@ FLAGS = (
     "--disable-component-update",
     "--no-first-run",
     "--remote-debugging-pipe",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
 )
 
 
@@ -36,6 +62,45 @@ class Tab:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Network", "Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
+
+    def open(self, url: str) -> None:
+        """Goes to an address, with neither requests nor complaints of the page before."""
+        self.value("0")  # takes the events until now
+        self.requests.clear()
+        self.complaints.clear()
+        self.call("Page.navigate", url=url)
+
+    def show_as(self, width: int, height: int, scheme: str = "light") -> None:
+        """Gives the page another size, and `light` or `dark` colours."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def click(self, selector: str) -> None:
+        """Clicks with the mouse at the middle of the first element, once it is there."""
+        place = self.until(
+            f"(() => {{ const element = document.querySelector({json.dumps(selector)}); if (!element) return null;"
+            " element.scrollIntoView({block: 'nearest'}); const box = element.getBoundingClientRect();"
+            " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            event = {"type": kind, "x": place[0], "y": place[1], "button": "left", "clickCount": 1}
+            self.call("Input.dispatchMouseEvent", **event)
+
+    def write(self, text: str) -> None:
+        """Types into the field that has the focus."""
+        self.call("Input.insertText", text=text)
+
+    def press(self, key: str) -> None:
+        """Presses a key that KEYS names."""
+        code, text = KEYS[key]
+        common = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **common)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    def picture(self) -> bytes:
+        """The page as PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def call(self, method: str, **parameters: Any) -> Any:
         self._number += 1
@@ -61,6 +126,8 @@ class Tab:
             self.requests.append(event["params"]["request"]["url"])
         elif event.get("method") == "Log.entryAdded":
             self.complaints.append(event["params"]["entry"]["text"])
+        elif event.get("method") == "Runtime.consoleAPICalled":
+            self.complaints.append(json.dumps(event["params"]["args"]))
         elif event.get("method") == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(event["params"]["exceptionDetails"]))
 
@@ -69,9 +136,9 @@ class Tab:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def until(self, script: str, found: Callable[[Any], bool] = bool) -> Any:
+    def until(self, script: str, found: Callable[[Any], bool] = bool, limit_s: float = LIMIT_S) -> Any:
         """The script's value, once it is there."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         while not found(value := self.value(script)):
             assert time.monotonic() < deadline, (script, self.complaints)
             time.sleep(0.1)
@@ -95,3 +162,17 @@ def tab_of(program: str, folder: Path) -> Iterator[Tab]:
         os.close(answers[0])
         process.kill()
         process.wait()
+
+
+@contextmanager
+def served(app: Any, port: int = 0) -> Iterator[str]:
+    """The address at which the application answers."""
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(20)

@@ -1,40 +1,15 @@
 """The page /docs in a real browser: "Try it out" generates text, and nothing leaves the server's origin."""
 
 import hashlib
-import resource
-import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
-import uvicorn
 
-from text_generation_router.openapi.tests.chromium import PROGRAM, tab_of
+from text_generation_router.openapi.tests.chromium import PROGRAM, WHY_NOT, served, tab_of
 
-IS_BOUNDED = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-pytestmark = [
-    pytest.mark.skipif(PROGRAM is None, reason="no Chromium: after `apt-get install chromium` this test runs"),
-    pytest.mark.skipif(IS_BOUNDED, reason="Chromium reserves much address space: `ulimit -v unlimited` runs this test"),
-]
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 KEY = "a-key"
 OPERATION = "#operations-Native-generate"
-
-
-@contextmanager
-def served(app: Any) -> Iterator[str]:
-    """The address at which the application answers."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(20)
 
 
 # React sees a value only if it is set as a user would set it.

@@ -1,0 +1,1 @@
+"""Other projects' files that the router serves at / and /docs, and where they come from."""
