@@ -76,7 +76,6 @@ MISSING: dict[str, Callable[[str], bool]] = {
     "images": sees_no_images,
     "speculation": lambda _: flag("speculate").refused_except is not None,
     "one copy of a model over several machines": lambda _: flag("master_addr").no_effect is not None,
-    "a page to chat in": lambda url: not httpx.get(url, headers={"accept": "text/html"}).content,
 }
 
 
