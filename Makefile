@@ -60,7 +60,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py clients/python/text_generation/__i
 
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
-.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-image test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats demo-model test-demo-model bench bench-guard bench-peers \
+.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-image test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats fixtures-gguf demo-model test-demo-model bench bench-guard bench-peers \
 	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-page test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 # What serving needs, with the kernels for this machine's processor. Every file is checked against the hashes in requirements/
@@ -230,6 +230,11 @@ fuzz-files: install-test
 fuzz-formats: install-test
 	cd common/text_generation_common/gguf/tests && $(abspath $(BIN))/python test_hostile_headers.py $(or $(ARGS),20000 1)
 	cd common/text_generation_common/quantized/tests && $(abspath $(BIN))/python test_fuzz.py $(or $(ARGS),20000 1)
+
+# What llama.cpp's own converter makes of a model of each architecture, written into gguf_goldens.json. LLAMA: the folder of
+# llama.cpp's source, which is in a package: pip download --no-binary :all: --no-deps llama-cpp-python. Other ones: ARGS=FIXTURE
+fixtures-gguf: install-test
+	PYTHONPATH=common/text_generation_common/gguf/tests $(BIN)/python server/text_generation_server/tests/make_gguf_goldens.py $(LLAMA) $(ARGS)
 
 # Sends 2,000 cases to each route, made of the OpenAPI document, valid and invalid ones; checks status and body.
 test-schema: install-test

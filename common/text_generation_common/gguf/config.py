@@ -134,8 +134,9 @@ def olmo2(keys: Keys) -> Values:
     if not keys.get("attention.sliding_window", 0):
         return attention_biases(keys)
     rope = rope_fields(keys)
-    theta = {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope, "rope_parameters": None}
-    return {"model_type": "olmo3", **windows(keys), **theta}
+    in_windows = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", rope["rope_theta"])}
+    ropes = {"full_attention": rope, "sliding_attention": in_windows}
+    return {"model_type": "olmo3", **windows(keys), "rope_parameters": ropes}
 
 
 def gpt_oss(keys: Keys) -> Values:
@@ -176,6 +177,7 @@ GPT2_EPS = {"layer_norm_epsilon": LAYER_NORM}
 COHERE = {"logit_scale": "logit_scale", **NORM_EPS}
 # llama.cpp computes a router's scores over all experts, or over the chosen, whatever config.json has said.
 OVER_ALL, OVER_CHOSEN = {"norm_topk_prob": False}, {"norm_topk_prob": True}
+NO_ROPE = {"rope_parameters": None}
 # By the name in general.architecture. All have fixtures that llama.cpp's converter has made.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", further=llama, pairs=True),
@@ -199,13 +201,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "command-r": Architecture("cohere", COHERE, further=attention_biases),
     "cohere2": Architecture("cohere2", COHERE, further=windows),
     "gpt-oss": Architecture("gpt_oss", EXPERTS, further=gpt_oss),
-    "gpt2": Architecture("gpt2", GPT2_EPS),
+    "gpt2": Architecture("gpt2", GPT2_EPS, NO_ROPE),
     "gptneox": Architecture("gpt_neox", NORM_EPS, further=gpt_neox),
-    "starcoder": Architecture("gpt_bigcode", GPT2_EPS, {"multi_query": True}),
+    "starcoder": Architecture("gpt_bigcode", GPT2_EPS, {"multi_query": True, **NO_ROPE}),
     "starcoder2": Architecture("starcoder2", {"norm_epsilon": LAYER_NORM}, further=use_bias),
-    "bloom": Architecture("bloom", {"seq_length": "context_length", **GPT2_EPS}),
+    "bloom": Architecture("bloom", {"seq_length": "context_length", **GPT2_EPS}, NO_ROPE),
     "falcon": Architecture("falcon", {"ffn_hidden_size": "feed_forward_length", **GPT2_EPS}, further=falcon),
-    "mpt": Architecture("mpt", {"max_seq_len": "context_length", **GPT2_EPS}, further=mpt),
+    "mpt": Architecture("mpt", {"max_seq_len": "context_length", **GPT2_EPS}, NO_ROPE, mpt),
 }
 # Families whose ropes turn a part of each head only.
 PARTIAL = frozenset({"chatglm", "glm4", "gptneox", "phi2", "phi3"})
