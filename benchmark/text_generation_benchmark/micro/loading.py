@@ -19,7 +19,7 @@ from torch import Tensor
 from text_generation_benchmark.output import columns
 from text_generation_benchmark.shapes import LlamaShape
 from text_generation_common.models.config import read_config
-from text_generation_common.models.quantized_layers import quantized_layers
+from text_generation_common.models.quantized_layers import QuantizedLayers, quantized_layers
 from text_generation_common.models.tensors import linear_sizes, shapes, weight_bytes
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import select_backend
@@ -135,7 +135,7 @@ def loaded(folder: Path) -> tuple[int, int, int]:
     afterwards."""
     config, files = read_config(folder), SafetensorsFiles(folder)
     layers = quantized_layers(folder, files.describe)
-    assert layers is not None
+    assert isinstance(layers, QuantizedLayers)
     device = torch.device("cpu")
     platform = Platform(device, select_backend(device).kernels, Group(0, 1, Alone()))
     before = taken()
