@@ -5,6 +5,7 @@ and those of the launcher, wait for other processes for a part of their time, an
 `alone` keep the machine busy, look at all of it, or fail after seconds of silence: such tests run one after the other
 at the end. A part that fails is the last one. conftest.py beside this folder says in which order files begin."""
 
+import resource
 import shlex
 import subprocess
 import sys
@@ -32,6 +33,7 @@ class Part:
 class PartRun:
     part: Part
     seconds: float
+    processor_seconds: float  # of pytest and all processes that it has waited for
     tests: Sequence[tuple[float, str]]  # seconds with setup and teardown, and name
 
 
@@ -56,11 +58,16 @@ def default_markers() -> str:
 
 def run(part: Part, folder: Path) -> tuple[int, PartRun]:
     """Runs the part; its exit status, and what it took."""
-    report, started_s = folder / f"{part.name}.xml", time.monotonic()
+    report, started_s, before_s = folder / f"{part.name}.xml", time.monotonic(), processor_seconds()
     command = [str(Path(sys.executable).with_name("pytest")), f"--junitxml={report}", *part.arguments]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     tests = list(times(report.read_text())) if report.exists() else []
-    return status, PartRun(part, time.monotonic() - started_s, tests)
+    return status, PartRun(part, time.monotonic() - started_s, processor_seconds() - before_s, tests)
+
+
+def processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def times(report: str) -> Iterator[tuple[float, str]]:
@@ -70,7 +77,10 @@ def times(report: str) -> Iterator[tuple[float, str]]:
 
 
 def table(runs: Sequence[PartRun]) -> str:
-    lines = [f"{each.seconds:7.0f} s  {each.part.name}, {len(each.tests)} tests" for each in runs]
+    lines = [
+        f"{each.seconds:7.0f} s, {each.processor_seconds:.0f} s of processors: {each.part.name}, {len(each.tests)} tests"
+        for each in runs
+    ]
     slowest = sorted((test for each in runs for test in each.tests), reverse=True)[:NUM_SLOWEST]
     lines += [f"the {len(slowest)} slowest tests:", *(f"{seconds:7.1f} s  {name}" for seconds, name in slowest)]
     return "\n".join(lines)

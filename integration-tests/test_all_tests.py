@@ -16,7 +16,8 @@ def test_each_test_of_the_launcher_and_of_whole_servers_is_in_one_part() -> None
 
 def test_the_table_has_each_parts_seconds_and_the_slowest_tests_of_all_parts() -> None:
     first, second = parts(["router"], "not slow")[:2]
-    runs = [PartRun(first, 12.4, [*times(REPORT)]), PartRun(second, 2.0, [(i / 10, f"test_{i}") for i in range(30)])]
+    tests = [(i / 10, f"test_{i}") for i in range(30)]
+    runs = [PartRun(first, 12.4, 20.2, [*times(REPORT)]), PartRun(second, 2.0, 3.0, tests)]
     lines = table(runs).splitlines()
-    assert lines[0].split() == ["12", "s", "packages,", "2", "tests"] and "launcher, 30 tests" in lines[1]
+    assert lines[0].strip() == "12 s, 20 s of processors: packages, 2 tests" and "launcher, 30 tests" in lines[1]
     assert [line.split()[0] for line in lines[3:]] == ["3.5", *(f"{i / 10}" for i in range(29, 10, -1))]
