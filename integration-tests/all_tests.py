@@ -78,8 +78,8 @@ def times(report: str) -> Iterator[tuple[float, str]]:
 
 def table(runs: Sequence[PartRun]) -> str:
     lines = [
-        f"{each.seconds:7.0f} s, {each.processor_seconds:.0f} s of processors: {each.part.name}, {len(each.tests)} tests"
-        for each in runs
+        f"{run.seconds:7.0f} s, {run.processor_seconds:.0f} s of processors: {run.part.name}, {len(run.tests)} tests"
+        for run in runs
     ]
     slowest = sorted((test for each in runs for test in each.tests), reverse=True)[:NUM_SLOWEST]
     lines += [f"the {len(slowest)} slowest tests:", *(f"{seconds:7.1f} s  {name}" for seconds, name in slowest)]
