@@ -159,9 +159,9 @@ def test_help_and_refusals_import_neither_torch_nor_the_hub(model):
     ("arguments", "text"),
     [
         (["quantize", "m", "out", "--groupsize", "128"], "quantize is not supported yet"),
-        (["serve", "/no/such/model"], "/no/such/model is not a directory"),
-        (["download-weights", "/no/such/model"], "/no/such/model is not a directory"),
-        (["download-weights", "../x y"], "is not a directory"),
+        (["serve", "/no/such/model"], "/no/such/model is neither a directory nor a GGUF file"),
+        (["download-weights", "/no/such/model"], "/no/such/model is neither a directory nor a GGUF file"),
+        (["download-weights", "../x y"], "is neither a directory nor a GGUF file"),
         (["serve", "x y"], "is neither a directory nor a model id"),
     ],
 )

@@ -13,7 +13,7 @@ from text_generation_common.gguf.config import ARCHITECTURES
 from text_generation_common.models.families import FAMILIES
 
 WRITTEN = json.loads(GOLDENS.read_text())
-# Each of the converter's changes once. `-m models` takes all fixtures.
+# Each of the converter's changes once. `-m slow` takes the others.
 QUICK = ("bloom", "falcon, as 40B", "gemma3", "gpt2", "gpt_oss", "llama3", "phi3, longrope", "qwen2_moe")
 WITHOUT_CONVERTER = {"gptj", "opt"}
 NEW = 8
@@ -21,7 +21,7 @@ PROMPTS = (1, 17, 100)
 
 
 @pytest.mark.parametrize(
-    "fixture", [pytest.param(name, marks=() if name in QUICK else pytest.mark.models) for name in FIXTURES]
+    "fixture", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FIXTURES]
 )
 def test_a_file_of_llama_cpps_converter_computes_what_the_original_does(tmp_path: Path, fixture: str) -> None:
     original = make_original(tmp_path / "original", fixture)

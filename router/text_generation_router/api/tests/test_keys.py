@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from text_generation_router.api.tests.conftest import HEADERS
 from text_generation_router.http.keys import names_of_keys
+from text_generation_router.page.routes import FILES
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -19,9 +20,9 @@ OPEN_BY_DEFAULT = {
     ("GET", path)
     for path in (
         "/info /version /metrics /v1/models /v1/models/{name:path} /docs /docs/ /docs/start.js /docs/swagger-ui.css "
-        "/docs/swagger-ui-bundle.js /api-doc/openapi.json /openapi.json"
+        "/docs/swagger-ui-bundle.js /api-doc/openapi.json /openapi.json /ui/state"
     ).split()
-}
+} | {("GET", file.path) for file in FILES}
 WRONG = [*TABLES["wrong"], {"authorization": f"Bearer {KEY.lower()}"}, {"authorization": f"Bearer {KEY.upper()}"}]
 
 
