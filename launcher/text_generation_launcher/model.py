@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from text_generation_common import quantization
 from text_generation_common.errors import ArgumentValidation, WeightsError
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import DEMO_MODEL
@@ -19,6 +18,7 @@ from text_generation_common.model_files import (
     local_folder,
     read_json_object,
 )
+from text_generation_common.quantized import served
 from text_generation_common.weights.headers import file_names, weight_files
 from text_generation_common.weights.names import only_gguf
 from text_generation_common.weights.tokenizer_files import FILE
@@ -76,7 +76,7 @@ def _refuse_file(path: Path) -> None:
 
 
 def _refuse_quantized(directory: Path) -> None:
-    if reason := quantization.refusal(directory, read_json(directory / "config.json")):
+    if reason := served.refusal(directory, read_json(directory / "config.json")):
         raise ArgumentValidation(reason)
 
 

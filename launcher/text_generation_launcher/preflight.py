@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from text_generation_common import quantization
 from text_generation_common.cpu_features import NEEDS, lacking, processor_flags
 from text_generation_common.errors import ArgumentValidation, MemoryLimitError, ModelError, ShardError, WeightsError
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat
@@ -25,7 +24,6 @@ from text_generation_common.models.fitting import (
     choose_dtype,
     one_shard_only,
     refuse_dummy,
-    refuse_quantized_experts,
     slot_bytes,
 )
 from text_generation_common.models.quantized_layers import AnyLayers, no_tensor, quantized_layers
@@ -33,14 +31,15 @@ from text_generation_common.models.reading import stored_dtype
 from text_generation_common.models.served import check_type, read_served
 from text_generation_common.models.tensors import (
     LinearSize,
-    linear_sizes,
+    made_codes,
     no_codes,
     weight_bytes,
     with_checked_tensors,
 )
 from text_generation_common.models.values import Fields
+from text_generation_common.quantized import served
 from text_generation_common.quantized.agreement import Use, use_of
-from text_generation_common.quantized.sizes import int8_bytes
+from text_generation_common.quantized.sizes import ON_LOAD_BYTES
 from text_generation_common.weights.headers import WeightHeaders, file_names, verify, weight_files
 from text_generation_common.weights.names import is_leftover, pickle_names
 from text_generation_common.weights.tokenizer_files import check_tokenizer
@@ -136,7 +135,7 @@ def _check_addresses(weights: int, num_shard: int, limit: int | None) -> None:
 def _check_other(plan: LaunchPlan, folder: Path, layers: AnyLayers | None) -> None:
     """Checks a model of a type that transformers computes."""
     model_type = check_type(folder)
-    if reason := quantization.refusal(folder, text_fields(config_fields(folder)[0]).raw, is_ours=False):
+    if reason := served.refusal(folder, text_fields(config_fields(folder)[0]).raw, is_ours=False):
         raise ModelError(reason)
     use_of(plan.compute.quantize, None if layers is None else layers.description.method)
     if plan.num_shard > 1:
@@ -155,12 +154,11 @@ def _check_flags(plan: LaunchPlan, config: ModelConfig, layers: AnyLayers | None
             " made for: choose a smaller --max-input-tokens, or stretch the positions with --rope-scaling and"
             " --rope-factor"
         )
-    refuse_dummy(layers, plan.load_format)
     method = None if layers is None else layers.description.method
-    if use_of(plan.compute.quantize, method) is not Use.as_stored:
-        refuse_quantized_experts(config)
+    refuse_dummy(layers, plan.load_format)
+    check_quantize(plan.compute.quantize, method, on_cpu=not machine.has_gpu)
     if not machine.has_gpu:
-        check_quantize(plan.compute.quantize, method, choose_dtype(plan.compute.dtype, config.dtype, True), on_cpu=True)
+        choose_dtype(plan.compute.dtype, config.dtype, on_cpu=True)
 
 
 def _checked_files(
@@ -189,8 +187,8 @@ def _checked_files(
         dtype = choose_dtype(plan.compute.dtype, stored_dtype(fields), on_cpu=True)
         numbers = _numbers_of_layers(fields, headers)
         method = None if layers is None else layers.description.method
-        is_int8 = check_quantize(plan.compute.quantize, method, dtype, on_cpu=True) is Use.int8_on_load
-        kind = method or ("int8" if is_int8 else dtype)
+        is_stored = check_quantize(plan.compute.quantize, method, on_cpu=True) is Use.as_stored
+        kind = method or (dtype if is_stored else str(plan.compute.quantize))
         weights = numbers * (NUMBER_BYTES[dtype] if kind is dtype else 1)
         _check_weights(plan, weights, kind, machine, SMALLER if kind is dtype else "")
     return None, None
@@ -210,12 +208,13 @@ def _check_memory(plan: LaunchPlan, config: ModelConfig, layers: AnyLayers | Non
     if layers is not None:
         kind, weights = layers.description.method, weight_bytes(config, NUMBER_BYTES[dtype], layers.code_bytes)
     else:
-        in_codes = linear_sizes(config) if use_of(plan.compute.quantize, None) is Use.int8_on_load else {}
+        made = ON_LOAD_BYTES.get(use_of(plan.compute.quantize, None))
+        in_codes = made_codes(config) if made else {}
 
         def codes(layer: str, size: LinearSize) -> int | None:
-            return int8_bytes(size.outputs, size.inputs) if layer in in_codes else None
+            return made(size.outputs, size.inputs) if made and layer in in_codes else None
 
-        kind = "int8" if in_codes else dtype
+        kind = str(plan.compute.quantize) if in_codes else dtype
         weights = weight_bytes(config, NUMBER_BYTES[dtype], codes)
     _check_weights(plan, weights, kind, machine, SMALLER if kind == dtype and config.moe is None else "")
     numbers: Dtype | KvCacheDtype = plan.compute.kv_cache_dtype or dtype

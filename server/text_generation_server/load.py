@@ -21,9 +21,12 @@ from text_generation_common.models.fitting import (
     choose_dtype,
     one_shard_only,
     refuse_dummy,
+    refuse_quantized_experts,
 )
-from text_generation_common.models.quantized_layers import quantized_layers
+from text_generation_common.models.quantized_layers import AnyLayers, no_tensor, quantized_layers
 from text_generation_common.models.rope_config import Rope
+from text_generation_common.models.tensors import made_codes
+from text_generation_common.quantized.agreement import Use
 from text_generation_common.quantized.scheme import Description
 from text_generation_common.weights.tokenizer_files import unreadable
 from text_generation_server.config import ShardConfig
@@ -44,10 +47,12 @@ from text_generation_server.kernels import Backend, select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.layers.rotary import is_beyond_training, stretched_theta
-from text_generation_server.layers.weights import FORMATS
+from text_generation_server.layers.weights import FORMATS, HEAD_FORMATS
 from text_generation_server.models import get_model, read_any_config
+from text_generation_server.models.experts import runs_one_by_one
 from text_generation_server.models.fallback.config import FallbackConfig
-from text_generation_server.models.loading import DummyFiles, Files
+from text_generation_server.models.loading import DummyFiles, Files, PackedLayers
+from text_generation_server.models.random_codes import RandomCodes
 from text_generation_server.models.stored_codes import packed_layers
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
@@ -109,20 +114,29 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     if config.rank == 0:
         _mention(model_config, longest)
     kv_dtype = _choose_kv_dtype(config.compute.kv_cache_dtype, dtype, device)
-    files = _files(config, model_config, device, dtype)
-    layers = quantized_layers(config.model_path, files.describe)
+    is_dummy = config.load_format is LoadFormat.dummy
+    layers = quantized_layers(config.model_path, no_tensor) if is_dummy else None
     refuse_dummy(layers, config.load_format)
+    files = _files(config, model_config, device, dtype, layers)
+    packed: PackedLayers | None = None
+    if is_dummy:
+        packed = files.codes if isinstance(files, DummyFiles) else None
+    elif (layers := quantized_layers(config.model_path, files.describe)) is not None:
+        packed = packed_layers(layers, files)
     method = None if layers is None else layers.description.method
-    use = check_quantize(config.compute.quantize, method, kind, on_cpu)
-    if layers is not None and config.rank == 0:
-        _mention_quantization(layers.description)
+    use = check_quantize(config.compute.quantize, method, on_cpu)
+    if use is not Use.as_stored and not on_cpu and isinstance(model_config, ModelConfig):
+        refuse_quantized_experts(model_config, config.compute.quantize)
+    if config.rank == 0:
+        _mention_quantization(None if layers is None else layers.description, use)
     sum_products_in_float32(device)
     backend = select_backend(device, flags.cpu_target) if select is None else select(device)
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
     use_own_stream(device)
     group = join_group(config.rank, config.world_size, device, rendezvous)
-    # Experts of codes are called one after the other, as the tokens of a step have chosen them.
-    is_recorded = isinstance(model_config, ModelConfig) and (layers is None or model_config.moe is None)
+    # On GPUs, experts of codes are called one after the other, as the tokens of a step have chosen them.
+    one_by_one = isinstance(model_config, ModelConfig) and layers is not None and runs_one_by_one(model_config)
+    is_recorded = isinstance(model_config, ModelConfig) and (on_cpu or not one_by_one)
     graphs, mixed_graphs = _graphs(config, device, group, backend) if is_recorded else (no_graphs(), no_graphs())
     platform = Platform(
         device=device,
@@ -146,7 +160,8 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         max_total_tokens=longest,
         on_tensor=worker.advance_progress,
         weight_format=FORMATS[use],
-        packed=None if layers is None else packed_layers(layers, files),
+        head_format=None if config.compute.head_dtype is None else HEAD_FORMATS[config.compute.head_dtype],
+        packed=packed,
     )
     sampler = Sampler(backend.kernels, *config.watermark, worker.advance_progress)
     memory_fraction = config.shard.cuda_memory_fraction
@@ -212,6 +227,8 @@ def _check_fallback(config: ShardConfig, model_config: FallbackConfig) -> None:
     model_type = model_config.model_type
     if config.world_size > 1:
         raise ModelError(one_shard_only(model_type, config.world_size))
+    if config.compute.head_dtype is not None:
+        raise ModelError(f"--head-dtype is not supported for model type {model_type}: leave it out")
     if config.load_format is LoadFormat.dummy:
         raise ModelError(f"--load-format dummy is not supported for model type {model_type}: leave it out")
 
@@ -259,15 +276,25 @@ def _mention_rope(rope: Rope, longest: int) -> None:
 
 
 def _files(
-    config: ShardConfig, model_config: ModelConfig | FallbackConfig, device: torch.device, dtype: torch.dtype
-) -> Files:
+    config: ShardConfig, model_config: ModelConfig | FallbackConfig, device: torch.device, dtype: torch.dtype,
+    layers: AnyLayers | None,
+) -> Files:  # fmt: skip
+    """`layers`: those of which random codes are made."""
     if config.load_format is LoadFormat.dummy and isinstance(model_config, ModelConfig):
         logger.warning("--load-format dummy: the weights are random numbers, and so is the text")
-        return DummyFiles(model_config, device, dtype)
+        codes = RandomCodes(made_codes(model_config), layers.description, device) if layers is not None else None
+        return DummyFiles(model_config, device, dtype, codes)
     return open_files(config.model_path)
 
 
-def _mention_quantization(description: Description) -> None:
+def _mention_quantization(description: Description | None, use: Use) -> None:
+    if use is Use.int4_on_load:
+        logger.warning(
+            "weights become 4 bits without calibration, which changes texts visibly, those of small models most: a"
+            " checkpoint that was calibrated errs less at the same size"
+        )
+    if description is None:
+        return
     logger.info("the weights are quantized as %s", description.method)
     for name in description.passed_over:
         logger.warning("the files have %s, which have no effect", name)

@@ -34,13 +34,23 @@ class Quantize(StrEnum):
     bitsandbytes_nf4 = "bitsandbytes-nf4"
     bitsandbytes_fp4 = "bitsandbytes-fp4"
     fp8 = "fp8"
-    int8 = "int8"  # not in TGI: the weights of linear layers in 8 bits, on CPUs
+    int8 = "int8"  # not in TGI: the weights of linear layers in 8 bits
+    int4 = "int4"  # not in TGI: the same in 4 bits
 
 
 class Dtype(StrEnum):
     float32 = "float32"  # not in TGI: for CPUs
     bfloat16 = "bfloat16"
     float16 = "float16"
+
+
+class HeadDtype(StrEnum):
+    """Types of a copy of the head: numbers, or integers as of --quantize."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+    int4 = "int4"
 
 
 class KvCacheDtype(StrEnum):

@@ -9,6 +9,7 @@ from text_generation_common.flags.declaration import flag
 from text_generation_common.flags.kinds import (
     CpuTarget,
     Dtype,
+    HeadDtype,
     KvCacheDtype,
     LoadFormat,
     Quantize,
@@ -68,9 +69,13 @@ class ComputeFlags:
     )
     quantize: Quantize | None = flag(
         None,
-        "int8, eetq, bitsandbytes: weights in 8 bits, on CPUs. A quantized checkpoint needs no flag; other values name"
-        " its format. exl2 and marlin are not supported.",
+        "int8, eetq, bitsandbytes: weights in 8 bits; int4: in 4 bits, without calibration; fp8: on GPUs. A quantized"
+        " checkpoint needs no flag; other values name its format. exl2 and marlin are not supported.",
         supported=tuple(value for value in Quantize if value not in (Quantize.exl2, Quantize.marlin)),
+    )
+    # TGI has no such flag.
+    head_dtype: HeadDtype | None = flag(
+        None, "Type of a copy of the head's weight, which makes the logits; the form in the files when not given."
     )
     kv_cache_dtype: KvCacheDtype | None = flag(
         None,

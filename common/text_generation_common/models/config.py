@@ -6,7 +6,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from text_generation_common import quantization
 from text_generation_common.errors import ModelError, WeightsError
 from text_generation_common.model_files import ModelFileError, find_json_object, read_json_object
 from text_generation_common.models.architecture import AttentionRule, ModelConfig
@@ -16,6 +15,7 @@ from text_generation_common.models.gguf_names import in_gguf
 from text_generation_common.models.reading import token_ids
 from text_generation_common.models.rope_config import MAX_FACTOR, MAX_POSITIONS, Rope, RopeScaling
 from text_generation_common.models.values import Fields, shown
+from text_generation_common.quantized import served
 
 # Models of texts and images whose text model is served: requests are texts, so the other parts are not loaded. By the
 # model_type of config.json, that of text_config where it does not say its own. These models compute a text
@@ -78,9 +78,9 @@ def read_config(path: Path, rope_scaling: str | None = None, rope_factor: float 
     model_type = fields.word("model_type")
     if model_type not in FAMILIES:
         raise unknown_type(fields)
-    if reason := quantization.refusal(path, fields.raw):
+    if reason := served.refusal(path, fields.raw):
         raise ModelError(reason)
-    fields.note(*quantization.FIELDS)  # read by `quantized_layers.py`
+    fields.note(*served.FIELDS)  # read by `quantized_layers.py`
     config = FAMILIES[model_type](fields)
     ids = {*config.eos_token_ids, *token_ids(generation, "eos_token_id")}
     unknown = unknown_fields(fields, model_type, config)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Quantize
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.quantized_layers import AnyLayers
+from text_generation_common.models.quantized_layers import AnyLayers, QuantizedLayers
 from text_generation_common.quantized.agreement import Use, use_of
 
 
@@ -67,32 +67,31 @@ def choose_dtype(wanted: Dtype | None, stored: Dtype, on_cpu: bool) -> Dtype:
     return Dtype.bfloat16
 
 
-def check_quantize(quantize: Quantize | None, method: str | None, dtype: Dtype, on_cpu: bool) -> Use:
-    """What becomes of weights that `method` has quantized (None: that are numbers). `dtype`: the type to compute in."""
+def check_quantize(quantize: Quantize | None, method: str | None, on_cpu: bool) -> Use:
+    """What becomes of weights that `method` has quantized (None: that are numbers)."""
     use = use_of(quantize, method)
-    if use is Use.fp8_on_load:
+    if use is Use.fp8_on_load and on_cpu:
         raise ModelError(
-            f"--quantize {quantize} is supported for weights that are fp8 in the files, and this model's are not:"
-            " choose a checkpoint in fp8, or --quantize int8 on a CPU"
+            f"--quantize {quantize} makes fp8 of this model's weights on GPUs only: choose --quantize int8, which errs"
+            " less in as much memory, or a checkpoint in fp8"
         )
-    if use is Use.int8_on_load and not on_cpu:
-        raise ModelError(f"--quantize {quantize} is for CPUs: start without it on a GPU")
-    if use is Use.int8_on_load and dtype is not Dtype.bfloat16:
-        raise ModelError(f"--quantize {quantize} computes in bfloat16: choose --dtype bfloat16")
     return use
 
 
 def refuse_dummy(layers: AnyLayers | None, load_format: LoadFormat) -> None:
-    if layers is not None and load_format is LoadFormat.dummy:
+    if load_format is LoadFormat.dummy and not isinstance(layers, QuantizedLayers | None):
         raise ModelError(
-            f"--load-format dummy makes no weights quantized as {layers.description.method}: leave it out, or remove"
-            " the settings of the quantization from the model's files"
+            f"--load-format dummy makes no weights quantized as {layers.description.method}: leave it out, or choose a"
+            " model with a config.json"
         )
 
 
-def refuse_quantized_experts(config: ModelConfig) -> None:
+def refuse_quantized_experts(config: ModelConfig, quantize: Quantize | None) -> None:
     if config.moe is not None:
-        raise ModelError(f"--quantize is not supported for the experts of this {config.model_type}: start without it")
+        raise ModelError(
+            f"--quantize {quantize} is not supported on GPUs for the experts of this {config.model_type}: start without"
+            " it"
+        )
 
 
 def slot_bytes(config: ModelConfig, num_shard: int, numbers: Dtype | KvCacheDtype) -> int:

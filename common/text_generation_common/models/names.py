@@ -5,8 +5,6 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
-MXFP4_BLOCK = 32  # numbers that share a scale
-
 
 class QkvLayout(Enum):
     """The order of the outputs of queries, keys and values, with H query heads and G key heads."""
@@ -16,14 +14,14 @@ class QkvLayout(Enum):
 
 
 class ExpertLayout(Enum):
-    """The tensors of E experts, with I inner numbers each. In the last two layouts the files have the names without
-    `.weight`, and biases [E, 2I] and [E, H] are called `_bias`."""
+    """The tensors of E experts, with I inner numbers each."""
 
     apart = "three for each expert, whose number stands for {}: gate and up [I, H], down [H, I]"
     merged = "three for all experts: gate and up [E, I, H]; down [E, H, I]. Biases are called .bias"
     stacked = "two for all experts: gates, then ups [E, 2I, H]; down [E, H, I]"
+    # Names without `.weight`, and biases [E, 2I] and [E, H] that are called `_bias`. Codes are of [E, 2I, H] and
+    # [E, H, I].
     turned = "two for all experts: gates and ups in turns [E, H, 2I]; down [E, I, H]"
-    mxfp4 = "the same in blocks of 32 inputs: _blocks [E, 2I, H / 32, 16] and [E, H, I / 32, 16], _scales without 16"
 
 
 def expert_name(name: str, number: int) -> str:
@@ -91,7 +89,7 @@ class TensorNames:
     def as_in(self, has: Callable[[str], bool]) -> "TensorNames":
         """These names, or one of their variants, whichever the files have: without the first word (model, transformer,
         gpt_neox), which files leave out that were written without the head; and in a model of texts and images, as
-        transformers has written it until version 4.51 and since. Experts lie as in the files."""
+        transformers has written it until version 4.51 and since."""
         first = self.embedding.partition(".")[0] + "."
         # Each prefix that the names of tensors may have in place of `first`, with the prefix under which a model of
         # texts and images has its text model; "" in a model of texts.
@@ -103,10 +101,7 @@ class TensorNames:
         old: dict[str, str] = {field: getattr(self, field) for field in moved}
         names: dict[str, Any] = {field: name and start + name.removeprefix(first) for field, name in old.items()}
         head = older + self.head if starts[start] == older else self.head
-        found = replace(self, **names, head=head, within=starts[start])
-        if found.experts is ExpertLayout.turned and has(f"{found.layer(0).expert_up}_blocks"):
-            return replace(found, experts=ExpertLayout.mxfp4)
-        return found
+        return replace(self, **names, head=head, within=starts[start])
 
 
 def _layer(qkv: str, output: str, up: str, down: str, attention_norm: str, mlp_norm: str, gate: str = "") -> LayerNames:

@@ -11,9 +11,9 @@ from text_generation_common.gguf.container import is_gguf, read_header
 from text_generation_common.gguf.types import BY_NAME, DENSE
 from text_generation_common.models.config import config_fields, text_fields
 from text_generation_common.models.tensors import LinearSize, Shape
-from text_generation_common.quantized.layout import Find, check_layer, find_scheme
+from text_generation_common.quantized.layout import Find, check_layer, find_scheme, holds
 from text_generation_common.quantized.methods import describe
-from text_generation_common.quantized.scheme import Description, Packing, Scheme
+from text_generation_common.quantized.scheme import Description, Scheme
 from text_generation_common.quantized.sizes import code_bytes
 
 
@@ -34,7 +34,7 @@ class QuantizedLayers:
         """As `PackedShapes`: the tensors of a layer's weight. WeightsError if they do not fit the settings. Old files
         of GPTQ have a bias of zeros in layers that have none."""
         scheme = self.scheme(layer)
-        if scheme is None:
+        if scheme is None or not holds(scheme, size.shape):
             return None
         names = check_layer(scheme, layer, size.shape, self.find).values()
         found = {name: stored.shape for name in names if (stored := self.find(name)) is not None}
@@ -44,7 +44,9 @@ class QuantizedLayers:
     def code_bytes(self, layer: str, size: LinearSize) -> int | None:
         """What the layer's weight takes in memory; None if it is kept as numbers."""
         scheme = self.scheme(layer)
-        return None if scheme is None else code_bytes(scheme, layer, size.shape, self.find)
+        if scheme is None or not holds(scheme, size.shape):
+            return None
+        return code_bytes(scheme, layer, size.shape, self.find)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,11 @@ AnyLayers = QuantizedLayers | BlockLayers
 
 
 def quantized_layers(folder: Path, find: Find) -> AnyLayers | None:
-    """The layers of the model in a folder; None if its linear layers are not quantized, as those of a model whose
-    experts alone are (mxfp4)."""
+    """The layers of the model in a folder; None if none are quantized."""
     if is_gguf(folder):
         return BlockLayers(find) if _has_blocks(folder) else None
     description = describe(folder, text_fields(config_fields(folder)[0]).raw)
-    if description is None or (description.default and description.default.packing is Packing.mxfp4):
-        return None
-    return QuantizedLayers(description, find)
+    return None if description is None else QuantizedLayers(description, find)
 
 
 def _has_blocks(path: Path) -> bool:

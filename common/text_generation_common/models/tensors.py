@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import Branches, ModelConfig, Moe
-from text_generation_common.models.names import MXFP4_BLOCK, ExpertLayout, LayerNames
+from text_generation_common.models.names import ExpertLayout, LayerNames
 from text_generation_common.quantized.layout import DENSE_TYPES, PASSED_OVER
 from text_generation_common.weights.headers import BUFFERS, Stored
 
@@ -44,7 +44,7 @@ def shapes(config: ModelConfig, packed: PackedShapes = no_codes) -> dict[str, Sh
             found[f"{name}.bias"] = (size.outputs,)
     for name, size in matrix_sizes(config).items():
         if (of_codes := packed(name, size)) is not None:
-            del found[f"{name}.weight"]
+            del found[name if name in found else f"{name}.weight"]
             found |= of_codes
     return found
 
@@ -89,10 +89,20 @@ def matrix_sizes(config: ModelConfig) -> dict[str, LinearSize]:
     found, others = linear_sizes(config), _other_shapes(config)
     for name, shape in others.items():
         layer = name.removesuffix(".weight")
-        if layer not in (name, config.names.positions) and len(shape) > 1:
+        if len(shape) > 2 and config.names.experts is ExpertLayout.turned:
+            found[name] = LinearSize(shape[2], shape[1], experts=shape[0])
+        elif layer not in (name, config.names.positions) and len(shape) > 1:
             experts = shape[0] if len(shape) > 2 else 0
             found[layer] = LinearSize(shape[-2], shape[-1], f"{layer}.bias" in others, experts)
     return found
+
+
+def made_codes(config: ModelConfig) -> dict[str, LinearSize]:
+    """What --quantize makes codes of: linear layers, and experts with tensors of their own."""
+    names = config.names
+    layers = [names.layer(number) for number in range(config.num_layers)]
+    kept = {names.embedding, names.head, *(name for of in layers for name in (of.router, of.shared_score))}
+    return {name: size for name, size in matrix_sizes(config).items() if name not in kept and not size.experts}
 
 
 def linear_sizes(config: ModelConfig) -> dict[str, LinearSize]:
@@ -158,10 +168,6 @@ def expert_shapes(config: ModelConfig, moe: Moe, names: LayerNames) -> dict[str,
             found |= {f"{gate_up}.weight": (count, 2 * wide, hidden), f"{down}.weight": (count, hidden, wide)}
         case ExpertLayout.turned:
             found |= {gate_up: (count, hidden, 2 * wide), down: (count, wide, hidden)}
-        case ExpertLayout.mxfp4:
-            for name, outputs, inputs in ((gate_up, 2 * wide, hidden), (down, hidden, wide)):
-                blocks = (count, outputs, -(-inputs // MXFP4_BLOCK))
-                found |= {f"{name}_blocks": (*blocks, MXFP4_BLOCK // 2), f"{name}_scales": blocks}
     if config.biases.experts:
         found |= _expert_biases(config, moe, names)
     if moe.shared_size:
@@ -218,8 +224,7 @@ def with_checked_tensors(
 
 def _check_numbers(name: str, stored: Stored | None) -> None:
     """ModelError if a tensor of numbers, such as the weight of a norm, is stored as codes."""
-    is_mxfp4 = name.endswith(("_blocks", "_scales"))
-    if not is_mxfp4 and stored is not None and stored.type not in DENSE_TYPES:
+    if stored is not None and stored.type not in DENSE_TYPES:
         raise ModelError(
             f"the tensor {name} is stored as {ascii(stored.type)[1:-1]}, and only linear layers, their experts and the"
             " embedding of tokens may be quantized: choose a checkpoint whose other weights are not"

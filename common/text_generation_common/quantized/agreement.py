@@ -11,6 +11,7 @@ from text_generation_common.flags.kinds import Quantize
 class Use(Enum):
     as_stored = auto()
     int8_on_load = auto()  # one scale for each output
+    int4_on_load = auto()  # one scale for 32 inputs of an output
     fp8_on_load = auto()  # one scale for each output
 
 
@@ -29,6 +30,7 @@ ON_LOAD: Mapping[Quantize, Use] = {
     Quantize.eetq: Use.int8_on_load,
     Quantize.fp8: Use.fp8_on_load,
     Quantize.int8: Use.int8_on_load,
+    Quantize.int4: Use.int4_on_load,
 }
 NEVER = frozenset({Quantize.exl2, Quantize.marlin})
 

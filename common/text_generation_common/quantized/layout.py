@@ -61,7 +61,7 @@ def find_scheme(description: Description, layer: str, find: Find) -> Scheme | No
     """How a layer is stored, None if it is dense. Settings often leave out modules, such as the head, that are not
     quantized, so a dense `weight` counts. WeightsError if the settings and the files contradict each other."""
     scheme = description.scheme(layer)
-    weight = find(f"{layer}.weight")
+    weight = find(f"{layer}.weight") or find(layer)
     packed = next((name for ending in PACKED if find(name := layer + ending)), None)
     if weight is not None and weight.type in DENSE_TYPES:
         if packed is not None:
@@ -73,6 +73,11 @@ def find_scheme(description: Description, layer: str, find: Find) -> Scheme | No
             f" not: {CLOSE}"
         )
     return scheme
+
+
+def holds(scheme: Scheme, shape: Shape) -> bool:
+    """Whether the format may have a weight of this shape. MXFP4 is for tensors that hold all experts of a layer."""
+    return scheme.packing is not Packing.mxfp4 or len(shape) == 3
 
 
 def check_layer(scheme: Scheme, layer: str, shape: Shape, find: Find) -> dict[str, str]:

@@ -1,13 +1,16 @@
 """What weights take in memory as codes. Counted from settings and headers, before any weight is read."""
 
 import math
+from collections.abc import Callable, Mapping
 
+from text_generation_common.quantized.agreement import Use
 from text_generation_common.quantized.layout import Find, Shape, parts_of
 from text_generation_common.quantized.scheme import Packing, Scheme
 
 BYTE_PACKINGS = frozenset({Packing.fp8, Packing.int8, Packing.bnb8})
 NUMBER_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # by the type in files; 1 for all others
 INT32 = FLOAT32 = 4
+INT4_GROUP = 32  # inputs that share a scale in what --quantize int4 makes
 TABLE, SCALE_TABLE = 16 * FLOAT32, 256 * FLOAT32
 BNB4_BLOCKS = (64, 32, *(2**power for power in range(7, 13)))  # the usual one first
 
@@ -15,6 +18,16 @@ BNB4_BLOCKS = (64, 32, *(2**power for power in range(7, 13)))  # the usual one f
 def int8_bytes(outputs: int, inputs: int) -> int:
     """What --quantize int8 makes."""
     return outputs * (inputs + FLOAT32)
+
+
+def int4_bytes(outputs: int, inputs: int) -> int:
+    """What --quantize int4 makes."""
+    return outputs * (inputs // 2 + NUMBER_BYTES["F16"] * -(-inputs // INT4_GROUP))
+
+
+ON_LOAD_BYTES: Mapping[Use, Callable[[int, int], int]] = {
+    Use.int8_on_load: int8_bytes, Use.int4_on_load: int4_bytes,
+}  # fmt: skip
 
 
 def code_bytes(scheme: Scheme, layer: str, shape: Shape, find: Find) -> int:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from text_generation_common.quantization import refusal, served_method
 from text_generation_common.quantized.methods import REFUSED
+from text_generation_common.quantized.served import refusal, served_method
 
 # For each format: the settings that tools write into a checkpoint, reduced to the fields that name the format.
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())

@@ -11,17 +11,13 @@ from typing import BinaryIO
 from text_generation_common.errors import WeightsError
 from text_generation_common.gguf.container import MAGIC, is_gguf
 from text_generation_common.gguf.container import header_end as gguf_end
+from text_generation_common.quantized.served import VERSIONS
 from text_generation_common.weights.headers import file_names, format_of, weight_files
 from text_generation_common.weights.names import SLOW_TOKENIZER_FILES
 
 # To be raised with every change after which the same request may get other tokens: of a kernel, of the noise, of the
 # order in which numbers are added.
 NUMERICS_VERSION = 1
-# The same for weights that were quantized by one method, by its name in `quantization.SERVED`.
-FORMAT_VERSIONS: Mapping[str, int] = {
-    "auto-round": 1, "awq": 1, "bitsandbytes": 1, "compressed-tensors": 1, "fbgemm_fp8": 1, "fp8": 1, "gptq": 1,
-    "modelopt": 1, "mxfp4": 1,
-}  # fmt: skip
 GGUF_VERSION = 1  # the same for the blocks of GGUF files
 # Only the header and this many blocks of each weights file are read, so that a large folder takes milliseconds. A
 # difference between two blocks is not noticed.
@@ -54,7 +50,7 @@ def model_digest(folder: Path, settings: Mapping[str, str], has_weights: bool = 
         add(f"setting {name}", settings[name].encode())
     there = set(file_names(folder))
     if has_weights and (quantized := format_of(folder)) is not None:
-        add(f"numerics version of {quantized}", str(FORMAT_VERSIONS[quantized]).encode())
+        add(f"numerics version of {quantized}", str(VERSIONS[quantized]).encode())
     if has_weights and is_gguf(folder):  # the header holds what other models have in FILES
         add("numerics version of gguf", str(GGUF_VERSION).encode())
     wanted = FILES if "tokenizer.json" in there else FILES + SLOW_TOKENIZER_FILES

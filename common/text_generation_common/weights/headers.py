@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from text_generation_common import quantization
 from text_generation_common.errors import WeightsError
 from text_generation_common.gguf.container import is_gguf
 from text_generation_common.gguf.container import read_header as read_gguf_header
 from text_generation_common.gguf.tensors import model_tensors
 from text_generation_common.model_files import LFS_START, MIB, ModelFileError, not_fetched, read_json_object
+from text_generation_common.quantized.served import QUANTIZED_NAMES, refusal, served_method
 from text_generation_common.weights.names import INDEX, is_plain, missing_parts, safetensors_names
 
 # Weights in a quantized format are refused. It shows in config.json, in the types of tensors or in their names.
@@ -39,22 +39,6 @@ TYPE_NAMES: Mapping[str, str] = {
     "C64": "complex64",
 }
 
-# Names of tensors that hold quantized weights or belong to them, and the formats that have such tensors.
-QUANTIZED_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"\.(qweight|qzeros|scales)$", "gptq or awq"),
-        (r"\.g_idx$", "gptq"),
-        (r"\.weight_(packed|shape|zero_point|g_idx|global_scale)$", "compressed-tensors"),
-        (r"\.(SCB|weight_format|absmax|quant_map|nested_absmax|nested_quant_map)$", "bitsandbytes"),
-        (r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)$", "bitsandbytes"),
-        (r"_(blocks|scales)$", "mxfp4"),
-        (r"scale_inv$", "fp8"),
-        (r"[._](k_scale|v_scale|q_scale|prob_scale)$", "a quantized KV cache"),
-        (r"(^|[._])scale$", "fp8 or compressed-tensors"),
-    )
-)
-
 # Buffers that old versions of transformers saved. They are computed from config.json instead.
 BUFFERS = re.compile(
     r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|(attn|attention|self_attention)\.(bias|masked_bias))$"
@@ -64,23 +48,21 @@ _INSTEAD = "choose the same model with unquantized weights"
 
 def refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
     """Refuses the model with WeightsError if config.json, or a file beside it, names a format that we do not serve."""
-    if reason := quantization.refusal(path, config):
+    if reason := refusal(path, config):
         raise WeightsError(reason)
 
 
 def refuse_quantized_tensors(file: Path, types: Mapping[str, str], served: str | None = None) -> None:
     """Refuses tensors that only quantized weights have: WeightsError for the first. `types` are spelled as in
-    safetensors. `served`: the method that quantized the weights. Of experts in mxfp4, tensors of bytes with their names
-    are accepted; of other methods, all tensors, which `models/tensors.py` compares with the model's layers.
+    safetensors. `served`: the method that quantized the weights; `models/tensors.py` compares their tensors with the
+    model's layers.
     """
-    if served not in (None, *quantization.NAMED):
+    if served is not None:
         return
     for name, type in sorted(types.items()):
         if BUFFERS.search(name):
             continue
         formats = [format for pattern, format in QUANTIZED_NAMES if pattern.search(name)]
-        if served in formats and type == "U8":
-            continue
         if formats:
             raise WeightsError(
                 f"{file}: the tensor {ascii(name)[1:-1]} belongs to weights quantized as {formats[0]}, which is not"
@@ -167,7 +149,7 @@ class WeightHeaders:
 def format_of(folder: Path) -> str | None:
     """The method by which the weights are quantized, if it is served."""
     config = folder / "config.json"
-    return quantization.served_method(folder, read_json(config)) if config.exists() else None
+    return served_method(folder, read_json(config)) if config.exists() else None
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -319,12 +319,6 @@ BAD: dict[str, Bad] = {
     ),
     "shrinking rope": configured("--rope-factor 0.5 is not supported: it must be from 1", "", "--rope-factor 0.5"),
     "float16 on CPUs": configured("float16 is not supported on CPUs", "choose bfloat16", "--dtype float16"),
-    "int8 of float32": configured(
-        "--quantize int8 computes in bfloat16", "choose --dtype bfloat16", "--quantize int8 --dtype float32"
-    ),
-    "int8 of a float32 model": configured(
-        "--quantize int8 computes in bfloat16", "choose --dtype bfloat16", "--quantize int8", dtype="float32"
-    ),
     "gptq of numbers": configured("reads weights that are quantized so", "start without it", "--quantize gptq"),
     "compressed-tensors of gptq": configured(
         "--quantize compressed-tensors contradicts the model's files, which are quantized as gptq",
@@ -336,15 +330,8 @@ BAD: dict[str, Bad] = {
         "--quantize int8 contradicts the model's files", "start without it", "--quantize int8", quantization_config=GPTQ
     ),
     "fp8 of numbers": configured(
-        "--quantize fp8 is supported for weights that are fp8", "choose a checkpoint in fp8", "--quantize fp8"
+        "--quantize fp8 makes fp8 of this model's weights on GPUs only", "choose --quantize int8", "--quantize fp8"
     ),
-    "random gptq": configured(
-        "--load-format dummy makes no weights quantized as gptq",
-        "leave it out",
-        "--load-format dummy",
-        quantization_config=GPTQ,
-    ),
-    "int8 of experts": configured("not supported for the experts", "start without it", "--quantize int8", **MOE),
     # Weights
     "truncated weights": Bad("", "model.safetensors is broken: ", "delete it and download the model again", truncated),
     "weights of zeros": with_file(WEIGHTS, bytes(4), "is broken: no safetensors header in its 4 bytes", "delete it"),

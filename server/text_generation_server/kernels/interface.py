@@ -1,6 +1,6 @@
 """The functions of every kernel backend, and their arguments. The package's docstring has the legend of shapes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -36,6 +36,22 @@ class ExpertWeights:
     gate_up_bias: Tensor | None = None  # [E, 2I]
     down_bias: Tensor | None = None  # [E, H]
     clamped: ClampedGate | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertCodes:
+    """One of `ExpertWeights`, whose weights are in any form. `gate_up` may be several weights, one after the other, and
+    the product of `down` is multiplied by the `factor` before its bias is added."""
+
+    gate_up: Sequence[Weight]  # [2I, H]
+    down: Weight  # [H, I]
+    gate_up_bias: Tensor | None = None  # [2I]
+    down_bias: Tensor | None = None  # [H]
+    factor: float = 1.0
+
+
+# What the experts of tokens [T, H] add up to, [T, H].
+ExpertKernel = Callable[[Tensor, Routes], Tensor]
 
 
 class LinearKernel(Protocol):
@@ -306,6 +322,13 @@ class Kernels(Protocol):
     def experts(self, x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
         """The sum of each token's experts, weighted with their scores, [T, H]. A token's result depends on the token
         only. Weights of experts without tokens are not read."""
+        ...
+
+    def experts_of_codes(
+        self, experts: Iterable[ExpertCodes], clamped: ClampedGate | None, x_type: torch.dtype
+    ) -> ExpertKernel | None:
+        """`experts` for weights in any form, which may be copied. None, if these kernels cannot multiply by them
+        without looking at the routes first."""
         ...
 
     def add_scored(self, x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ tiles are added up one after the other, and products and sums are computed numbe
 a fixed order.
 """
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import torch
@@ -26,6 +27,7 @@ from text_generation_server.kernels.interface import (
     Bias,
     Choices,
     Chosen,
+    ExpertCodes,
     ExpertWeights,
     HeadNorms,
     KvLayer,
@@ -332,6 +334,10 @@ def _clamped(gate_up: Tensor, clamped: ClampedGate) -> Tensor:
     gate, up = gate_up.float().clamp(max=clamped.limit).chunk(2, dim=-1)
     up = up.clamp(min=-clamped.limit)
     return ((up + 1) * gate * torch.sigmoid(clamped.slope * gate)).to(gate_up.dtype)
+
+
+def experts_of_codes(experts: Iterable[ExpertCodes], clamped: ClampedGate | None, x_type: torch.dtype) -> None:
+    return None
 
 
 def add_scored(x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from text_generation_common import quantization
 from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import config_fields, text_fields, unknown_type
@@ -20,6 +19,7 @@ from text_generation_common.models.families import FAMILIES
 from text_generation_common.models.served import read_native
 from text_generation_common.models.tensors import no_codes, with_checked_tensors
 from text_generation_common.models.values import shown
+from text_generation_common.quantized import served
 from text_generation_server.device.arena import give_back
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models.decoder import Decoder
@@ -41,9 +41,11 @@ def get_model(
     on_tensor: Callable[[], None],
     weight_format: WeightFormat = dense,
     packed: PackedLayers | None = None,
+    head_format: WeightFormat | None = None,
 ) -> Model:
     """Loads this rank's part of the weights. `on_tensor` is called for each tensor, as a sign of life. `weight_format`
     is the form in which linear layers keep weights that the files have as numbers, and `packed` reads all others.
+    `head_format` is the form of a copy of the head.
     ModelError, before any weights are read, if the files lack tensors that `config` asks for or have others, and if the
     model cannot be split over the ranks."""
     if isinstance(config, FallbackConfig):
@@ -69,6 +71,7 @@ def get_model(
         weight_format=weight_format,
         transposed=config.names.transposed,
         packed=packed,
+        head_format=head_format,
     )
     model = Decoder(config, platform, loader, max_total_tokens)
     give_back()
@@ -94,6 +97,6 @@ def read_any_config(
         )
     if (config := read_fallback_config(fields, generation)) is None:
         raise unknown_type(fields)
-    if reason := quantization.refusal(path, text_fields(fields).raw, is_ours=False):
+    if reason := served.refusal(path, text_fields(fields).raw, is_ours=False):
         raise ModelError(reason)
     return replace(config, option=option)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from text_generation_common.models.architecture import AttentionRule, Branches, ModelConfig
-from text_generation_common.models.fitting import refuse_quantized_experts
 from text_generation_common.models.names import LayerNames, QkvLayout
 from text_generation_common.models.rope_config import Rope
 from text_generation_common.quantized.tensors.splits import are_equal
@@ -120,8 +119,6 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, platform: Platform, loader: Loader, max_total_tokens: int) -> None:
         kernels, group, names = platform.kernels, platform.group, config.names
-        if not loader.is_dense:
-            refuse_quantized_experts(config)
         part = kernels.vocabulary_part(config.vocab_size, group.size)
         split = split_model(config, group.rank, group.size, part)
 
@@ -161,7 +158,7 @@ class Decoder:
         if config.biases.head:
             head_bias = pad_rows(loader.rows(f"{names.head}.bias", split.vocabulary), split.vocabulary_part)
         self._head = Head(
-            weight=head,
+            weight=(weight := loader.head(head)),
             bias=head_bias,
             vocab_size=config.vocab_size,
             kernels=kernels,
@@ -171,7 +168,7 @@ class Decoder:
             softcap=config.logits_softcap,
         )
         # Where the head is the embedding, and holds it in another form, this form is the only one that is kept.
-        look_up = self._head.look_up() if head is embedding else None
+        look_up = self._head.look_up() if weight is embedding else None
         look_up = look_up or look_up_in(embedding, kernels, loader.dtype)
         self._embed = Embedding(look_up, split.vocabulary, group)
         tables = {

@@ -2,25 +2,23 @@
 of experts, and what they compute.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from text_generation_common.models.architecture import Activation, Moe
-from text_generation_common.models.names import MXFP4_BLOCK, ExpertLayout, LayerNames, expert_name
+from text_generation_common.models.architecture import Activation, ModelConfig, Moe
+from text_generation_common.models.names import ExpertLayout, LayerNames, expert_name
+from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_server.distributed import Group
-from text_generation_server.kernels.interface import ExpertWeights, Routes
+from text_generation_server.kernels.interface import ExpertCodes, ExpertKernel, ExpertWeights, Routes
 from text_generation_server.layers.linear import PANEL, make_linear
 from text_generation_server.layers.vocabulary import pad_rows
 from text_generation_server.layers.weights import dense
-from text_generation_server.models.loading import Loader, stacked
+from text_generation_server.models.loading import LayerPart, Loader, stacked
 from text_generation_server.models.parts import Parts
-
-# What the experts of tokens [T, H] add up to on this rank, [T, H].
-ExpertKernel = Callable[[Tensor, Routes], Tensor]
 
 
 class Experts:
@@ -35,14 +33,7 @@ class Experts:
         router = pad_rows(loader.numbers(names.router), outputs)
         bias = pad_rows(loader.whole(f"{names.router}.bias"), outputs) if parts.config.biases.experts else None
         self._router = make_linear(parts.kernels, dense(router), bias)
-        own = [names_of_expert(names, number) for number in range(moe.experts)]
-        has_codes = any(loader.has_codes(name) for of in own for name in (of.gate, of.up, of.down))
-        if has_codes and moe.clamped is None:
-            size = moe.intermediate_size, parts.split.expert_intermediate
-            self._compute: ExpertKernel = ExpertMlps([MLP(parts, of, size) for of in own])
-        else:
-            weights = load_experts(parts, moe, names, group)
-            self._compute = lambda x_TH, routes: parts.kernels.experts(x_TH, routes, weights)
+        self._compute = make_experts(parts, moe, names, group)
         self._shared: MLP | None = None
         if moe.shared_size:
             shared = replace(names, gate=names.shared_gate, up=names.shared_up, down=names.shared_down)
@@ -58,6 +49,64 @@ class Experts:
         return self._group.all_reduce(out)
 
 
+def make_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> ExpertKernel:
+    """What the experts compute on this rank."""
+    of_own = parts.config.names.experts is ExpertLayout.apart
+    if are_codes(parts, moe, names) or (of_own and not parts.loader.is_dense):
+        experts = codes_of_experts(parts, moe, names, group)
+        if (found := parts.kernels.experts_of_codes(experts, moe.clamped, parts.loader.dtype)) is not None:
+            return found
+        if runs_one_by_one(parts.config):
+            size = moe.intermediate_size, parts.split.expert_intermediate
+            return ExpertMlps([MLP(parts, names_of_expert(names, number), size) for number in range(moe.experts)])
+    weights = load_experts(parts, moe, names, group)
+    return lambda x_TH, routes: parts.kernels.experts(x_TH, routes, weights)
+
+
+def runs_one_by_one(config: ModelConfig) -> bool:
+    """Whether experts of codes are `ExpertMlps`, not numbers, where no kernel multiplies them together: they have gates
+    as those of MLPs."""
+    return config.moe is not None and config.moe.clamped is None
+
+
+def are_codes(parts: Parts, moe: Moe, names: LayerNames) -> bool:
+    """Whether an expert's weights are quantized in the files."""
+    experts = (names_of_expert(names, number) for number in range(moe.experts))
+    return any(parts.loader.has_codes(name) for of in experts for name in (of.gate, of.up, of.down))
+
+
+def codes_of_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> Iterator[ExpertCodes]:
+    """This rank's part of each expert, read when it is asked for."""
+    loader, own = parts.loader, parts.split.expert_intermediate
+    of_up, of_down = _biases(parts, names, group)
+    for number in range(moe.experts):
+        of = names_of_expert(names, number)
+        wanted = stacked((of.gate, moe.intermediate_size, own), (of.up, moe.intermediate_size, own))
+        if parts.config.names.experts is ExpertLayout.turned:
+            wanted = [LayerPart(of.up, _turns(own), [turn], 2) for turn in (0, 1)]
+        down, factor = loader.inputs(of.down, own, parts.linear_factor)
+        gate_up_bias, down_bias = (None if bias is None else bias[number] for bias in (of_up, of_down))
+        yield ExpertCodes(loader.outputs(wanted), down, gate_up_bias, down_bias, factor)
+
+
+def _biases(parts: Parts, names: LayerNames, group: Group) -> tuple[Tensor | None, Tensor | None]:
+    """Biases of gates and ups, [E, 2I], and of downs, [E, H]: one rank adds those of the sum over ranks."""
+    if not parts.config.biases.experts:
+        return None, None
+    loader, own, is_merged = (
+        parts.loader,
+        parts.split.expert_intermediate,
+        parts.config.names.experts is ExpertLayout.merged,
+    )
+    ending = ".bias" if is_merged else "_bias"
+    of_down = loader.whole(f"{names.expert_down}{ending}", parts.linear_factor) if group.rank == 0 else None
+    if is_merged:
+        return torch.cat(
+            [loader.along(f"{of}.bias", 1, own) for of in (names.expert_gate, names.expert_up)], 1
+        ), of_down
+    return _in_halves(loader.along(f"{names.expert_up}_bias", 1, _turns(own))), of_down
+
+
 def load_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> ExpertWeights:
     """This rank's part of all experts of a layer."""
     loader, own, factor = parts.loader, parts.split.expert_intermediate, parts.linear_factor
@@ -70,25 +119,30 @@ def load_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> Exp
             name, size = f"{names.expert_up}.weight", moe.intermediate_size
             halves = [loader.along(name, 1, range(at + own.start, at + own.stop)) for at in (0, size)]
             gate_up, down = torch.cat(halves, dim=1), loader.along(f"{names.expert_down}.weight", 2, own)
+        case ExpertLayout.turned if are_codes(parts, moe, names):
+            gate_up, down = _numbers_of(codes_of_experts(parts, moe, names, group), loader, moe.experts)
+            factor = 1.0
         case ExpertLayout.turned:
             gate_up = _in_halves(loader.along(names.expert_up, 2, _turns(own)).transpose(1, 2))
             down = loader.along(names.expert_down, 1, own).transpose(1, 2).contiguous()
-        case ExpertLayout.mxfp4:
-            gate_up, down = _of_mxfp4(loader, names, own)
     if factor != 1:
         down = (down.float() * factor).to(loader.dtype)
-    weights = ExpertWeights(dense(gate_up), dense(down), clamped=moe.clamped)
-    if not parts.config.biases.experts:
-        return weights
-    if parts.config.names.experts is ExpertLayout.merged:
-        ending = ".bias"
-        of_both = [loader.along(f"{name}.bias", 1, own) for name in (names.expert_gate, names.expert_up)]
-        biases = torch.cat(of_both, dim=1)
-    else:
-        ending, biases = "_bias", _in_halves(loader.along(f"{names.expert_up}_bias", 1, _turns(own)))
-    # One rank adds the bias of the sum over ranks.
-    of_down = loader.whole(f"{names.expert_down}{ending}", factor) if group.rank == 0 else None
-    return replace(weights, gate_up_bias=biases, down_bias=of_down)
+    return ExpertWeights(dense(gate_up), dense(down), *_biases(parts, names, group), clamped=moe.clamped)
+
+
+def _numbers_of(experts: Iterator[ExpertCodes], loader: Loader, count: int) -> tuple[Tensor, Tensor]:
+    """Gates and ups, and downs, of experts of codes: numbers in the model's type. One expert at a time, because its
+    numbers are larger in float32."""
+    found: list[Tensor] = []
+    for number, expert in enumerate(experts):
+        numbers = (
+            torch.cat([exact_weight(weight) for weight in expert.gate_up]),
+            exact_weight(expert.down) * expert.factor,
+        )
+        found = found or [loader.empty(count, *of.shape) for of in numbers]
+        for out, of in zip(found, numbers, strict=True):
+            out[number] = of
+    return found[0], found[1]
 
 
 def _apart(loader: Loader, names: LayerNames, moe: Moe, own: range) -> tuple[Tensor, Tensor]:
@@ -127,37 +181,6 @@ def _in_halves(turns: Tensor) -> Tensor:
     return torch.cat([turns[:, 0::2], turns[:, 1::2]], dim=1)
 
 
-def _of_mxfp4(loader: Loader, names: LayerNames, own: range) -> tuple[Tensor, Tensor]:
-    # One expert at a time, because its numbers are larger in float32 than in the model's type.
-    blocks, scales = (loader.codes(f"{names.expert_up}_{kind}", 1, _turns(own)) for kind in ("blocks", "scales"))
-    gate_up = loader.empty(len(blocks), 2 * len(own), blocks.shape[2] * MXFP4_BLOCK)
-    for out, *codes in zip(gate_up, blocks, scales, strict=True):
-        turns = unpack_mxfp4(*codes)
-        out[: len(own)], out[len(own) :] = turns[0::2], turns[1::2]
-    whole = range(own.start // MXFP4_BLOCK, -(-own.stop // MXFP4_BLOCK))
-    blocks, scales = (loader.codes(f"{names.expert_down}_{kind}", 2, whole) for kind in ("blocks", "scales"))
-    down = loader.empty(len(blocks), blocks.shape[1], len(own))
-    first = own.start - whole.start * MXFP4_BLOCK
-    for out, *codes in zip(down, blocks, scales, strict=True):
-        out[:] = unpack_mxfp4(*codes)[:, first : first + len(own)]
-    return gate_up, down
-
-
-# MXFP4: numbers of 4 bits in blocks of 32, which share a scale of 8 bits (OCP Microscaling Formats, 5.3.3 and 5.4.1).
-# The numbers of e2m1: a sign, two bits of exponent, one bit of mantissa.
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-NUMBERS = (*MAGNITUDES, *(-number for number in MAGNITUDES))
-SCALES = (*(2.0 ** (code - 127) for code in range(255)), float("nan"))
-
-
-def unpack_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
-    """float32 [..., K] of blocks uint8 [..., K / 32, 16] and scales uint8 [..., K / 32]. A byte holds two numbers, the
-    first in its lower half."""
-    numbers = torch.tensor([[NUMBERS[byte % 16], NUMBERS[byte // 16]] for byte in range(256)], device=blocks.device)
-    factors = torch.tensor(SCALES, device=blocks.device)[scales.int()]
-    return (numbers[blocks.int()].flatten(-2) * factors.unsqueeze(-1)).flatten(-2)
-
-
 def names_of_expert(names: LayerNames, number: int) -> LayerNames:
     """The names of an expert's layers as those of an MLP."""
     gate, up, down = names.expert_gate or names.expert_up, names.expert_up, names.expert_down
@@ -166,8 +189,8 @@ def names_of_expert(names: LayerNames, number: int) -> LayerNames:
 
 
 class ExpertMlps:
-    """Experts whose weights are codes. Each is an MLP by the products of its forms, and they compute one after the
-    other."""
+    """Experts whose weights are codes that no kernel multiplies together. Each is an MLP by the products of its forms,
+    and they compute one after the other."""
 
     def __init__(self, mlps: Sequence["MLP"]) -> None:
         self._mlps = mlps

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from text_generation_common import faults
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.tensors import LinearSize, Shape, shapes
+from text_generation_common.models.tensors import LinearSize, Shape, no_codes, shapes
 from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.tensors.splits import (
     inputs_of,
@@ -95,8 +95,10 @@ class Loader:
         weight_format: WeightFormat = dense,
         transposed: bool = False,
         packed: PackedLayers | None = None,
+        head_format: WeightFormat | None = None,
     ) -> None:
-        """`weight_format` is that of linear layers; embedding and head keep the files'. `transposed`: the files have
+        """`weight_format` is that of linear layers; embedding and head keep the files'. `head_format`: that of a copy
+        of the head's weight. `transposed`: the files have
         the weights of linear layers as [inputs, outputs]. `packed`: the layers of which the files have codes instead.
         """
         self.num_tensors = 0
@@ -107,6 +109,7 @@ class Loader:
         self._weight_format = weight_format
         self._transposed = transposed
         self._packed = packed
+        self._head_format = head_format
         self._half = max(1, len(files.names) // 2)
 
     @property
@@ -138,6 +141,10 @@ class Loader:
         weight = Dense(self.rows(f"{layer}.weight", rows)) if packed is None else packed
         return on_outputs(weight, lambda numbers: pad_rows(numbers, count))
 
+    def head(self, table: Weight) -> Weight:
+        """The weight by which the head multiplies: the table itself, or a copy in another form."""
+        return table if self._head_format is None else self._head_format(exact_weight(table))
+
     def columns(self, name: str, part: range) -> Tensor:
         """The `part` of the second dimension: some inputs of a weight."""
         # Copied, because the slice is a view of the mapped file, and each of its rows would keep whole pages in use.
@@ -146,9 +153,13 @@ class Loader:
     def fused(self, parts: Sequence[LayerPart], has_bias: bool, gated: bool = False, multiple: int = 1) -> LinearOp:
         """One product for several layers with the same input, each with this rank's part of its outputs. Zeros follow
         the outputs of each layer until they are a `multiple`."""
-        weights = [self._formed(weight) for weight in joined(self._weights(parts, multiple))]
+        weights = self.outputs(parts, multiple)
         bias = torch.cat(self._biases(parts, multiple)) if has_bias else None
         return make_fused(self._platform.kernels, weights, bias, gated=gated, x_type=self.dtype)
+
+    def outputs(self, parts: Sequence[LayerPart], multiple: int = 1) -> list[Weight]:
+        """The weights of `fused`: one, if their forms are the same."""
+        return [self._formed(weight) for weight in joined(self._weights(parts, multiple))]
 
     def _weights(self, parts: Sequence[LayerPart], multiple: int) -> list[Weight]:
         ranges = dict.fromkeys((part.name, part.rows) for part in parts)  # parts of the same rows are read once
@@ -195,10 +206,15 @@ class Loader:
         bias. Inputs until the next `multiple` are not used."""
         kernels, group = self._platform.kernels, self._platform.group
         bias = self.whole(f"{name}.bias", factor) if has_bias and group.rank == 0 else None
+        weight, factor = self.inputs(name, part, factor, multiple)
+        return RowLinear(make_linear(kernels, weight, bias, x_type=self.dtype, factor=factor), group)
+
+    def inputs(self, name: str, part: range, factor: float = 1.0, multiple: int = 1) -> tuple[Weight, float]:
+        """The weight of `row_split`, and the factor by which its product is to be multiplied."""
         weight = padded_inputs(self._inputs(name, part), multiple)
         if isinstance(weight, Dense):
-            weight, factor = self._weight_format(_multiplied(weight.values, factor)), 1.0
-        return RowLinear(make_linear(kernels, weight, bias, x_type=self.dtype, factor=factor), group)
+            return self._weight_format(_multiplied(weight.values, factor)), 1.0
+        return weight, factor
 
     def along(self, name: str, dim: int, part: range) -> Tensor:
         """The `part` of a dimension."""
@@ -208,10 +224,6 @@ class Loader:
         """A tensor in the model's type, for numbers that are collected or unpacked. Gives a sign of life."""
         self._on_tensor()
         return empty(shape, self.dtype, self._platform.device)
-
-    def codes(self, name: str, dim: int, part: range) -> Tensor:
-        """The `part` of a dimension of a tensor of codes, which keep their type."""
-        return self._place(self._files.get_slice(name, dim, part.start, part.stop), torch.uint8)
 
     def _place(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         self.num_tensors += 1
@@ -241,11 +253,14 @@ class DummyFiles:
     device. The numbers of a slice differ from those of the same part of the whole tensor.
     """
 
-    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, codes: PackedLayers | None = None
+    ) -> None:
         self.bytes_read = 0  # always 0: no file is read
+        self.codes = codes  # codes of layers that have no numbers
         self._device = device
         self._dtype = dtype
-        self._shapes = shapes(config)
+        self._shapes = shapes(config, no_codes if codes is None else codes.tensors)
 
     @property
     def names(self) -> list[str]:

@@ -14,12 +14,18 @@ from torch import Tensor
 
 from text_generation_common.errors import ModelError, WeightsError
 from text_generation_common.models.config import read_config
+from text_generation_common.models.quantized_layers import quantized_layers
+from text_generation_common.models.tensors import LinearSize, matrix_sizes
 from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_server.distributed import Alone, Group
+from text_generation_server.kernels import reference, select_backend
+from text_generation_server.kernels.cpu import CpuKernels
+from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.kernels.interface import ExpertWeights
-from text_generation_server.models.experts import load_experts, unpack_mxfp4
+from text_generation_server.models.experts import load_experts
 from text_generation_server.models.loading import Loader
 from text_generation_server.models.parts import Parts, split_model
+from text_generation_server.models.stored_codes import StoredCodes
 from text_generation_server.weights.files import SafetensorsFiles
 
 ANNOUNCED: dict[str, Any] = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
@@ -43,22 +49,6 @@ def random_codes(*shape: int, scales: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Blocks [*shape, 16] and scales [*shape]."""
     blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
     return blocks, torch.randint(*scales, shape, dtype=torch.uint8)
-
-
-def test_numbers_are_exact_for_every_byte_and_every_scale() -> None:
-    blocks = torch.arange(256, dtype=torch.uint8).view(16, 1, 16).repeat(1, 255, 1)
-    scales = torch.arange(255, dtype=torch.uint8).repeat(16, 1)
-    assert torch.equal(unpack_mxfp4(blocks, scales), exact_numbers(blocks, scales).float())
-    assert unpack_mxfp4(blocks[:, :1], torch.full((16, 1), 255, dtype=torch.uint8)).isnan().all()
-
-
-def test_numbers_are_those_of_transformers() -> None:
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
-    codes = random_codes(2, 6, 3, scales=(100, 150))
-    for dtype in (torch.float32, torch.bfloat16):
-        theirs = convert_moe_packed_tensors(*codes, dtype=dtype).transpose(1, 2)
-        assert torch.equal(unpack_mxfp4(*codes).to(dtype), theirs)
 
 
 def make_packed(path: Path) -> torch.nn.Module:
@@ -86,9 +76,19 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Mod
     return path, make_packed(path)
 
 
-def test_a_model_with_packed_experts_computes_what_transformers_computes(packed: tuple[Path, torch.nn.Module]) -> None:
+@pytest.mark.parametrize("backend", ["compiled", "reference"])
+def test_a_model_with_packed_experts_computes_what_transformers_computes(
+    packed: tuple[Path, torch.nn.Module], backend: str
+) -> None:
+    """Compiled kernels multiply by codes; others make numbers of them while they are loaded."""
     path, model = packed
-    runner = warm_runner(path)
+    kernels = select_backend(CPU).kernels
+    if backend == "reference":
+        runner = warm_runner(path, kernels=reference)
+    elif isinstance(kernels, CpuKernels):
+        runner = warm_runner(path, kernels=kernels)
+    else:
+        pytest.skip("needs a C compiler (cc) when the package is installed")
     for length in (1, 70):
         client = generate(runner, random_ids(length), 8)
         ids = torch.cat([random_ids(length), torch.tensor(client.tokens[7])])
@@ -99,12 +99,30 @@ def test_a_model_with_packed_experts_computes_what_transformers_computes(packed:
         torch.testing.assert_close(torch.tensor(client.logprobs[7]), ours, atol=1e-4, rtol=1e-4)
 
 
+def test_decode_steps_with_packed_experts_are_recorded(packed: tuple[Path, torch.nn.Module]) -> None:
+    kernels = select_backend(CPU).kernels
+    if not isinstance(kernels, CpuKernels) or not kernels.library.has("gemm"):
+        pytest.skip("needs compiled products of bfloat16")
+    programs = DecodePrograms(kernels.library, kernels.threads)
+    recorded, called = (
+        generate(warm_runner(packed[0], dtype=torch.bfloat16, kernels=kernels, **graphs), random_ids(9), 4)
+        for graphs in ({"graphs": programs}, {})
+    )
+    assert set(programs._programs) == {1}
+    assert (recorded.tokens, recorded.logprobs) == (called.tokens, called.logprobs)
+
+
 def experts_of_rank(path: Path, rank: int, size: int) -> ExpertWeights:
     files, group, config = SafetensorsFiles(path), Group(rank, size, Alone()), read_config(path)
     config = replace(config, names=config.names.as_in(lambda name: files.describe(name) is not None))
     assert config.moe is not None
     platform = make_platform(group=group)
-    loader = Loader(files, platform, torch.float32, lambda: None)
+    layers = quantized_layers(path, files.describe)
+    assert layers is not None
+    packed = StoredCodes(layers, files)
+    for name, of_layer in matrix_sizes(config).items():
+        packed.tensors(name, of_layer)
+    loader = Loader(files, platform, torch.float32, lambda: None, packed=packed)
     parts = Parts(config, split_model(config, rank, size, 320 // size), platform.kernels, loader, CPU, 64)
     return load_experts(parts, config.moe, config.names.layer(1), group)
 
@@ -148,5 +166,7 @@ def test_other_models_and_other_formats_are_refused(tmp_path: Path, changes: dic
 def test_blocks_of_another_type_than_bytes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss", **ANNOUNCED}))
     save_file({"model.layers.0.mlp.experts.down_proj_blocks": torch.ones(4)}, tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError, match="_blocks belongs to weights quantized as mxfp4"):
-        SafetensorsFiles(tmp_path)
+    layers = quantized_layers(tmp_path, SafetensorsFiles(tmp_path).describe)
+    assert layers is not None
+    with pytest.raises(WeightsError, match="down_proj_blocks is stored as F32, which mxfp4 does not have there"):
+        layers.tensors("model.layers.0.mlp.experts.down_proj", LinearSize(64, 32, experts=2))

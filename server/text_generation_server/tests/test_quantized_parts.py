@@ -12,12 +12,15 @@ from collective_tasks import Ranks
 from fallback_checkpoints import expected_logprobs, make_model
 from family_checkpoints import make_family
 from safetensors.torch import load_file
-from shard_tools import ALONE, Client, generate, make_checkpoint, make_runner, random_ids, warm_runner
+from shard_tools import ALONE, CPU, Client, generate, make_checkpoint, make_runner, random_ids, warm_runner
 from torch import Tensor
 from written_codes import quantize
 
 from text_generation_common.errors import ModelError
 from text_generation_common.weights.headers import verify
+from text_generation_server.kernels import select_backend
+from text_generation_server.kernels.cpu import CpuKernels
+from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.models.decoder import Decoder
 
 PROMPT, NEW = random_ids(24), 6
@@ -108,6 +111,17 @@ def make_experts(tmp_path: Path, family: str, name: str, also: tuple[str, ...] =
 @pytest.mark.parametrize(("family", "name"), EXPERTS.items())
 def test_quantized_experts_are_computed_as_their_numbers(tmp_path: Path, family: str, name: str) -> None:
     check(*make_experts(tmp_path, family, name))
+
+
+def test_decode_steps_with_experts_of_codes_are_recorded(tmp_path: Path) -> None:
+    kernels = select_backend(CPU).kernels
+    if not isinstance(kernels, CpuKernels) or not kernels.library.has("gemm"):
+        pytest.skip("needs compiled products of bfloat16")
+    programs, (folder, _) = DecodePrograms(kernels.library, kernels.threads), make_experts(tmp_path, "qwen2_moe", "nf4")
+    recorded = generate(warm_runner(folder, dtype=torch.bfloat16, kernels=kernels, graphs=programs), PROMPT, NEW)
+    assert set(programs._programs) == {1}
+    called = generate(warm_runner(folder, dtype=torch.bfloat16, kernels=kernels), PROMPT, NEW)
+    assert (recorded.tokens, recorded.logprobs) == (called.tokens, called.logprobs)
 
 
 def test_experts_of_one_tensor_are_packed_each_alone(tmp_path: Path) -> None:

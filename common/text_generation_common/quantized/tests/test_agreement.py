@@ -21,6 +21,7 @@ TABLE = {
     "bitsandbytes-fp4": (None, "bitsandbytes (fp4)"),
     "eetq": (Use.int8_on_load,),
     "int8": (Use.int8_on_load,),
+    "int4": (Use.int4_on_load,),
     "marlin": (None,),
     "exl2": (None,),
 }

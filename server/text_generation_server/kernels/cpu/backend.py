@@ -2,17 +2,20 @@
 reference.
 """
 
+from collections.abc import Iterable
+from functools import partial
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from text_generation_common.models.architecture import Activation
+from text_generation_common.models.architecture import Activation, ClampedGate
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.codes import CodesLinear
+from text_generation_server.kernels.cpu.experts_of_codes import ExpertProducts, ExpertsOfCodes, linears_of
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
 from text_generation_server.kernels.cpu.linear import Float32Linear, Gated, PackedLinear, Scratch, packable
 from text_generation_server.kernels.interface import (
@@ -20,6 +23,8 @@ from text_generation_server.kernels.interface import (
     AttentionOptions,
     Choices,
     Chosen,
+    ExpertCodes,
+    ExpertKernel,
     ExpertWeights,
     HeadNorms,
     KvLayer,
@@ -82,9 +87,15 @@ class CpuKernels:
         if isinstance(weight, Dense) and {weight.values.dtype, x_type, y_type} == {torch.float32}:
             linear = Float32Linear(library, threads, pages, weight.values, bias)
             return Gated(linear, self.silu_mul) if gated else linear
+        return self._by_codes(weight, bias, gated, factor, x_type=x_type, y_type=y_type)
+
+    def _by_codes(
+        self, weight: Weight, bias: Tensor | None, gated: bool, factor: float, *, x_type: torch.dtype,
+        y_type: torch.dtype,
+    ) -> CodesLinear:  # fmt: skip
         return CodesLinear(
-            library, threads, self._scratch, pages, weight=weight, bias=bias, gated=gated, x_type=x_type,
-            y_type=y_type, factor=factor,
+            self.library, self.threads, self._scratch, self._pages, weight=weight, bias=bias, gated=gated,
+            x_type=x_type, y_type=y_type, factor=factor,
         )  # fmt: skip
 
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:
@@ -339,6 +350,21 @@ class CpuKernels:
             type=TYPES[x_TH.dtype], out=out,
         )  # fmt: skip
         return out
+
+    def experts_of_codes(
+        self, experts: Iterable[ExpertCodes], clamped: ClampedGate | None, x_type: torch.dtype
+    ) -> ExpertKernel | None:
+        if x_type not in (torch.float32, torch.bfloat16):
+            return None
+        make = partial(self._by_codes, x_type=x_type, y_type=x_type)
+        found = []
+        for expert in experts:
+            if (linears := linears_of(expert, make)) is None:
+                return None
+            found.append(linears)
+        products = partial(ExpertProducts, self.library, self.threads, self._scratch)
+        ups, downs = (products(each) for each in zip(*found, strict=True))
+        return None if downs.columns % LANES else ExpertsOfCodes(self.library, self.threads, ups, downs, clamped)
 
     def add_scored(self, x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor) -> Tensor:
         tokens, width = x_TH.shape

@@ -1,6 +1,7 @@
 """Linear layers of weights that `gemm` does not multiply: codes in groups, and numbers of any type, by the compiled
 product of codes. csrc/README.md draws their panels."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -82,6 +83,11 @@ class CodesLinear:
         """Bytes of the codes, and of what belongs to their groups."""
         parts = [self._codes, *({} if self._groups is None else self._groups.words).values()]
         return sum(part.nbytes for part in parts if isinstance(part, Tensor))
+
+    @property
+    def words(self) -> Mapping[str, Argument]:
+        """The arguments of `gemm_codes` that are the same in every call."""
+        return self._fixed
 
     @property
     def has_rows(self) -> bool:

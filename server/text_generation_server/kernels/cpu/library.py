@@ -84,6 +84,9 @@ class Library:
         self.gemm_codes_scratch = functions.gemm_codes_scratch
         self.gemm_codes_scratch.argtypes = [ctypes.c_long] * 3 + [ctypes.c_int]
         self.gemm_codes_scratch.restype = ctypes.c_long
+        self.experts_codes_scratch = functions.experts_codes_scratch
+        self.experts_codes_scratch.argtypes = [ctypes.c_long] * 3
+        self.experts_codes_scratch.restype = ctypes.c_long
         self.wake: Callable[[], None] = functions.wake_team
         functions.wake_team.restype = None
         # Kernels whose instructions the target lacks are not in its library.
@@ -99,12 +102,18 @@ class Library:
     def call(self, threads: int, kernel: str, /, **arguments: Argument) -> None:
         """The arguments are those of the kernel's struct in arguments.h. C gets the address of a tensor, and 0 for
         None."""
-        words = {
-            name: value.data_ptr() if isinstance(value, Tensor) else value or 0 for name, value in arguments.items()
-        }
+        words = _words(arguments)
         self._run(self._packers[kernel].pack(words), 1, threads, None)
         if self.observer is not None:
             self.observer.on_call(Call(kernel, words))
+
+    def table(self, kernel: str, rows: Sequence[Mapping[str, Argument]]) -> Tensor:
+        """The arguments of several calls of a kernel, for a kernel that computes all of them; 0 for those that a row
+        lacks. The tensors must be kept."""
+        names = KERNELS[kernel]
+        packer = struct.Struct("".join(names.values()))
+        packed = b"".join(packer.pack(*(_words({n: row.get(n) for n in names}).values())) for row in rows)
+        return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
     def pack(self, calls: Sequence[Call]) -> bytes:
         return b"".join(self._packers[call.kernel].pack(call.arguments) for call in calls)
@@ -115,6 +124,10 @@ class Library:
         `ends` is the address of one float64 number for each call: the monotonic clock after the call, in seconds.
         """
         self._run(packed, len(packed) // CALL_BYTES, threads, ends)
+
+
+def _words(arguments: Mapping[str, Argument]) -> dict[str, Word]:
+    return {name: value.data_ptr() if isinstance(value, Tensor) else value or 0 for name, value in arguments.items()}
 
 
 CALL_BYTES = (1 + CONSTANTS["MAX_ARGUMENTS"]) * WORD_BYTES

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch import Tensor
+from weight_forms import FORMS, random_weight
 
 from text_generation_common.cpu_features import NEEDS
 from text_generation_common.models.architecture import Activation, ClampedGate
@@ -25,6 +26,7 @@ from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import CpuKernels, backend
 from text_generation_server.kernels.interface import (
     AttentionOptions,
+    ExpertCodes,
     ExpertWeights,
     HeadNorms,
     Kernels,
@@ -889,6 +891,44 @@ def test_experts_compute_their_tokens_and_no_others(subject: Subject, width: int
     if (subject.backend, subject.dtype) in EXACT and not subject.interpreted:
         for t in (0, 9):
             assert torch.equal(experts_of(subject, x[t : t + 1], logits[t : t + 1], weights), out[t : t + 1])
+
+
+@pytest.mark.parametrize("has_options", [False, True], ids=["plain", "biases, clamped, a factor"])
+def test_experts_of_codes_compute_their_tokens_whatever_the_form_of_each(subject: Subject, has_options: bool) -> None:
+    count, tokens, width, inner, chosen = len(FORMS), 117, 64, 48, 3
+    clamped, factor = (ClampedGate(1.25, 1.7), 0.5) if has_options else (None, 1.0)
+    experts, numbers = [], []
+    for number, form in enumerate(FORMS):
+        gate_up = random_weight(form, 2 * inner, width, (16, 24, 64)[number % 3], number)
+        down = random_weight(FORMS[number - 3], width, inner, (16, 48)[number % 2], number)
+        biases = [torch.randn(size).to(subject.dtype) if has_options else None for size in (2 * inner, width)]
+        down_numbers = exact_weight(down) * (1 if isinstance(down, Dense) else factor)
+        experts.append(ExpertCodes([gate_up], down, *biases, factor=1 if isinstance(down, Dense) else factor))
+        one = (Dense(matrix.unsqueeze(0)) for matrix in (exact_weight(gate_up), down_numbers))
+        numbers.append(ExpertWeights(*one, *(None if of is None else of.unsqueeze(0) for of in biases), clamped))
+    compute = subject.kernels.experts_of_codes(experts, clamped, subject.dtype)
+    if compute is None:
+        assert not isinstance(subject.kernels, CpuKernels)
+        return
+    x = (torch.randn(tokens, width) / 4).to(subject.dtype)
+    logits = (torch.stack([torch.randperm(count) for _ in range(tokens)]) * 0.5 - 1).to(subject.dtype)
+    logits[:, 4], logits[:, 5] = -300.0, 300.0  # an expert without tokens, and one with more than a block of rows
+    out = compute(x, subject.kernels.route(logits, chosen, True))
+    values, ids = logits.double().topk(chosen)
+    expected = torch.zeros(tokens, width, dtype=torch.float64)
+    for t in range(tokens):
+        for share, expert in zip(values[t].softmax(0), ids[t].tolist(), strict=True):
+            expected[t] += share * exact_expert(x[t], numbers[expert], 0)
+    scale = expected.abs().amax(1, keepdim=True)  # weights are large in some forms, and so are the errors of rounding
+    close(out / scale, expected / scale, subject.dtype)
+    for part in (slice(0, 1), slice(9, 10), slice(50, 54)):
+        assert torch.equal(compute(x[part], subject.kernels.route(logits[part], chosen, True)), out[part])
+
+
+def test_experts_whose_gates_and_ups_differ_in_form_are_not_multiplied_together(subject: Subject) -> None:
+    weights = [random_weight(form, 32, 64, 32) for form in ("int4", "int8")]
+    experts = [ExpertCodes(weights, random_weight("int4", 64, 32, 32))]
+    assert subject.kernels.experts_of_codes(experts, None, subject.dtype) is None
 
 
 def test_a_clamped_gate_keeps_what_is_not_finite(subject: Subject) -> None:

@@ -4,7 +4,6 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
-from text_generation_common import quantization
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype
 from text_generation_common.models.config import text_fields
@@ -22,6 +21,7 @@ from text_generation_common.models.served import (
     needs_transformers,
 )
 from text_generation_common.models.values import Fields, is_whole, shown
+from text_generation_common.quantized import served
 
 # Kinds of rope whose angles depend on the longest text of a step: a request would change the others beside it.
 BY_LENGTH = ("dynamic", "longrope")
@@ -58,7 +58,7 @@ def read_fallback_config(whole: Fields, generation: Fields) -> FallbackConfig | 
         return None
     try:
         # transformers gets the tensors that have numbers, and must quantize nothing.
-        raw = {name: value for name, value in fields.raw.items() if name not in quantization.FIELDS}
+        raw = {name: value for name, value in fields.raw.items() if name not in served.FIELDS}
         values = CONFIG_MAPPING[model_type].from_dict(_with_infinities(raw))
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(values), None)
         unfit = refusal(values, model_class)

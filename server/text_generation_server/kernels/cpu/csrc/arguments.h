@@ -422,6 +422,23 @@ struct experts_down_arguments {
   void *out;        /* [T * chosen, width] */
 };
 
+/* The product of each pair's expert, for weights in codes. Without scores, gates and ups: y as in experts_up. With
+   scores: y as in experts_down. */
+struct experts_codes_arguments {
+  const void *products; /* [experts]: gemm_codes_arguments of each, whose x, rows, addend, y and scratch are not read */
+  const void *x;        /* [T, x_inputs]; with scores [T * chosen, x_inputs], in the order of `pairs` */
+  const int32_t *pairs; /* as written by route, as are offsets and scores */
+  const int32_t *offsets;
+  const float *scores; /* or null */
+  long experts;
+  long chosen;
+  double limit; /* 0: none */
+  double slope;
+  void *y;             /* [T * chosen, columns] */
+  void *scratch;       /* [threads, scratch_stride] float32, aligned to 64 bytes */
+  long scratch_stride; /* a multiple of 16; experts_codes_scratch computes what an expert needs */
+};
+
 /* out = the sum of each token's pairs. */
 struct experts_sum_arguments {
   const void *parts; /* [T, chosen, width] */

@@ -6,8 +6,7 @@
 
    Each number is one dot product, added up in the same order whatever else is computed: a token's result has the same
    bits in any step and for any number of threads. */
-#include "team.h"
-#include "vectors.h"
+#include "experts.h"
 
 #define PAIRS_AT_ONCE (LANES == 16 ? 4 : 2) /* tokens and ... */
 #define SUMS_AT_ONCE 4                      /* ... outputs whose sums fit the registers */
@@ -19,14 +18,6 @@ INLINE float number_at(const void *p, long i, enum type type) {
   float x;
   memcpy(&x, &bits, sizeof x);
   return x;
-}
-
-/* x, rounded to bfloat16 if the model computes in bfloat16. */
-INLINE vf rounded(vf x, enum type type) {
-  if (type != BF16) return x;
-  bf16 h[LANES];
-  store_bf16(h, x);
-  return load_bf16(h);
 }
 
 /* Chooses the experts of one token: those with the largest logits, of equal ones the first. */
@@ -193,15 +184,6 @@ static void multiply_pairs(const char *const x[PAIRS_AT_ONCE], int pairs, const 
 #undef MULTIPLY
 }
 
-/* What lies between the products: gate and up as they are stored. */
-INLINE vf opened(vf gate, vf up, float limit, float slope, enum type type) {
-  if (limit == 0.0f) return rounded(silu(gate), type) * up;
-  gate = blend(gate > limit, splat(limit), gate);
-  up = blend(up > limit, splat(limit), up);
-  up = blend(up < -limit, splat(-limit), up);
-  return (up + 1.0f) * silu(gate * slope) / slope;
-}
-
 /* A thread takes items in turn with the others, so its next item is likely as many items later as there are threads. */
 INLINE const char *likely_next(const char *w, long bytes, const struct team *team) {
   return w + team->threads * OUTPUTS_OF_ITEM * bytes;
@@ -233,14 +215,6 @@ INLINE void up_item(const struct experts_up_arguments *a, long expert, long firs
         store(a->out, (at + p) * inner + first + j, out, type);
       }
   }
-}
-
-/* Lists the experts that have pairs. Returns their number. */
-INLINE long list_experts(const int32_t *offsets, long experts, int32_t *used) {
-  long count = 0;
-  for (long e = 0; e < experts; e++)
-    if (offsets[e] < offsets[e + 1]) used[count++] = (int32_t)e;
-  return count;
 }
 
 EXPORT void experts_up(const void *arguments, struct team *team, int me) {

@@ -7,6 +7,7 @@
    points and offsets. The scales of a part become float32 first (scales.h). Few rows multiply codes as they are read;
    the first of more rows keep the widened codes for the others. The order of all additions is that of the inputs alone,
    so a row of y has the same bits for any number of rows and of threads. */
+#include "codes.h"
 #include "scales.h"
 
 #define WORDS_OF_STEP (CODES_STEP / 2) /* pairs of inputs in a step */
@@ -14,27 +15,11 @@
 #define CHAINS (LANES == 16 ? 4 : 2)   /* sums of an output in a segment, so that additions need not wait */
 #define PAIR_VECTORS (PAIR_OUTPUTS / LANES)
 #define WIDENED_AT_ONCE (LANES == 16 ? 2 : 1) /* vectors of codes that are widened before they are multiplied */
-#define BLOCK_ROWS 96                         /* most rows of x that a thread multiplies by a pair of panels, ... */
-#define MIN_BLOCK_ROWS 24                     /* ... and fewest, if there are as many */
+#define MIN_BLOCK_ROWS 24                     /* fewest rows of a block, if there are as many */
 #define BLOCK_OF_X 262144                     /* numbers of x in a block between them */
 #define CODES_AHEAD 8192                      /* bytes between the codes in use and those that are prefetched */
 #define WIDENED F32                           /* the type of codes that add_segment_of has kept */
 #define ROW_PADDING 16 /* numbers between rows of x, so that they do not share places in the cache */
-
-/* What all items of a product share. */
-struct codes_product {
-  const struct gemm_codes_arguments *a;
-  struct product g;
-  float table[16]; /* the numbers of I4 and TABLE4 or, for pairs, twice these as bfloat16 */
-  int pairs;       /* whether pairs of bfloat16 are multiplied */
-  int sums_x;      /* whether segments need the sums of their x */
-  long groups;
-  long block;    /* rows of a block */
-  const char *x; /* this thread's block of x: float32 or, for pairs, bfloat16 */
-  long x_stride; /* bytes from a row to the next */
-  float *x_sums; /* [segments][block] */
-  char *kept;    /* the widened codes of a segment of a pair of panels */
-};
 
 /* Inputs of one part, of a pair of panels, and rows of x. */
 struct part {
@@ -280,10 +265,8 @@ static long count_segments(long group, long inputs) {
   return count;
 }
 
-/* One item of the work: `rows` rows of x, from row `first` on, and a pair of panels. */
-static void multiply_codes(const struct codes_product *p, long first, long rows, long pair) {
+void sum_codes(const struct codes_product *p, long rows, long pair, float sums[][PAIR_OUTPUTS]) {
   const struct gemm_codes_arguments *a = p->a;
-  float sums[BLOCK_ROWS][PAIR_OUTPUTS] __attribute__((aligned(64)));
   memset(sums, 0, rows * sizeof *sums);
   enum type stored = (enum type)a->type;
   long bytes = bytes_of_step(stored, p->pairs);
@@ -315,6 +298,12 @@ static void multiply_codes(const struct codes_product *p, long first, long rows,
     }
     segment += segments;
   }
+}
+
+/* One item of the work: `rows` rows of x, from row `first` on, and a pair of panels. */
+static void multiply_codes(const struct codes_product *p, long first, long rows, long pair) {
+  float sums[BLOCK_ROWS][PAIR_OUTPUTS] __attribute__((aligned(64)));
+  sum_codes(p, rows, pair, sums);
   for (long r = 0; r < rows; r++)
     for (long at = 0; at < PANEL_OUTPUTS; at += LANES)
       store_pair(&p->g, first + r, pair, at, load(sums[r], at, F32), load(sums[r], PANEL_OUTPUTS + at, F32));
@@ -352,17 +341,21 @@ static float sum_of_x(const char *x, long count, enum type type) {
   return lane_sum(sums) + rest;
 }
 
-/* Brings a block of x into the form in which it is multiplied. `own` is this thread's scratch memory for that. */
-static void prepare_block(struct codes_product *p, long first, long rows, char *own) {
+static const char *row_of_x(const struct codes_product *p, long row) {
+  long size = p->a->x_inputs * bytes_of((enum type)p->a->x_type);
+  return (const char *)p->a->x + (p->pairs_of_x ? p->pairs_of_x[row] / p->chosen : row) * size;
+}
+
+void prepare_block(struct codes_product *p, long first, long rows) {
   const struct gemm_codes_arguments *a = p->a;
   enum type type = p->pairs ? BF16 : F32;
   long given = a->x_inputs * bytes_of((enum type)a->x_type);
-  p->x = (const char *)a->x + first * given;
+  p->x = row_of_x(p, first);
   p->x_stride = given;
-  if (a->order || a->x_inputs != a->inputs || type != (enum type)a->x_type) {
+  if ((p->pairs_of_x && rows > 1) || a->order || a->x_inputs != a->inputs || type != (enum type)a->x_type) {
     p->x_stride = (a->inputs + ROW_PADDING) * bytes_of(type);
-    for (long r = 0; r < rows; r++) copy_row(p, p->x + r * given, own + r * p->x_stride);
-    p->x = own;
+    for (long r = 0; r < rows; r++) copy_row(p, row_of_x(p, first + r), (char *)p->own + r * p->x_stride);
+    p->x = (const char *)p->own;
   }
   for (long i = 0, end, segment = 0; p->sums_x && i < a->inputs; i = end, segment++) {
     end = end_of_segment(i, a->group, a->inputs);
@@ -371,9 +364,13 @@ static void prepare_block(struct codes_product *p, long first, long rows, char *
   }
 }
 
-static long count_row_blocks(long rows, long inputs) {
+static long rows_of_block(long inputs) {
   long most = BLOCK_OF_X / inputs;
-  most = most < MIN_BLOCK_ROWS ? MIN_BLOCK_ROWS : most > BLOCK_ROWS ? BLOCK_ROWS : most;
+  return most < MIN_BLOCK_ROWS ? MIN_BLOCK_ROWS : most > BLOCK_ROWS ? BLOCK_ROWS : most;
+}
+
+long codes_row_blocks(long rows, long inputs) {
+  long most = rows_of_block(inputs);
   return (rows + most - 1) / most;
 }
 
@@ -383,7 +380,7 @@ struct codes_scratch {
 };
 
 static struct codes_scratch divide_codes_scratch(long rows, long inputs, long group) {
-  long blocks = count_row_blocks(rows, inputs);
+  long blocks = codes_row_blocks(rows, inputs);
   struct codes_scratch d = {.block = (rows + blocks - 1) / blocks};
   d.x = d.block * (inputs + ROW_PADDING + LANES) / 16 * 16 + 16;
   d.x_sums = d.block * count_segments(group, inputs) / 16 * 16 + 16;
@@ -395,6 +392,12 @@ static struct codes_scratch divide_codes_scratch(long rows, long inputs, long gr
 EXPORT long gemm_codes_scratch(long rows, long inputs, long group, int threads) {
   struct codes_scratch d = divide_codes_scratch(rows, inputs, group);
   return 2 * threads * (d.x + d.x_sums + d.kept);
+}
+
+long codes_scratch_numbers(long rows, long inputs, long group) {
+  long most = rows_of_block(inputs);
+  struct codes_scratch d = divide_codes_scratch(rows < most ? rows : most, inputs, group);
+  return d.x + d.x_sums + d.kept;
 }
 
 /* Whether pairs of bfloat16 are multiplied: x is bfloat16, and so are all numbers of the weights' type. */
@@ -422,11 +425,9 @@ static void table_for_pairs(float *table) {
   memcpy(table, numbers, sizeof numbers);
 }
 
-EXPORT void gemm_codes(const void *arguments, struct team *team, int me) {
-  const struct gemm_codes_arguments *a = arguments;
-  struct codes_scratch d = divide_codes_scratch(a->rows, a->inputs, a->group);
-  float *own = (float *)a->scratch + me * (d.x + d.x_sums + d.kept);
-  struct codes_product p = {
+void begin_codes(struct codes_product *p, const struct gemm_codes_arguments *a, long rows, float *own) {
+  struct codes_scratch d = divide_codes_scratch(rows, a->inputs, a->group);
+  *p = (struct codes_product){
       .a = a,
       .g = {.e = {.scales = a->output_scales,
                   .bias = a->bias,
@@ -440,21 +441,29 @@ EXPORT void gemm_codes(const void *arguments, struct team *team, int me) {
             .y_stride = a->y_stride * bytes_of((enum type)a->y_type)},
       .sums_x = a->zeros || a->offsets || a->type == I4,
       .groups = (a->inputs + a->group - 1) / a->group,
+      .blocks = codes_row_blocks(rows, a->inputs),
       .block = d.block,
       .x_sums = own + d.x,
+      .own = own,
       .kept = (char *)(own + d.x + d.x_sums),
   };
-  for (int i = 0; i < 16; i++) p.table[i] = a->type == TABLE4 ? a->table[i] : (float)i;
-  p.pairs = multiplies_pairs(a, p.table);
-  if (p.pairs) table_for_pairs(p.table);
-  long pairs = a->outputs / PAIR_OUTPUTS, blocks = count_row_blocks(a->rows, a->inputs), prepared = -1;
-  long first = 0, rows = 0;
-  FOR_EACH_ITEM(item, blocks * pairs, a->rows > 64 ? 1 : pairs_at_a_time(a->outputs), team) {
+  for (int i = 0; i < 16; i++) p->table[i] = a->type == TABLE4 ? a->table[i] : (float)i;
+  p->pairs = multiplies_pairs(a, p->table);
+  if (p->pairs) table_for_pairs(p->table);
+}
+
+EXPORT void gemm_codes(const void *arguments, struct team *team, int me) {
+  const struct gemm_codes_arguments *a = arguments;
+  struct codes_scratch d = divide_codes_scratch(a->rows, a->inputs, a->group);
+  struct codes_product p;
+  begin_codes(&p, a, a->rows, (float *)a->scratch + me * (d.x + d.x_sums + d.kept));
+  long pairs = a->outputs / PAIR_OUTPUTS, prepared = -1, first = 0, rows = 0;
+  FOR_EACH_ITEM(item, p.blocks * pairs, a->rows > 64 ? 1 : pairs_at_a_time(a->outputs), team) {
     if (item / pairs != prepared) {
       prepared = item / pairs;
-      first = prepared * a->rows / blocks;
-      rows = (prepared + 1) * a->rows / blocks - first;
-      prepare_block(&p, first, rows, (char *)own);
+      first = prepared * a->rows / p.blocks;
+      rows = (prepared + 1) * a->rows / p.blocks - first;
+      prepare_block(&p, first, rows);
     }
     multiply_codes(&p, first, rows, item % pairs);
   }

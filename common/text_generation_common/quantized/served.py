@@ -1,5 +1,6 @@
 """Says which quantized checkpoints are served, and refuses all others by the name of their format. Reads no tensors."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,26 @@ from text_generation_common.quantized.announcement import Announcement, find_ann
 from text_generation_common.quantized.methods import READERS, UNQUANTIZED, description_of
 from text_generation_common.quantized.settings import shown
 
-# The methods of quantized checkpoints that are served, and the model types of config.json that may have them. None: all
-# families of ours, whose layers are read by `models/quantized_layers.py`.
-SERVED: Mapping[str, tuple[str, ...] | None] = {**dict.fromkeys(READERS), "mxfp4": ("gpt_oss",)}
-NAMED = ("mxfp4",)  # methods whose tensors are known by their names
+# The methods of quantized checkpoints that are served. A version is to be raised with every change after which requests
+# to models of this method may get other tokens.
+VERSIONS: Mapping[str, int] = dict.fromkeys(READERS, 1)
+EXPERTS_ALONE: Mapping[str, str] = {"mxfp4": "gpt_oss"}  # methods that one model type has, for its experts
+
+# Names of tensors that hold quantized weights or belong to them, and the formats that have such tensors.
+QUANTIZED_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"\.(qweight|qzeros|scales)$", "gptq or awq"),
+        (r"\.g_idx$", "gptq"),
+        (r"\.weight_(packed|shape|zero_point|g_idx|global_scale)$", "compressed-tensors"),
+        (r"\.(SCB|weight_format|absmax|quant_map|nested_absmax|nested_quant_map)$", "bitsandbytes"),
+        (r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)$", "bitsandbytes"),
+        (r"_(blocks|scales)$", "mxfp4"),
+        (r"scale_inv$", "fp8"),
+        (r"[._](k_scale|v_scale|q_scale|prob_scale)$", "a quantized KV cache"),
+        (r"(^|[._])scale$", "fp8 or compressed-tensors"),
+    )
+)
 
 
 def refusal(folder: Path, config: Mapping[str, Any], *, is_ours: bool = True) -> str | None:
@@ -27,10 +44,10 @@ def refusal(folder: Path, config: Mapping[str, Any], *, is_ours: bool = True) ->
         name = description_of(announcement).method
     except WeightsError as error:
         return str(error)
-    types = SERVED[announcement.method]
-    if types is not None and config.get("model_type") not in types:
-        return _refused(announcement, name, f"is supported for model type {' and '.join(types)} only", UNQUANTIZED)
-    if not is_ours and announcement.method in NAMED:
+    only = EXPERTS_ALONE.get(announcement.method)
+    if only is not None and config.get("model_type") != only:
+        return _refused(announcement, name, f"is supported for model type {only} only", UNQUANTIZED)
+    if not is_ours and only is not None:
         return _refused(announcement, name, "is not supported for a model that transformers computes", UNQUANTIZED)
     if not is_ours and _has_experts(config):
         why = "is not supported for the experts of a model that transformers computes"
@@ -50,7 +67,7 @@ def _refused(announcement: Announcement, name: str, why: str, way_out: str) -> s
 
 
 def served_method(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The method by which the weights are quantized, a key of SERVED; None if they are not, or are refused."""
+    """The method by which the weights are quantized, a key of VERSIONS; None if they are not, or are refused."""
     if refusal(folder, config) is not None:
         return None
     announcement = find_announcement(folder, config)
