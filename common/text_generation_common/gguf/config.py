@@ -32,7 +32,6 @@ GRANITE = {
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
 }  # fmt: skip
-STOPS = ("eos", "eot", "eom")
 # Layers after which llama.cpp takes a model for Gemma's of 27 billion numbers, whose scores have another factor.
 GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 
@@ -78,9 +77,15 @@ def qwen_moe(keys: Keys) -> Values:
     return {
         **dict(zip(names, _expert_sizes(keys), strict=True)),
         "mlp_only_layers": keys.in_layers("ffn_gate.weight"),
-        "qkv_bias": keys.has("blk.0.attn_q.bias"),
-        **attention_biases(keys),
+        "qkv_bias" if keys.architecture == "qwen2moe" else "attention_bias": keys.has("blk.0.attn_q.bias"),
     }
+
+
+def phi2(keys: Keys) -> Values:
+    """The converter writes four times the hidden size, whatever the size of the MLPs is."""
+    keys.note("feed_forward_length")
+    up = keys.header.tensors.get("blk.0.ffn_up.weight")
+    return {} if up is None else {"intermediate_size": up.shape[0]}
 
 
 def _expert_sizes(keys: Keys) -> tuple[Any, ...]:
@@ -186,7 +191,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2moe": Architecture("qwen2_moe", EXPERTS, OVER_ALL, qwen_moe),
     "qwen3": Architecture("qwen3", further=attention_biases),
     "qwen3moe": Architecture("qwen3_moe", EXPERTS, OVER_CHOSEN, qwen_moe),
-    "phi2": Architecture("phi", NORM_EPS),
+    "phi2": Architecture("phi", NORM_EPS, further=phi2),
     "phi3": Architecture("phi3", further=_windows),
     "smollm3": Architecture("smollm3", further=biases, pairs=True),
     "granite": Architecture("granite", GRANITE, further=biases, pairs=True),
@@ -238,7 +243,7 @@ def config_json(header: GgufHeader) -> Values:
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "rope_parameters": rope_fields(keys),
-        "eos_token_id": _stop_ids(header),
+        "eos_token_id": [],  # as the file says, and not as the family: generation_config.json has them
         "dtype": _type_of(header),
         **row.constants,
         **row.further(keys),
@@ -246,11 +251,6 @@ def config_json(header: GgufHeader) -> Values:
     _check_heads(keys, found)
     keys.refuse_others()
     return {name: value for name, value in found.items() if value is not None or name == "sliding_window"}
-
-
-def _stop_ids(header: GgufHeader) -> list[Any]:
-    ids = (header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in STOPS)
-    return sorted({id for id in ids if isinstance(id, int)})
 
 
 def _type_of(header: GgufHeader) -> str:
@@ -263,6 +263,9 @@ def _check_heads(keys: Keys, found: Values) -> None:
     """Refuses heads of two sizes, and ropes of a part of a head where the family has none; notes such a part."""
     hidden, heads = found["hidden_size"], found["num_attention_heads"]
     size = found["head_dim"] or (hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads else 0)
+    if keys.architecture == "chatglm" and isinstance(heads, int) and heads:  # files do not say the size of heads
+        queries = keys.header.tensors.get("blk.0.attn_q.weight")
+        found["head_dim"] = size = size if queries is None else queries.shape[0] // heads
     of_values, turned = keys.get("attention.value_length", size), keys.get("rope.dimension_count", size)
     if keys.architecture in PARTIAL and isinstance(turned, int) and 0 < turned < size:
         found["partial_rotary_factor"] = min(math.nextafter(turned / size, 1), 1.0)

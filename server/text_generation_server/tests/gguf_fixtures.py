@@ -21,11 +21,14 @@ from gguf_writer import write_gguf
 from safetensors.torch import load_file
 from torch import Tensor
 
+from text_generation_common.gguf.container import ARRAY, TEXT
+
 TABLE = json.loads(Path(__file__).with_suffix(".json").read_text())
 FIXTURES: dict[str, list[Any]] = TABLE["fixtures"]
 GOLDENS = Path(__file__).with_name("gguf_goldens.json")
 NUMBERED = re.compile(r"experts\.(\d+)\.")
 HASH_BYTES = 8
+FLOAT = 6  # a kind of values in GGUF files
 
 
 def make_original(folder: Path, fixture: str) -> torch.nn.Module:
@@ -68,7 +71,14 @@ def make_gguf(path: Path, folder: Path, golden: dict[str, Any]) -> None:
     for entry in golden["tensors"]:
         numbers = torch.tensor(entry["numbers"]) if "numbers" in entry else found[entry["hash"]]
         tensors[entry["name"]] = numbers.view(entry["shape"])
-    write_gguf(path, golden["keys"], tensors)
+    write_gguf(path, golden["keys"] | tokenizer_keys(len(tensors["token_embd.weight"])), tensors)
+
+
+def tokenizer_keys(count: int) -> dict[str, Any]:
+    """A tokenizer, which the converter's files of these models do not have."""
+    tokens, scores = [f"token{id}" for id in range(count)], [float(-id) for id in range(count)]
+    keys = {"model": (TEXT, "llama"), "tokens": (ARRAY, (TEXT, tokens)), "scores": (ARRAY, (FLOAT, scores))}
+    return {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
 
 
 def hash_of(tensor: Tensor) -> str:

@@ -15,6 +15,8 @@ from text_generation_common.models.families import FAMILIES
 WRITTEN = json.loads(GOLDENS.read_text())
 # Each of the converter's changes once. `-m slow` takes the others.
 QUICK = ("bloom", "falcon, as 40B", "gemma3", "gpt2", "gpt_oss", "llama3", "phi3, longrope", "qwen2_moe")
+# Models with logits up to 65: transformers' own in float32 are as far from those in float64 as ours.
+LARGE = {"gpt_oss", "olmo3"}
 WITHOUT_CONVERTER = {"gptj", "opt"}
 NEW = 8
 PROMPTS = (1, 17, 100)
@@ -34,7 +36,7 @@ def test_a_file_of_llama_cpps_converter_computes_what_the_original_does(tmp_path
         chosen = expected.gather(1, torch.tensor(text.tokens).unsqueeze(1)).squeeze(1)
         assert (expected.max(dim=1).values - chosen).max() <= TOLERANCE
         worst = max(worst, (text.rows - expected).abs().max().item())
-    assert worst <= (TOLERANCE if fixture == "gpt_oss" else ROUNDING)
+    assert worst <= (TOLERANCE if fixture in LARGE else ROUNDING)
     assert {path.name for path in tmp_path.iterdir()} == {"original", "model.gguf"}
 
 

@@ -1,0 +1,115 @@
+"""The demo model as a GGUF file, served where it lies: it still adds numbers, also after a shard was killed."""
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import processes
+import torch
+from asks import WORDS, plain
+from calls import at_once
+from demo_model.corpus import SECOND_MIX, World, sum_question
+from faults import restarts
+from gguf_writer import write_gguf
+from safetensors.torch import load_file
+from server_process import ServerProcess
+from streams import StreamClients, compare, run_streams
+from test_demo_model import ask
+from torch import Tensor
+
+from text_generation_common.gguf.container import ARRAY, TEXT
+from text_generation_common.model_files import demo_directory
+
+MEMORY = ["--max-batch-total-tokens", "8192", "--max-concurrent-requests", "32"]
+WHOLE, REAL, FLAG = 4, 6, 7  # kinds of values in GGUF files
+NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "model.layers": "blk",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+NEW_TOKENS = 80
+ASKS = [plain(" ".join(WORDS[i:] + WORDS[:i])[:40], i if i % 2 else None, NEW_TOKENS) for i in range(4)]
+
+
+def keys_of_the_demo_model() -> dict[str, Any]:
+    config, tokenizer, settings = (
+        json.loads((demo_directory() / name).read_text())
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json")
+    )
+    vocabulary = tokenizer["model"]["vocab"]
+    control = {token["id"] for token in tokenizer["added_tokens"]}
+    return {
+        "general.architecture": (TEXT, "llama"),
+        "llama.embedding_length": (WHOLE, config["hidden_size"]),
+        "llama.context_length": (WHOLE, config["max_position_embeddings"]),
+        "llama.block_count": (WHOLE, config["num_hidden_layers"]),
+        "llama.feed_forward_length": (WHOLE, config["intermediate_size"]),
+        "llama.attention.head_count": (WHOLE, config["num_attention_heads"]),
+        "llama.attention.head_count_kv": (WHOLE, config["num_key_value_heads"]),
+        "llama.attention.layer_norm_rms_epsilon": (REAL, config["rms_norm_eps"]),
+        "llama.rope.dimension_count": (WHOLE, config["head_dim"]),
+        "llama.rope.freq_base": (REAL, config["rope_parameters"]["rope_theta"]),
+        "tokenizer.ggml.model": (TEXT, "gpt2"),
+        "tokenizer.ggml.pre": (TEXT, "starcoder"),  # single digits, then words as GPT-2 cuts them
+        "tokenizer.ggml.tokens": (ARRAY, (TEXT, sorted(vocabulary, key=vocabulary.__getitem__))),
+        "tokenizer.ggml.token_type": (ARRAY, (WHOLE, [3 if id in control else 1 for id in range(len(vocabulary))])),
+        "tokenizer.ggml.merges": (ARRAY, (TEXT, [" ".join(merge) for merge in tokenizer["model"]["merges"]])),
+        "tokenizer.ggml.bos_token_id": (WHOLE, config["bos_token_id"]),
+        "tokenizer.ggml.eos_token_id": (WHOLE, config["eos_token_id"]),
+        "tokenizer.ggml.add_bos_token": (FLAG, True),
+        "tokenizer.chat_template": (TEXT, settings["chat_template"]),
+    }
+
+
+def write_demo(path: Path, eight_bits: bool = True) -> None:
+    """The demo model as a converter writes it. `eight_bits`: the weights of the MLPs are Q8_0."""
+    tensors: dict[str, Any] = {}
+    for name, tensor in load_file(demo_directory() / "model.safetensors").items():
+        for ours, theirs in NAMES.items():
+            name = name.replace(ours, theirs)
+        if name.endswith(("attn_q.weight", "attn_k.weight")):  # rows that are turned together become neighbours
+            tensor = tensor.view(-1, 2, 16, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        is_coded = eight_bits and tensor.dim() > 1 and ".ffn_" in name
+        tensors[name] = q8_0(tensor) if is_coded else tensor.float() if tensor.dim() == 1 else tensor
+    write_gguf(path, keys_of_the_demo_model(), tensors)
+    path.chmod(0o400)
+
+
+def q8_0(weight: Tensor) -> tuple[str, list[int], bytes]:
+    blocks = weight.float().view(*weight.shape[:-1], -1, 32)
+    scales = (blocks.abs().amax(-1, keepdim=True) / 127).half()
+    codes = (blocks / scales.float()).round().clamp(-127, 127).to(torch.int8)
+    return (
+        "Q8_0",
+        list(weight.shape),
+        torch.cat([scales.view(torch.uint8), codes.view(torch.uint8)], -1).numpy().tobytes(),
+    )
+
+
+def test_a_gguf_file_without_a_suffix_is_served_by_two_shards_and_no_stream_notices_that_one_is_killed(
+    tmp_path: Path,
+) -> None:
+    blob = tmp_path / "sha256-0123"
+    write_demo(blob)
+    world = World(random.Random(11), True, SECOND_MIX)
+    turns = [sum_question(world) for _ in range(12)]
+    with ServerProcess("--model-id", str(blob), "--dtype", "float32", "--num-shard", "2", *MEMORY) as server:
+        answers = at_once(server.url, *(ask(question) for question, _ in turns))
+        expected, _ = run_streams(server.url, ASKS, len(ASKS))
+        shard = processes.shards(server.pid)[1]
+
+        async def kill(clients: StreamClients) -> float:
+            await clients.wait_for_tokens(len(ASKS) * NEW_TOKENS // 4)
+            shard.kill()
+            return time.time()
+
+        streams, killed_s = run_streams(server.url, ASKS, len(ASKS), kill)
+        assert killed_s is not None and restarts(server) == 1
+        assert compare(expected, streams).failures() == []
+    right = sum(text == expected for (text, _), (_, expected) in zip(answers, turns, strict=True))
+    assert right >= 10, f"{right} of 12"
+    assert [path.name for path in tmp_path.iterdir()] == [blob.name]
