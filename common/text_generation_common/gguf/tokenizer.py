@@ -13,7 +13,7 @@ from typing import Any
 
 from text_generation_common.gguf.container import GgufHeader, shown
 from text_generation_common.gguf.splits import SPLITTINGS, Step
-from text_generation_common.gguf.vocabulary import PREFIX, TokenKind, Vocabulary, read_vocabulary
+from text_generation_common.gguf.vocabulary import PREFIX, TokenKind, TokenTable, read_vocabulary
 
 WHOLE = "tokenizer.huggingface.json"  # the key of a whole tokenizer.json
 SPACE = "\u2581"
@@ -57,7 +57,7 @@ def _name(header: GgufHeader) -> str:
     return header.text("general.name", "").lower()
 
 
-def _added_tokens(vocabulary: Vocabulary, swallows_spaces: bool) -> list[Json]:
+def _added_tokens(vocabulary: TokenTable, swallows_spaces: bool) -> list[Json]:
     """`swallows_spaces`: all but a few tokens take the spaces behind them, as in Phi-3, whose files do not say it."""
     kept = {"<unk>", "<s>", "<|endoftext|>"}
     return [
@@ -75,7 +75,7 @@ def _added_tokens(vocabulary: Vocabulary, swallows_spaces: bool) -> list[Json]:
     ]
 
 
-def _around(vocabulary: Vocabulary) -> Json | None:
+def _around(vocabulary: TokenTable) -> Json | None:
     ids = [id for id in (vocabulary.before, vocabulary.after) if id is not None]
     if not ids:
         return None
@@ -93,7 +93,7 @@ def _around(vocabulary: Vocabulary) -> Json | None:
     }
 
 
-def _bpe(vocabulary: Vocabulary, merges: Iterable[Sequence[str]], **settings: Any) -> Json:
+def _bpe(vocabulary: TokenTable, merges: Iterable[Sequence[str]], **settings: Any) -> Json:
     return {
         "type": "BPE",
         "dropout": None,
@@ -108,7 +108,7 @@ def _bpe(vocabulary: Vocabulary, merges: Iterable[Sequence[str]], **settings: An
     } | settings
 
 
-def _byte_level(vocabulary: Vocabulary, header: GgufHeader) -> Json:
+def _byte_level(vocabulary: TokenTable, header: GgufHeader) -> Json:
     splitting = SPLITTINGS[vocabulary.pre]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
@@ -124,7 +124,7 @@ def _split(step: Step) -> Mapping[str, Any]:
     return {"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated", "invert": False}
 
 
-def _listed_merges(vocabulary: Vocabulary, header: GgufHeader) -> Iterable[tuple[str, str]]:
+def _listed_merges(vocabulary: TokenTable, header: GgufHeader) -> Iterable[tuple[str, str]]:
     known, merges = frozenset(vocabulary.tokens), dict[tuple[str, str], None]()
     for text in header.values(f"{PREFIX}merges") or ():
         left, _, right = str(text).partition(" ")
@@ -136,7 +136,7 @@ def _listed_merges(vocabulary: Vocabulary, header: GgufHeader) -> Iterable[tuple
     return merges
 
 
-def _sentencepiece(vocabulary: Vocabulary, header: GgufHeader) -> Json:
+def _sentencepiece(vocabulary: TokenTable, header: GgufHeader) -> Json:
     prefix = header.flag(f"{PREFIX}add_space_prefix", True)
     has_bytes = TokenKind.BYTE in vocabulary.kinds
     steps: list[Json] = [{"type": "ByteFallback"}] if has_bytes else []
@@ -156,7 +156,7 @@ def _sentencepiece(vocabulary: Vocabulary, header: GgufHeader) -> Json:
     }
 
 
-def _merges_of_scores(vocabulary: Vocabulary, header: GgufHeader) -> list[tuple[str, str]]:
+def _merges_of_scores(vocabulary: TokenTable, header: GgufHeader) -> list[tuple[str, str]]:
     joined = (TokenKind.UNDEFINED, TokenKind.NORMAL, TokenKind.UNUSED)
     rows = zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
     scores = {text: score for text, kind, score in rows if kind in joined}
@@ -174,7 +174,7 @@ def _merges_of_scores(vocabulary: Vocabulary, header: GgufHeader) -> list[tuple[
     return [(left, right) for _, _, left, right in merges]
 
 
-def _unigram(vocabulary: Vocabulary, header: GgufHeader) -> Json:
+def _unigram(vocabulary: TokenTable, header: GgufHeader) -> Json:
     """Unlike llama.cpp's, which counts words only, the library's score of an unknown character depends on all tokens:
     those that are found before the model sees a text get scores within those of words."""
     if "unknown" not in vocabulary.special:

@@ -52,7 +52,7 @@ DEFAULTS: Mapping[str, ModelDefaults] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class TokenTable:
     """The id of a token is its place."""
 
     model: str  # a key of DEFAULTS
@@ -78,7 +78,7 @@ class Vocabulary:
         return self.tokens[self.special[name]] if name in self.special else None
 
 
-def read_vocabulary(header: GgufHeader) -> Vocabulary:
+def read_vocabulary(header: GgufHeader) -> TokenTable:
     """WeightsError for a tokenizer of another kind, or for keys that contradict each other or the weights."""
     model = header.text(MODEL)
     if model not in DEFAULTS:
@@ -103,7 +103,7 @@ def read_vocabulary(header: GgufHeader) -> Vocabulary:
     for adds, name in ((adds_bos, "bos"), (adds_eos, "eos")):
         if adds and name not in special:
             raise header.error(f"{PREFIX}add_{name}_token asks for a token that {PREFIX}{name}_token_id does not name")
-    return Vocabulary(
+    return TokenTable(
         model=model,
         pre=pre,
         tokens=tokens,

@@ -20,6 +20,13 @@ from text_generation_common.models.tensors import shapes
 
 DEADLINE_S = 30.0
 
+
+@pytest.fixture(autouse=True)
+def slots_of_whole_servers_are_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of whole servers, in the same process before, may have set this default for their servers."""
+    monkeypatch.delenv("MAX_BATCH_TOTAL_TOKENS", raising=False)
+
+
 # The launcher's program. FAKE_OPEN_FILES=SOFT,HARD sets its limits of open files.
 DRIVER = """
 import os, resource, signal, sys

@@ -40,7 +40,7 @@ def found(*words: str, shell: str = "fish", **environ: str) -> list[str]:
 
 
 def test_flags_are_those_that_help_shows_and_that_are_not_given_yet() -> None:
-    assert found("--dty") == ["--dtype"] and found("--no-") == ["--no-prefix-caching"]
+    assert found("--dty") == ["--dtype"] and found("--no-") == ["--no-prefix-caching", "--no-page"]
     assert found("--max-b") == [
         "--max-best-of",
         "--max-batch-prefill-tokens",
@@ -52,7 +52,7 @@ def test_flags_are_those_that_help_shows_and_that_are_not_given_yet() -> None:
     assert found("-p", "80", "--por") == []
     help_text = CliRunner().invoke(cli.command_line(lambda _: 0, {}), ["--help"]).output
     shown = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", help_text, re.MULTILINE))
-    assert {*found("--")} == shown - {"--version"} | {"--no-prefix-caching"}
+    assert {*found("--")} == shown - {"--version"} | {"--no-prefix-caching", "--no-page"}
 
 
 def test_values_are_those_that_are_supported() -> None:
