@@ -33,7 +33,7 @@ class Part:
 class PartRun:
     part: Part
     seconds: float
-    processor_seconds: float  # of pytest and all processes that it has waited for
+    processor_seconds: float  # what pytest and all processes that it has waited for have used
     tests: Sequence[tuple[float, str]]  # seconds with setup and teardown, and name
 
 
