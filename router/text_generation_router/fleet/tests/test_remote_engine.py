@@ -70,7 +70,7 @@ async def opened(folder: Path, engines: int = 1, placement: Placement | None = N
         await front.engine.close()
     await asyncio.sleep(0)
     ours = [task for task in asyncio.all_tasks() - before if "engine" in task.get_name()]
-    assert all(task.cancelling() for task in ours)
+    assert [task for task in ours if not task.cancelling()] == []
 
 
 @pytest.fixture
