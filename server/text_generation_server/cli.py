@@ -75,7 +75,8 @@ def serve(values: dict[str, Any]) -> None:
     except Exception as error:  # libraries have many classes, also while they are imported
         if not is_out_of_memory(error):
             raise
-        weights = sum(file.stat().st_size for file in weight_files(config.model_path))
+        files = () if config.load_format is LoadFormat.dummy else weight_files(config.model_path)
+        weights = sum(file.stat().st_size for file in files)
         raise MemoryLimitError(refused_while_loading(error, weights)) from error
 
 

@@ -244,10 +244,10 @@ class _Part:
         reader = struct.Struct(f"<{kinds}")
         return reader.unpack_from(self._data, self._take(reader.size))
 
-    def _at_most(self, what: str, count: int, most: int, least_bytes: int) -> None:
+    def _at_most(self, what: str, count: int, maximum: int, least_bytes: int) -> None:
         """Refuses a count that is above a limit, or of which the rest of the file has no room."""
-        if count > most or count * least_bytes > self._file_bytes - self._place:
-            raise self.error(f"it counts {count} {what}, of which it can have {most} at most")
+        if count > maximum or count * least_bytes > self._file_bytes - self._place:
+            raise self.error(f"it counts {count} {what}, of which it can have {maximum} at most")
 
     def _name(self) -> str:
         (length,) = self._numbers("Q")

@@ -153,8 +153,8 @@ def format_of(folder: Path) -> str | None:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a model directory, or the parts of a GGUF file. WeightsError if there are none or some
-    are missing."""
+    """The safetensors files of a model directory, or the parts of a GGUF file. WeightsError if there is none,
+    or if one of them is missing."""
     if is_gguf(path):
         return list(read_gguf_header(path).files)
     index = read_index(path / INDEX)

@@ -157,8 +157,9 @@ class Decoder:
         head_bias = None
         if config.biases.head:
             head_bias = pad_rows(loader.rows(f"{names.head}.bias", split.vocabulary), split.vocabulary_part)
+        head_weight = loader.head(head)
         self._head = Head(
-            weight=(weight := loader.head(head)),
+            weight=head_weight,
             bias=head_bias,
             vocab_size=config.vocab_size,
             kernels=kernels,
@@ -168,7 +169,7 @@ class Decoder:
             softcap=config.logits_softcap,
         )
         # Where the head is the embedding, and holds it in another form, this form is the only one that is kept.
-        look_up = self._head.look_up() if weight is embedding else None
+        look_up = self._head.look_up() if head_weight is embedding else None
         look_up = look_up or look_up_in(embedding, kernels, loader.dtype)
         self._embed = Embedding(look_up, split.vocabulary, group)
         tables = {

@@ -93,18 +93,15 @@ def _biases(parts: Parts, names: LayerNames, group: Group) -> tuple[Tensor | Non
     """Biases of gates and ups, [E, 2I], and of downs, [E, H]: one rank adds those of the sum over ranks."""
     if not parts.config.biases.experts:
         return None, None
-    loader, own, is_merged = (
-        parts.loader,
-        parts.split.expert_intermediate,
-        parts.config.names.experts is ExpertLayout.merged,
-    )
-    ending = ".bias" if is_merged else "_bias"
+    loader, own = parts.loader, parts.split.expert_intermediate
+    if parts.config.names.experts is ExpertLayout.merged:
+        ending = ".bias"
+        of_up = torch.cat([loader.along(f"{of}.bias", 1, own) for of in (names.expert_gate, names.expert_up)], dim=1)
+    else:
+        ending = "_bias"
+        of_up = _in_halves(loader.along(f"{names.expert_up}_bias", 1, _turns(own)))
     of_down = loader.whole(f"{names.expert_down}{ending}", parts.linear_factor) if group.rank == 0 else None
-    if is_merged:
-        return torch.cat(
-            [loader.along(f"{of}.bias", 1, own) for of in (names.expert_gate, names.expert_up)], 1
-        ), of_down
-    return _in_halves(loader.along(f"{names.expert_up}_bias", 1, _turns(own))), of_down
+    return of_up, of_down
 
 
 def load_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> ExpertWeights:

@@ -209,9 +209,14 @@ def test_another_error_of_a_shard_is_not_taken_for_a_lack_of_memory(model, monke
 def test_memory_that_is_refused_while_a_shard_loads_is_final_and_says_what_would_fit(
     model, monkeypatch, capsys, error, limit
 ):
+    """Also without weights, of which random numbers take the place."""
+    if limit:
+        (model / "model.safetensors").unlink()
     serve_with(error, monkeypatch)
     monkeypatch.setattr("text_generation_common.memory.address_limit", lambda: limit)
-    monkeypatch.setattr(sys, "argv", ["text-generation-server", "serve", str(model), "--uds-path", "x"])
+    form = "dummy" if limit else "auto"
+    command = ["text-generation-server", "serve", str(model), "--uds-path", "x", "--load-format", form]
+    monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     [line] = capsys.readouterr().err.splitlines()
