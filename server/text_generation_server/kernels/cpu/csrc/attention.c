@@ -13,6 +13,7 @@
 
 #define MAX_HEADS_PER_ITEM 8
 #define QUERIES_AT_ONCE 4 /* query heads of one key head computed together, whose sums fit the registers */
+#define VALUE_VECTORS (LANES == 16 ? 4 : 2) /* vectors of a value whose sums, for all these heads, fit the registers */
 
 /* Multiplies one key with each of the queries [queries, size]. products[query][i] are LANES partial sums. */
 INLINE void multiply_key(const float *q, int queries, const void *key, enum type type, long size,
@@ -90,34 +91,33 @@ INLINE void weigh_scores(float scores[TILE_KEYS], struct partial_attention *s, l
 INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long size, long kv_head, const int32_t *slots,
                                 int hidden, int count, float weights[QUERIES_AT_ONCE][TILE_KEYS], int queries,
                                 struct prefetch *next, struct partial_attention *states) {
-  /* Four vectors of each query at a time: their sums fit the registers. */
-  for (long first = 0; first < size; first += 4 * LANES) {
-    vf out[QUERIES_AT_ONCE][4];
-    int width = size - first < 4 * LANES ? (int)((size - first) / LANES) : 4;
+  for (long first = 0; first < size; first += VALUE_VECTORS * LANES) {
+    vf out[QUERIES_AT_ONCE][VALUE_VECTORS];
+    int width = size - first < VALUE_VECTORS * LANES ? (int)((size - first) / LANES) : VALUE_VECTORS;
 #pragma GCC unroll 4
     for (int j = 0; j < queries; j++)
 #pragma GCC unroll 4
-      for (int d = 0; d < 4; d++) out[j][d] = d < width ? load(states[j].out, first + d * LANES, F32) : (vf){};
-    if (width == 4) {
-      for (int i = hidden; i < count; i++) {
-        const void *value = head_at(c, slots[i], c->kv_heads + kv_head);
-        vf v[4];
-        if (first == 0) prefetch_heads(next, 1, type, size);
+      for (int d = 0; d < VALUE_VECTORS; d++)
+        out[j][d] = d < width ? load(states[j].out, first + d * LANES, F32) : (vf){};
+    for (int i = hidden; i < count; i++) {
+      const void *value = head_at(c, slots[i], c->kv_heads + kv_head);
+      vf w[QUERIES_AT_ONCE];
+      if (first == 0) prefetch_heads(next, 1, type, size);
 #pragma GCC unroll 4
-        for (int d = 0; d < 4; d++) v[d] = load(value, first + d * LANES, type);
+      for (int j = 0; j < queries; j++) w[j] = splat(weights[j][i]);
+      if (width == VALUE_VECTORS) {
 #pragma GCC unroll 4
-        for (int j = 0; j < queries; j++)
+        for (int d = 0; d < VALUE_VECTORS; d++) {
+          vf v = load(value, first + d * LANES, type);
 #pragma GCC unroll 4
-          for (int d = 0; d < 4; d++) out[j][d] += v[d] * weights[j][i];
-      }
-    } else {
-      for (int i = hidden; i < count; i++) {
-        const void *value = head_at(c, slots[i], c->kv_heads + kv_head);
+          for (int j = 0; j < queries; j++) out[j][d] += v * w[j];
+        }
+      } else {
 #pragma GCC unroll 4
         for (int d = 0; d < width; d++) {
           vf v = load(value, first + d * LANES, type);
 #pragma GCC unroll 4
-          for (int j = 0; j < queries; j++) out[j][d] += v * weights[j][i];
+          for (int j = 0; j < queries; j++) out[j][d] += v * w[j];
         }
       }
     }

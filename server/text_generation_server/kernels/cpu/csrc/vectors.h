@@ -262,12 +262,17 @@ INLINE long bytes_of(enum type type) { return type == F32 ? 4 : type == BF16 || 
 INLINE float lane_sum(vf x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)x);
-#endif
+#elif defined(__AVX2__)
+  __m128 a = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+  return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
+#else
   float a[LANES];
   memcpy(a, &x, sizeof a);
   for (int width = LANES / 2; width; width /= 2)
     for (int i = 0; i < width; i++) a[i] += a[i + width];
   return a[0];
+#endif
 }
 
 /* Lane i of the result is the sum of the lanes of x[i]. */
@@ -294,9 +299,15 @@ INLINE vf lane_sums(const vf x[LANES]) {
   vf b = __builtin_shuffle(x[2], x[3], lower) + __builtin_shuffle(x[2], x[3], upper);
   return __builtin_shuffle(a, b, left) + __builtin_shuffle(a, b, right);
 #else
-  vf sums = {};
-  for (int i = 0; i < LANES; i++) sums[i] = lane_sum(x[i]);
-  return sums;
+  /* The three last rounds of the same. */
+  __m256 a[4], b[2];
+  for (int i = 0; i < 4; i++)
+    a[i] = _mm256_add_ps(_mm256_permute2f128_ps((__m256)x[i], (__m256)x[i + 4], 0x20),
+                         _mm256_permute2f128_ps((__m256)x[i], (__m256)x[i + 4], 0x31));
+  for (int i = 0; i < 2; i++)
+    b[i] = _mm256_add_ps(_mm256_shuffle_ps(a[i], a[i + 2], 0x44), _mm256_shuffle_ps(a[i], a[i + 2], 0xee));
+  __m256 sums = _mm256_add_ps(_mm256_shuffle_ps(b[0], b[1], 0x88), _mm256_shuffle_ps(b[0], b[1], 0xdd));
+  return (vf)_mm256_permute_ps(sums, 0xd8);
 #endif
 }
 
@@ -304,12 +315,17 @@ INLINE vf lane_sums(const vf x[LANES]) {
 INLINE float lane_max(vf x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)x);
-#endif
+#elif defined(__AVX2__)
+  __m128 a = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+  return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
+#else
   float a[LANES];
   memcpy(a, &x, sizeof a);
   for (int width = LANES / 2; width; width /= 2)
     for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
   return a[0];
+#endif
 }
 
 /* 2^f for f from -0.5 to 0.5, by a polynomial with a relative error of 2e-7. */
