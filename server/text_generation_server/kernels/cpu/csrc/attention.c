@@ -15,18 +15,23 @@
 #define QUERIES_AT_ONCE 4 /* query heads of one key head computed together, whose sums fit the registers */
 #define VALUE_VECTORS (LANES == 16 ? 4 : 2) /* vectors of a value whose sums, for all these heads, fit the registers */
 
-/* Multiplies one key with each of the queries [queries, size]. products[query][i] are LANES partial sums. */
-INLINE void multiply_key(const float *q, int queries, const void *key, enum type type, long size,
-                         vf products[QUERIES_AT_ONCE][LANES], int i) {
-  vf sums[QUERIES_AT_ONCE] = {};
+/* Multiplies two keys with each of the queries [queries, size]. products[query][i] and [i + 1] are LANES partial sums of
+   the one and the other key. */
+INLINE void multiply_two_keys(const float *q, int queries, const void *key, const void *other, enum type type, long size,
+                              vf products[QUERIES_AT_ONCE][LANES], int i) {
+  vf sums[QUERIES_AT_ONCE] = {}, others[QUERIES_AT_ONCE] = {};
 #pragma GCC unroll 8
   for (long d = 0; d < size; d += LANES) {
-    vf k = load(key, d, type);
+    vf k = load(key, d, type), l = load(other, d, type);
 #pragma GCC unroll 4
-    for (int j = 0; j < queries; j++) sums[j] += k * load(q + j * size, d, F32);
+    for (int j = 0; j < queries; j++) {
+      vf x = load(q + j * size, d, F32);
+      sums[j] += k * x;
+      others[j] += l * x;
+    }
   }
 #pragma GCC unroll 4
-  for (int j = 0; j < queries; j++) products[j][i] = sums[j];
+  for (int j = 0; j < queries; j++) products[j][i] = sums[j], products[j][i + 1] = others[j];
 }
 
 /* scores[query][key] of the `count` keys of a tile. The rest of the tile is filled with minus infinity. */
@@ -41,11 +46,14 @@ INLINE void score_keys(const float *q, int queries, const struct kv_cache *c, en
     }
     vf products[QUERIES_AT_ONCE][LANES], scales = splat(scale);
 #pragma GCC unroll 1
-    for (int i = 0; i < LANES; i++) {
-      long slot = slots[first + i < count ? first + i : first];
-      prefetch_heads(next, 1, type, size);
-      multiply_key(q, queries, head_at(c, slot, kv_head), type, size, products, i);
-      if (type == I8 || type == F8) scales[i] = scale * c->scales[slot * 2 * c->kv_heads + kv_head];
+    for (int i = 0; i < LANES; i += 2) {
+      long slot = slots[first + i < count ? first + i : first], other = slots[first + i + 1 < count ? first + i + 1 : first];
+      prefetch_heads(next, 2, type, size);
+      multiply_two_keys(q, queries, head_at(c, slot, kv_head), head_at(c, other, kv_head), type, size, products, i);
+      if (type == I8 || type == F8) {
+        scales[i] = scale * c->scales[slot * 2 * c->kv_heads + kv_head];
+        scales[i + 1] = scale * c->scales[other * 2 * c->kv_heads + kv_head];
+      }
     }
 #pragma GCC unroll 4
     for (int j = 0; j < queries; j++) store(scores[j], first, lane_sums(products[j]) * scales, F32);
@@ -91,6 +99,7 @@ INLINE void weigh_scores(float scores[TILE_KEYS], struct partial_attention *s, l
 INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long size, long kv_head, const int32_t *slots,
                                 int hidden, int count, float weights[QUERIES_AT_ONCE][TILE_KEYS], int queries,
                                 struct prefetch *next, struct partial_attention *states) {
+  const long each = 2 * c->kv_heads * size * bytes_of(type);
   for (long first = 0; first < size; first += VALUE_VECTORS * LANES) {
     vf out[QUERIES_AT_ONCE][VALUE_VECTORS];
     int width = size - first < VALUE_VECTORS * LANES ? (int)((size - first) / LANES) : VALUE_VECTORS;
@@ -99,25 +108,30 @@ INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long s
 #pragma GCC unroll 4
       for (int d = 0; d < VALUE_VECTORS; d++)
         out[j][d] = d < width ? load(states[j].out, first + d * LANES, F32) : (vf){};
-    for (int i = hidden; i < count; i++) {
-      const void *value = head_at(c, slots[i], c->kv_heads + kv_head);
-      vf w[QUERIES_AT_ONCE];
-      if (first == 0) prefetch_heads(next, 1, type, size);
+    const char *values = head_at(c, 0, c->kv_heads + kv_head);
+    values += first * bytes_of(type);
+    if (width == VALUE_VECTORS) {
+      for (int i = hidden; i < count; i++) {
+        const void *value = values + slots[i] * each;
+        if (first == 0) prefetch_heads(next, 1, type, size);
+        vf w[QUERIES_AT_ONCE];
 #pragma GCC unroll 4
-      for (int j = 0; j < queries; j++) w[j] = splat(weights[j][i]);
-      if (width == VALUE_VECTORS) {
+        for (int j = 0; j < queries; j++) w[j] = splat(weights[j][i]);
 #pragma GCC unroll 4
         for (int d = 0; d < VALUE_VECTORS; d++) {
-          vf v = load(value, first + d * LANES, type);
+          vf v = load(value, d * LANES, type);
 #pragma GCC unroll 4
           for (int j = 0; j < queries; j++) out[j][d] += v * w[j];
         }
-      } else {
+      }
+    } else {
+      for (int i = hidden; i < count; i++) {
+        const void *value = values + slots[i] * each;
 #pragma GCC unroll 4
         for (int d = 0; d < width; d++) {
-          vf v = load(value, first + d * LANES, type);
+          vf v = load(value, d * LANES, type);
 #pragma GCC unroll 4
-          for (int j = 0; j < queries; j++) out[j][d] += v * w[j];
+          for (int j = 0; j < queries; j++) out[j][d] += v * weights[j][i];
         }
       }
     }
