@@ -13,25 +13,30 @@
 
 #define MAX_HEADS_PER_ITEM 8
 #define QUERIES_AT_ONCE 4 /* query heads of one key head computed together, whose sums fit the registers */
-#define VALUE_VECTORS (LANES == 16 ? 4 : 2) /* vectors of a value whose sums, for all these heads, fit the registers */
+/* How many keys share the loads of the queries, and the vectors of a value whose sums, for all these heads, fit the
+   registers: measured on a Zen 3 for 8 lanes. */
+#define KEYS_AT_ONCE (LANES == 8 ? 2 : 1)
+#define VALUE_VECTORS (LANES == 8 ? 2 : 4)
 
-/* Multiplies two keys with each of the queries [queries, size]. products[query][i] and [i + 1] are LANES partial sums of
-   the one and the other key. */
-INLINE void multiply_two_keys(const float *q, int queries, const void *key, const void *other, enum type type, long size,
-                              vf products[QUERIES_AT_ONCE][LANES], int i) {
-  vf sums[QUERIES_AT_ONCE] = {}, others[QUERIES_AT_ONCE] = {};
+/* Multiplies KEYS_AT_ONCE keys with each of the queries [queries, size]. products[query][i], and those after it, are
+   LANES partial sums of a key each. */
+INLINE void multiply_keys_at_once(const float *q, int queries, const void *keys[KEYS_AT_ONCE], enum type type,
+                                  long size, vf products[QUERIES_AT_ONCE][LANES], int i) {
+  vf sums[KEYS_AT_ONCE][QUERIES_AT_ONCE] = {};
 #pragma GCC unroll 8
   for (long d = 0; d < size; d += LANES) {
-    vf k = load(key, d, type), l = load(other, d, type);
+    vf k[KEYS_AT_ONCE];
+#pragma GCC unroll 2
+    for (int n = 0; n < KEYS_AT_ONCE; n++) k[n] = load(keys[n], d, type);
 #pragma GCC unroll 4
-    for (int j = 0; j < queries; j++) {
-      vf x = load(q + j * size, d, F32);
-      sums[j] += k * x;
-      others[j] += l * x;
-    }
+    for (int j = 0; j < queries; j++)
+#pragma GCC unroll 2
+      for (int n = 0; n < KEYS_AT_ONCE; n++) sums[n][j] += k[n] * load(q + j * size, d, F32);
   }
 #pragma GCC unroll 4
-  for (int j = 0; j < queries; j++) products[j][i] = sums[j], products[j][i + 1] = others[j];
+  for (int j = 0; j < queries; j++)
+#pragma GCC unroll 2
+    for (int n = 0; n < KEYS_AT_ONCE; n++) products[j][i + n] = sums[n][j];
 }
 
 /* scores[query][key] of the `count` keys of a tile. The rest of the tile is filled with minus infinity. */
@@ -46,14 +51,16 @@ INLINE void score_keys(const float *q, int queries, const struct kv_cache *c, en
     }
     vf products[QUERIES_AT_ONCE][LANES], scales = splat(scale);
 #pragma GCC unroll 1
-    for (int i = 0; i < LANES; i += 2) {
-      long slot = slots[first + i < count ? first + i : first], other = slots[first + i + 1 < count ? first + i + 1 : first];
-      prefetch_heads(next, 2, type, size);
-      multiply_two_keys(q, queries, head_at(c, slot, kv_head), head_at(c, other, kv_head), type, size, products, i);
-      if (type == I8 || type == F8) {
-        scales[i] = scale * c->scales[slot * 2 * c->kv_heads + kv_head];
-        scales[i + 1] = scale * c->scales[other * 2 * c->kv_heads + kv_head];
+    for (int i = 0; i < LANES; i += KEYS_AT_ONCE) {
+      const void *keys[KEYS_AT_ONCE];
+      prefetch_heads(next, KEYS_AT_ONCE, type, size);
+#pragma GCC unroll 2
+      for (int n = 0; n < KEYS_AT_ONCE; n++) {
+        long slot = slots[first + i + n < count ? first + i + n : first];
+        keys[n] = head_at(c, slot, kv_head);
+        if (type == I8 || type == F8) scales[i + n] = scale * c->scales[slot * 2 * c->kv_heads + kv_head];
       }
+      multiply_keys_at_once(q, queries, keys, type, size, products, i);
     }
 #pragma GCC unroll 4
     for (int j = 0; j < queries; j++) store(scores[j], first, lane_sums(products[j]) * scales, F32);
