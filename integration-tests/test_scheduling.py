@@ -27,6 +27,8 @@ from calls import (
 from server_process import ServerProcess, wait_until
 from tenants import body_of, greedy_answers_meanwhile
 
+from text_generation_launcher.tests.slowness import slowness
+
 BASE = ("--dtype", "float32", "--max-concurrent-requests", "320")
 Said = tuple[list[int], list[float], str]  # an answer: ids, log-probabilities, text
 PREFIX_TOKENS = 1500
@@ -223,14 +225,15 @@ def test_at_its_deadline_a_text_ends_and_a_prompt_is_not_even_computed(narrow: S
     grown = growth_of(narrow, "tgi_prefilled_tokens", 'tgi_request_failure{err="deadline"}')
 
     async def in_vain(client: httpx.AsyncClient) -> httpx.Response:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit_s):
             while metric(narrow.url, "tgi_batch_current_size") < ROWS:
                 await asyncio.sleep(0.02)
         body = {"inputs": "One that never begins", "parameters": {"max_new_tokens": 4}}
         return await client.post("/generate", json=body, headers={"X-Request-Timeout": "0.3"})
 
     prompts = [f"{i}" for i in range(ROWS)]
-    busy = [generate(prompt, max_new_tokens=2000, ignore_eos_token=True, timeout=2) for prompt in prompts]
+    limit_s = min(2 * slowness().clock, 8)  # long enough for the first token, and too short for the last one
+    busy = [generate(prompt, max_new_tokens=2000, ignore_eos_token=True, timeout=limit_s) for prompt in prompts]
     *texts, late = at_once(narrow.url, *busy, in_vain)
     assert late.status_code == 504 and late.json()["error_type"] == "deadline"
     assert {text["details"]["finish_reason"] for text in texts} == {"deadline"}
