@@ -1,10 +1,13 @@
 """Runs all tests in parts, for `make test`, and prints the seconds of each part and the slowest tests of all parts.
 
-The first part has the packages named on the command line, one process for each core. Tests that start whole servers,
-and those of the launcher, wait for other processes for a part of their time, and run in three processes. Tests marked
-`alone` keep the machine busy, look at all of it, or fail after seconds of silence: such tests run one after the other
-at the end. A part that fails is the last one. conftest.py beside this folder says in which order files begin."""
+The first part has the packages named on the command line, in one process more than there are cores: some tests wait.
+Its processes compute with one thread each, because a second one would spin while a process needs its core. Tests that
+start whole servers, and those of the launcher, wait for other processes for a part of their time, and run in three
+processes. Tests marked `alone` keep the machine busy, look at all of it, or fail after seconds of silence: such tests
+run one after the other at the end. A part that fails is the last one. conftest.py beside this folder says in which
+order files begin."""
 
+import os
 import resource
 import shlex
 import subprocess
@@ -12,8 +15,8 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -27,6 +30,7 @@ NO_TESTS = 5
 class Part:
     name: str
     arguments: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside that of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,10 @@ def parts(packages: Sequence[str], default: str) -> list[Part]:
     """`default`: which tests run unless a run says otherwise, as an expression of markers."""
     # Files keep their order, because the number of tests of a file says nothing about its seconds.
     by_file = ("--dist", "loadfile", "--no-loadscope-reorder")
+    processes = str(min(4, (os.cpu_count() or 1) + 1))
     servers = ("--numprocesses", "3", *by_file, "integration-tests", "launcher")
     return [
-        Part("packages", ("--numprocesses", "logical", "--maxprocesses", "4", *by_file, *packages)),
+        Part("packages", ("--numprocesses", processes, *by_file, *packages), {"OMP_NUM_THREADS": "1"}),
         Part("whole servers and launcher", (*servers, "-m", f"{default} and not alone")),
         Part("alone", ("launcher", "integration-tests", "-m", f"{default} and alone")),
     ]
@@ -60,7 +65,7 @@ def run(part: Part, folder: Path) -> tuple[int, PartRun]:
     """Runs the part; its exit status, and what it took."""
     report, started_s, before_s = folder / f"{part.name}.xml", time.monotonic(), processor_seconds()
     command = [str(Path(sys.executable).with_name("pytest")), f"--junitxml={report}", *part.arguments]
-    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    status = subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, **part.environment}).returncode
     tests = list(times(report.read_text())) if report.exists() else []
     return status, PartRun(part, time.monotonic() - started_s, processor_seconds() - before_s, tests)
 
