@@ -1,11 +1,11 @@
 """Runs all tests in parts, for `make test`, and prints the seconds of each part and the slowest tests of all parts.
 
 The first part has the packages named on the command line, in one process more than there are cores: some tests wait.
-Its processes compute with one thread each, because a second one would spin while a process needs its core. Tests that
-start whole servers, and those of the launcher, wait for other processes for a part of their time, and run in three
-processes. Tests marked `alone` keep the machine busy, look at all of it, or fail after seconds of silence: such tests
-run one after the other at the end. A part that fails is the last one. conftest.py beside this folder says in which
-order files begin."""
+Tests that start whole servers, and those of the launcher, wait for other processes for a part of their time, and run in
+three processes. All these, and the shards of their servers, compute with one thread each, because a second one would
+spin while another process needs its core. Tests marked `alone` keep the machine busy, look at all of it, or fail after
+seconds of silence: such tests run one after the other at the end. A part that fails is the last one. conftest.py beside
+this folder says in which order files begin."""
 
 import os
 import resource
@@ -46,10 +46,11 @@ def parts(packages: Sequence[str], default: str) -> list[Part]:
     # Files keep their order, because the number of tests of a file says nothing about its seconds.
     by_file = ("--dist", "loadfile", "--no-loadscope-reorder")
     processes = str(min(4, (os.cpu_count() or 1) + 1))
+    one_thread = {"OMP_NUM_THREADS": "1"}
     servers = ("--numprocesses", "3", *by_file, "integration-tests", "launcher")
     return [
-        Part("packages", ("--numprocesses", processes, *by_file, *packages), {"OMP_NUM_THREADS": "1"}),
-        Part("whole servers and launcher", (*servers, "-m", f"{default} and not alone")),
+        Part("packages", ("--numprocesses", processes, *by_file, *packages), one_thread),
+        Part("whole servers and launcher", (*servers, "-m", f"{default} and not alone"), one_thread),
         Part("alone", ("launcher", "integration-tests", "-m", f"{default} and alone")),
     ]
 

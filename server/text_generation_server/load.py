@@ -97,7 +97,8 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     runtime stops spinning at barriers when all pools together have more threads than there are cores: after loading in
     the main thread, steps of OpenMP's threads took 2.5 times as long. Torch's operations still run on them.
     """
-    torch.set_num_threads(max(1, usable_cores() // config.num_neighbours))
+    # In this thread torch has begun with OMP_NUM_THREADS, or else with all cores.
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), usable_cores() // config.num_neighbours)))
     choose_code()
     device = _choose_device(config)
     flags = config.shard
