@@ -12,11 +12,21 @@ from text_generation_router.engine.audit import Audit
 from text_generation_router.engine.lifecycle import EngineConfig, Lifecycle
 from text_generation_router.engine.loop import StepLoop
 from text_generation_router.engine.overload import Overload
-from text_generation_router.engine.protocol import EpochWatcher, Load, Sink, Snapshot, Submission
+from text_generation_router.engine.protocol import (
+    EngineNote,
+    EngineStanding,
+    EpochWatcher,
+    Load,
+    Sink,
+    Snapshot,
+    StateWatcher,
+    Submission,
+)
 from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shard_groups import ShardGroups
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.engine.step_metrics import StepMetrics
+from text_generation_router.engine.watching import StateMaker
 from text_generation_router.errors import OverloadedError, Refusal, RefusedError, ShardsError
 from text_generation_router.fairness import FairSlots
 from text_generation_router.metrics.metrics import Metrics
@@ -24,8 +34,11 @@ from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.request import NEW, EndReason, GenerationRequest, Limits, Past, Share
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.tenant import Tenant
+from text_generation_router.view.values import FrontNote
 
 logger = logging.getLogger("text_generation_router")
+
+OWN_NAME = "this process"
 
 
 class Compiling:
@@ -102,10 +115,12 @@ class EpochWatchers:
 
 
 class LocalEngine:
-    """Implements EngineRun. All methods belong to the event loop's thread.
+    """Implements EngineRun and Watchable. All methods belong to the event loop's thread.
 
     `failed` is done once the engine can generate nothing more for any request.
     """
+
+    front_id = ""
 
     def __init__(
         self,
@@ -122,6 +137,7 @@ class LocalEngine:
         counts = StepMetrics(metrics, self._scheduler)
         self._overload = Overload(self._scheduler, config.scheduling.max_queued_tokens)
         self._requests = Requests(self._scheduler, counts, work)
+        self._states = StateMaker(self._scheduler, counts)
 
         def make_loop(shards: ShardedClient) -> StepLoop:
             return StepLoop(
@@ -137,6 +153,7 @@ class LocalEngine:
 
         self._compiling = Compiling(self._requests, lambda: self._lifecycle.shards, config.max_concurrent_requests)
         self._epochs = EpochWatchers()
+        self._epochs.watchers.append(self._states.shards)
         self._lifecycle = Lifecycle(
             shard_groups=shard_groups,
             config=config,
@@ -254,6 +271,25 @@ class LocalEngine:
     def watch(self, watcher: EpochWatcher) -> None:
         self._epochs.watchers.append(watcher)
 
+    def engines(self) -> Sequence[EngineNote]:
+        load, is_lost = self.load(), self._lifecycle.shards is None
+        standing = (
+            EngineStanding.LOST if is_lost else EngineStanding.DRAINING if load.is_draining else EngineStanding.READY
+        )
+        return (EngineNote(OWN_NAME, standing, load.running, load.waiting),)
+
+    def watch_state(self, name: str, watcher: StateWatcher | None) -> None:
+        self._states.watch(watcher)
+
+    def show_fronts(self, fronts: Callable[[], Sequence[FrontNote]]) -> None:
+        """From now on states have the fronts that `fronts` returns: those in other processes."""
+        self._states.fronts = fronts
+
+    @property
+    def num_states(self) -> int:
+        """Number of states that were made: 0 while the engine has had no watcher."""
+        return self._states.num_made
+
     def drain(self) -> None:
         """From now on, requests are refused with DRAINING. Accepted requests go on to their ends."""
         self._is_draining = True
@@ -279,5 +315,6 @@ class LocalEngine:
             await cancelled(self._task)
         await self._audit.close()
         await self._compiling.close()
+        await self._states.close()
         self._requests.end_all(EndReason.CLOSED)
         await self._lifecycle.close()

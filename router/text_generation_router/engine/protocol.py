@@ -6,9 +6,10 @@ together end in one RefusedError for all of them, or in exactly one Ended for ea
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from enum import StrEnum
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_router.scheduling.costs import SINGLE_QUERIES, QueryBlocks
@@ -184,6 +185,52 @@ class Engine(Protocol):
         connected.
         """
         ...
+
+
+class EngineStanding(StrEnum):
+    READY = "ready"
+    LOST = "lost"  # the engine has no shards
+    DRAINING = "draining"
+    AWAY = "away"  # the engine is not connected
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNote:
+    """An engine as its front knows it without asking."""
+
+    name: str
+    standing: EngineStanding
+    running: int = 0
+    waiting: int = 0
+    loss: str = ""  # why the connection to it was lost last
+    loss_s: float | None = None  # seconds since then
+
+
+@dataclass(frozen=True, slots=True)
+class StateNews:
+    """The newest state of an engine: the JSON of a view's `EngineState`, or why there is none."""
+
+    state: bytes = b""
+    problem: str = ""
+
+
+StateWatcher = Callable[[StateNews], None]
+
+
+@runtime_checkable
+class Watchable(Protocol):
+    """What an Engine may offer besides: its state, for people."""
+
+    @property
+    def front_id(self) -> str:
+        """This front's name among those of an engine; empty if front and engine are one process."""
+        ...
+
+    def engines(self) -> Sequence[EngineNote]: ...
+
+    def watch_state(self, name: str, watcher: StateWatcher | None) -> None:
+        """From now on `watcher`, and no other one, gets the states of the engine `name` a few times a second. None: no
+        state is computed any more."""
 
 
 class EngineRun(Engine, Protocol):

@@ -8,6 +8,7 @@ from text_generation_router.metrics.metrics import METHODS, Metrics
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ForwardStep, StepAnswer
+from text_generation_router.view.steps import StepRing
 
 
 class MethodMetrics:
@@ -24,6 +25,7 @@ class MethodMetrics:
 class StepMetrics:
     def __init__(self, metrics: Metrics, scheduler: Scheduler) -> None:
         self._metrics = metrics
+        self.ring: StepRing | None = None  # notes steps while the engine is watched
         self._by_method = {method: MethodMetrics(metrics, method) for method in METHODS}
         counters = scheduler.counters
         metrics.preemptions.set_function(lambda: counters.preemptions)
@@ -55,6 +57,8 @@ class StepMetrics:
         of_method.forward.observe(answer.total_ns / 1e9)
         of_method.decode.observe(now - received_s)
         metrics.request_skipped_tokens.observe(0)
+        if self.ring is not None:
+            self.ring.note(step, answer)
         if method == "decode":
             metrics.shard_decode_steps.inc()
             metrics.shard_overlapped_steps.inc(int(answer.successor_queued))

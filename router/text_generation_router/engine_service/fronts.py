@@ -1,12 +1,15 @@
 """The fronts that are connected to an engine."""
 
 import asyncio
+import time
 from collections.abc import Collection, Hashable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from text_generation_router.engine.protocol import Snapshot
 from text_generation_router.engine_service.work import FrontCounts, FrontWork
 from text_generation_router.errors import FrontLostError
+from text_generation_router.view.values import FrontNote, short_id
 
 # An engine's permits are leased to its fronts: the lease of a front is the number of requests that the front may have
 # on the engine.
@@ -31,6 +34,7 @@ class ConnectedFronts:
         self._counts = counts
         # Each front, and a future that fails when the front's stream has to end.
         self._fronts: dict[str, tuple[FrontWork, asyncio.Future[None]]] = {}
+        self._left: tuple[FrontNote, float] | None = None  # the front that left last, and when
 
     def __len__(self) -> int:
         return len(self._fronts)
@@ -47,6 +51,7 @@ class ConnectedFronts:
 
     def remove(self, work: FrontWork) -> None:
         if self._fronts.get(work.front_id, (None,))[0] is work:
+            self._left = FrontNote(short_id(work.front_id), work.num_open), time.monotonic()
             del self._fronts[work.front_id]
             self._counts.fronts.set(len(self._fronts))
 
@@ -68,6 +73,14 @@ class ConnectedFronts:
     def find(self, front_id: str) -> FrontWork | None:
         """The front's stream, if it is connected."""
         return self._fronts[front_id][0] if front_id in self._fronts else None
+
+    def notes(self) -> list[FrontNote]:
+        """The fronts, and the one that left last, for people."""
+        notes = [FrontNote(short_id(name), work.num_open) for name, (work, _) in self._fronts.items()]
+        if self._left is not None:
+            left, at = self._left
+            notes.append(replace(left, left_s=round(time.monotonic() - at, 1)))
+        return notes
 
     def lost(self, reason: str, aboard: Collection[int]) -> None:
         for work, _ in self._fronts.values():

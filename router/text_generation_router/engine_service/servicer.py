@@ -19,6 +19,7 @@ from text_generation_router.engine_service.fronts import ConnectedFronts
 from text_generation_router.engine_service.identity import EngineIdentity
 from text_generation_router.engine_service.news import NewsPublisher
 from text_generation_router.engine_service.sinks import Outbox, Trial
+from text_generation_router.engine_service.states import StateStreams
 from text_generation_router.engine_service.work import FrontCounts, FrontWork
 from text_generation_router.errors import FrontLostError
 from text_generation_router.fleet.cache_news import CacheLog
@@ -71,6 +72,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         self._logged_s = -LOGGED_EACH_S
         self.fronts = ConnectedFronts(permits, self._counts)
         self.news = NewsPublisher(engine, self.fronts, cache)
+        self._states = StateStreams(engine)
+        engine.show_fronts(self.fronts.notes)
         engine.watch(self.fronts)
         engine.watch(self.news)
 
@@ -187,11 +190,27 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         finally:
             self.news.forget(reader)
 
+    async def State(  # type: ignore[override]
+        self, request: pb.StateRequest, context: StreamContext
+    ) -> None:
+        try:
+            check_version(request.version)
+        except WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if (work := self.fronts.find(request.front_id)) is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the front has no Work stream")
+        await asyncio.sleep(work.news_pace.take(1, time.monotonic()))
+        try:
+            await self._states.run(request.front_id, context.write)
+        except FrontLostError as error:
+            await self._end(context, error)
+
     async def close(self) -> None:
         """Ends the engine: its requests end with ENGINE_CLOSED, then the streams end."""
         await self._engine.close()
         self.fronts.close()
         self.news.close()
+        self._states.close()
 
     async def Health(self, request: pb.HealthRequest, context: StreamContext) -> pb.HealthResponse:
         return pb.HealthResponse(is_healthy=await self._engine.is_healthy())

@@ -18,11 +18,13 @@ from text_generation_common.errors import CredentialsError
 from text_generation_common.tasks import cancelled
 from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc as pb_grpc
+from text_generation_router.engine.protocol import EngineNote, EngineStanding
 from text_generation_router.fleet import reading
 from text_generation_router.fleet.attempts import Attempts
 from text_generation_router.fleet.books import FrontBooks
 from text_generation_router.fleet.cache_news import EVERY_MS, next_pace_ms
 from text_generation_router.fleet.engines import EngineView, Fleet
+from text_generation_router.fleet.state_calls import StateCalls
 from text_generation_router.fleet.values import EngineLoss, NewsBudget, RemoteCounts
 from text_generation_router.wire.version import VERSION, WireError
 
@@ -82,6 +84,8 @@ class EngineConnection:
         self._books = books
         self._counts = counts
         self._on_change = on_change
+        self.states = StateCalls(front_id)
+        self.loss, self.lost_s = "", 0.0  # why the engine was lost last, and when, by the event loop's clock
         self._stub: Any = None  # set while the engine is connected
         self._news_budget = NewsBudget(0.0)
         self._pace_ms = EVERY_MS
@@ -147,6 +151,7 @@ class EngineConnection:
         self._logged.clear()
         logger.info("engine %s is connected, term %d", self._endpoint.target, engine.facts.term)
         self._books.joined(self.number, engine)
+        self.states.connected(stub)
         self._on_change()
         tasks = [
             asyncio.create_task(job)
@@ -178,11 +183,13 @@ class EngineConnection:
             work.cancel()  # the stream is closed before its requests are submitted elsewhere
             await cancelled(*tasks)
             if problem:
+                self.loss, self.lost_s = problem, asyncio.get_running_loop().time()
                 logger.warning("engine %s is lost: %s", self._endpoint.target, problem)
             else:
                 logger.info("engine %s is left", self._endpoint.target)
             self._books.lost(self.number, loss)
             self._on_change()
+            await self.states.lost()
         return problem
 
     def _cause(self, error: grpc.aio.AioRpcError, engine: EngineView) -> EngineLoss:
@@ -277,6 +284,23 @@ class EngineConnection:
             since = engine.attempts.unanswered_since
             if since is not None and self._books.now - since > ANSWER_S:
                 raise WireError(f"a Submit was not answered within {ANSWER_S:g} s")
+
+    @property
+    def note(self) -> EngineNote:
+        """The engine, for people."""
+        name = self._endpoint.target
+        loss_s = round(asyncio.get_running_loop().time() - self.lost_s, 1) if self.loss else None
+        if self._stub is None or (view := self._fleet.engines.get(self.number)) is None:
+            return EngineNote(name, EngineStanding.AWAY, loss=self.loss, loss_s=loss_s)
+        load = view.report.load
+        standing = (
+            EngineStanding.DRAINING
+            if load.is_draining
+            else EngineStanding.READY
+            if load.is_ready
+            else EngineStanding.LOST
+        )
+        return EngineNote(name, standing, load.running, load.waiting, loss=self.loss, loss_s=loss_s)
 
     async def is_healthy(self) -> bool:
         """Whether the engine is connected, and its shards answer."""

@@ -13,7 +13,15 @@ from text_generation_common.cluster.endpoints import Endpoint
 from text_generation_common.cluster.security import Security
 from text_generation_common.tasks import cancelled
 from text_generation_router.engine.open_request import Deadlines
-from text_generation_router.engine.protocol import Load, Sink, Snapshot, Submission
+from text_generation_router.engine.protocol import (
+    EngineNote,
+    Load,
+    Sink,
+    Snapshot,
+    StateNews,
+    StateWatcher,
+    Submission,
+)
 from text_generation_router.errors import Refusal, RefusedError, ShardsError
 from text_generation_router.fleet.books import FrontBooks
 from text_generation_router.fleet.choice import MAX_ENGINES
@@ -22,16 +30,18 @@ from text_generation_router.fleet.engines import Fleet
 from text_generation_router.fleet.placement import LeastLoad, Placement
 from text_generation_router.fleet.values import RemoteCounts
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
+from text_generation_router.view.values import short_id
 
 logger = logging.getLogger("text_generation_router")
 
 # Seconds between two checks for requests that wait for an engine in vain, or that another engine would begin sooner.
 LOOK_S = 1.0
+GONE = "there is no such engine any more"
 
 
 class RemoteEngine:
-    """Implements EngineRun. All methods are to be called on the event loop's thread. Requests survive the loss of any
-    engine, and wait while no engine is connected."""
+    """Implements EngineRun and Watchable. All methods are to be called on the event loop's thread. Requests survive the
+    loss of any engine, and wait while no engine is connected."""
 
     def __init__(
         self,
@@ -185,6 +195,19 @@ class RemoteEngine:
     def num_cached_blocks(self) -> int:
         """Number of different blocks that engines are known to have cached."""
         return self._fleet.num_cached_blocks
+
+    @property
+    def front_id(self) -> str:
+        return short_id(self._front_id)
+
+    def engines(self) -> list[EngineNote]:
+        return [connection.note for connection, _ in self._connections.values()]
+
+    def watch_state(self, name: str, watcher: StateWatcher | None) -> None:
+        if name in self._connections:
+            self._connections[name][0].states.watch(watcher)
+        elif watcher is not None:
+            watcher(StateNews(problem=GONE))
 
     async def is_healthy(self) -> bool:
         """Whether the shards of any engine answer."""

@@ -5,7 +5,7 @@ slots are needed, they are evicted, least recently used first.
 """
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 
@@ -40,6 +40,10 @@ class PrefixCache:
             observer.begin()
             for node in self._tree.nodes():
                 observer.added(node, len(node))
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes that a search may find. The tree may change while they are read."""
+        return self._tree.nodes()
 
     def match(self, namespace: Hashable, ids: Ids) -> int:
         """Number of first tokens of `ids` that are cached."""

@@ -33,6 +33,11 @@ class TokenSlots:
     def num_used(self) -> int:
         return self._top
 
+    @property
+    def is_free(self) -> npt.NDArray[np.bool_]:
+        """Whether each slot is free. Only to be read, and before the next change."""
+        return self._is_free
+
     def allocate(self, count: int) -> Slots:
         """Takes `count` slots. At least `count` must be free."""
         assert count <= self.num_free, f"{count} slots wanted, {self.num_free} free: admission is wrong"
