@@ -9,6 +9,7 @@ from typing import Any
 from text_generation_common.addresses import address_of
 from text_generation_common.errors import ArgumentValidation, WrongUsage
 from text_generation_common.flags.cluster import ClusterFlags, Way
+from text_generation_common.flags.http import view_refusal
 from text_generation_common.flags.kinds import RopeScalingKind, TrueFalse
 from text_generation_common.flags.model import NameFlags
 from text_generation_common.flags.requests import PREFILL_TOKENS
@@ -42,6 +43,9 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     hostname = address_of(config.http.hostname, logger)
     checks.check_paths(config)
     checks.check_tracing(config.tracing)
+    http = replace(config.http, hostname=hostname)
+    if (refused := view_refusal(http, config.access.trusted_proxy)) is not None:
+        raise ArgumentValidation(*refused)
     checks.mention_without_effect(config)
     return LaunchPlan(
         model_id=model.locate(config.model.model_id, config.cache.weights_cache_override),
@@ -58,7 +62,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
         formats=config.formats,
         tokens=tokens,
         scheduling=config.scheduling,
-        http=replace(config.http, hostname=hostname),
+        http=http,
         cluster=cluster,
         devices=devices,
         access=config.access,

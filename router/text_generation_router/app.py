@@ -29,12 +29,15 @@ from text_generation_router.http.request_log import Logged
 from text_generation_router.metrics.key_usage import add_usages, salt_of
 from text_generation_router.metrics.tracing import traced
 from text_generation_router.openapi.routes import DocumentRoutes
+from text_generation_router.page.engine.access import ViewAccess
+from text_generation_router.page.engine.routes import PREFIX, EngineRoutes, ShownParts
 from text_generation_router.page.routes import PageRoutes
 
 Endpoint = Callable[..., Awaitable[Response]]
 
 
-def create_app(services: Services) -> Starlette:
+def create_app(services: Services, shown: ShownParts | None = None) -> Starlette:
+    """`shown`: what the engine view shows; None: there is no such view, whatever the config says."""
     config = services.config
     app = Starlette()
     app.router.redirect_slashes = False
@@ -56,7 +59,9 @@ def create_app(services: Services) -> Starlette:
     clouds = CloudRoutes(services, generate, completions, chats)
     add_post(app, "/invocations", clouds.invocations)
     add_post(app, "/vertex", clouds.vertex)
-    page = None if config.http.no_page else PageRoutes(services, service.health)
+    access = ViewAccess(config.admin_key_digest, config.http.engine_view)
+    view = EngineRoutes(shown, access) if shown is not None and access.exists else None
+    page = None if config.http.no_page else PageRoutes(services, service.health, has_view=view is not None)
     add_get(app, "/", service.health if page is None else page.root, open=True)
     for path in ("/health", "/ping", "/ready"):
         add_get(app, path, service.health, open=True)
@@ -76,6 +81,8 @@ def create_app(services: Services) -> Starlette:
         # Open to `guarded`, which knows the clients' keys: these routes compare their own key.
         add_get(app, "/admin/replicas", admin.replicas, open=True)
         app.routes.append(OpenRoute("/admin/replicas", admin.scale, methods=["POST"]))
+    for path, endpoint in (view.endpoints if view is not None else {}).items():
+        add_get(app, path, endpoint, open=True)  # as above: each asks `access`
     add_error_handlers(app, services.limit_hits, services.dialects)
     app.add_middleware(paced, callers=services.callers)
     app.add_middleware(gated, gate=services.gate, dialects=services.dialects)
@@ -84,8 +91,8 @@ def create_app(services: Services) -> Starlette:
         salt = salt_of(shared, is_alone=config.metrics_file is None)
         usages = add_usages(config.api_keys, salt, services.metrics.registry)
         app.add_middleware(guarded, usages=usages, routes=app.routes, dialects=services.dialects)
-    app.add_middleware(preflights, routes=app.routes, dialects=services.dialects)
-    app.add_middleware(cors, origins=config.http.cors_allow_origin)
+    app.add_middleware(preflights, routes=app.routes, dialects=services.dialects, closed=PREFIX)
+    app.add_middleware(cors, origins=config.http.cors_allow_origin, closed=PREFIX)
     if services.tracer is not None:
         app.add_middleware(traced, tracer=services.tracer)
     app.add_middleware(Logged, routes=app.routes, trusted_proxies=config.trusted_proxies)

@@ -5,15 +5,19 @@ import logging
 import resource
 import socket
 import sys
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from text_generation_common.addresses import address_of, bound_socket, mention_openness, reachable
 from text_generation_common.connection_counts import ConnectionCounts
+from text_generation_common.flags.http import view_refusal
 from text_generation_common.flags.kinds import GenerationConfig
 from text_generation_common.models.served import implementation_of
+from text_generation_common.tasks import cancelled
 from text_generation_common.version import own_version
 from text_generation_router.api import reading_child
 from text_generation_router.api.common.body import Bodies
@@ -26,8 +30,8 @@ from text_generation_router.api.common.services import Services
 from text_generation_router.api.common.styles import ChatFormats, style_of
 from text_generation_router.app import answers_at_once, create_app
 from text_generation_router.config import RouterConfig
-from text_generation_router.engine.protocol import Snapshot
-from text_generation_router.engines import find_engine, inherited_socket
+from text_generation_router.engine.protocol import Snapshot, Watchable
+from text_generation_router.engines import ServedEngine, find_engine, inherited_socket
 from text_generation_router.errors import ShardsError, StartError
 from text_generation_router.http.accepting import SharedPlace
 from text_generation_router.http.caller import Callers
@@ -40,6 +44,10 @@ from text_generation_router.http.uvicorn_parts import check_uvicorn
 from text_generation_router.metrics.joint import joined_with_others
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.offload.pool import PoolLimits, ProcessPool
+from text_generation_router.page.engine.access import ViewAccess
+from text_generation_router.page.engine.history import History
+from text_generation_router.page.engine.records import Records
+from text_generation_router.page.engine.routes import ShownParts
 from text_generation_router.text.grammars.checking import GrammarChecker, children_of
 from text_generation_router.text.model_files import find_model_files, read_defaults
 from text_generation_router.text.templates.files import load_chat_template
@@ -89,6 +97,9 @@ def run(config: RouterConfig) -> None:
 def bind(config: RouterConfig) -> socket.socket:
     """The bound socket. It does not listen yet, so connections are refused until warm-up is done."""
     listener = _inherited_or_bound(config)
+    shown_at = replace(config.http, hostname=listener.getsockname()[0])  # a launcher's socket is bound by its flags
+    if (refused := view_refusal(shown_at, config.trusted_proxies)) is not None:
+        raise StartError(": ".join(refused))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return listener
 
@@ -168,9 +179,11 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
         validator = Validator(tokenizer, grammars, lambda: request_limits(config, engine.snapshot()), defaults)
         permits = Permits(served.permits, lambda: engine.load().retry_after_s, served.permits_elsewhere)
-        tracer = tracer_for(config)
-        if tracer is not None:
-            stack.push_async_callback(tracer.close)
+        otlp = tracer_for(config)
+        if otlp is not None:
+            stack.push_async_callback(otlp.close)
+        shown = await stack.enter_async_context(shown_parts(config, served, gate, metrics, otlp))
+        tracer = shown.records if shown is not None else otlp
         inference = Inference(
             engine=engine, vocabulary=vocabulary, validator=validator, permits=permits, metrics=metrics, tracer=tracer
         )
@@ -202,7 +215,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         )
         place = shared_place(config)
         http = uvicorn_config(
-            create_app(services),
+            create_app(services, shown),
             connection_limits(config),
             hits,
             at_once=answers_at_once(config),
@@ -234,6 +247,23 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         tokenizer.close()
         await pool.close()
         await stack.aclose()
+
+
+@asynccontextmanager
+async def shown_parts(
+    config: RouterConfig, served: ServedEngine, gate: Gate, metrics: Metrics, tracer: "OtlpTracer | None"
+) -> AsyncGenerator[ShownParts | None, None]:
+    """What the engine view shows. None: there is no access to it, so nothing is kept for it."""
+    engine = served.run
+    if not ViewAccess(config.admin_key_digest, config.http.engine_view).exists or not isinstance(engine, Watchable):
+        yield None
+        return
+    history = History(engine, gate, metrics)
+    keeping = asyncio.create_task(history.run(), name="history")
+    try:
+        yield ShownParts(engine, gate, history, Records(tracer), served.replicas)
+    finally:
+        await cancelled(keeping)
 
 
 def mention_addresses(config: RouterConfig, port: int) -> None:

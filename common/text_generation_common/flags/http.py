@@ -1,8 +1,11 @@
 """Flags of the HTTP server: where it listens, which callers it serves, and what connections may do."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import ClassVar
 
+from text_generation_common.addresses import is_address
 from text_generation_common.flags.declaration import flag
 from text_generation_common.flags.kinds import Topic
 
@@ -21,6 +24,11 @@ class HttpFlags:
     )
     closed_routes: bool = flag(False, "Ask for the key at /metrics, /info, /docs and /v1/models as well.")
     no_page: bool = flag(False, "Serve no page for browsers at /, and nothing below /ui.")
+    engine_view: bool = flag(
+        False,
+        "Show rows, queue and memory of the engine on the page, without a key, to users of this machine; for a server "
+        "on a loopback address only. --admin-api-key shows them anywhere.",
+    )
     tgi_dialect: bool = flag(
         False,
         "Answer on /v1 as TGI does: stop strings stay in the text, TGI's finish reasons, empty ids, the role in each "
@@ -57,8 +65,8 @@ class AccessFlags:
     )
     admin_api_key: str | None = flag(
         None,
-        "Key for /admin/replicas, which does not exist without it; other keys do not open it, nor this one other "
-        "routes. Better given in the environment, which `ps` does not show.",
+        "Key for /admin/replicas and /engine, which do not exist without it; other keys do not open them, nor this one "
+        "other routes. Better given in the environment, which `ps` does not show.",
         secret=True,
         not_empty=True,
     )
@@ -68,3 +76,20 @@ class AccessFlags:
     trusted_proxy: tuple[str, ...] = flag(
         (), "Address or network of a proxy whose Forwarded or X-Forwarded-For is believed, may be repeated."
     )
+
+
+def view_refusal(http: HttpFlags, trusted_proxy: Collection[object]) -> tuple[str, str] | None:
+    """Why the engine may not be shown without a key, and what to do. None: it may be, or need not."""
+    if not http.engine_view:
+        return None
+    if trusted_proxy:
+        return (
+            "--engine-view shows the engine without a key, and clients of a --trusted-proxy are not on this machine",
+            "give --admin-api-key instead of --engine-view",
+        )
+    if not is_address(http.hostname) or not ip_address(http.hostname).is_loopback:
+        return (
+            f"--engine-view shows the engine without a key, and {http.hostname} is not a loopback address",
+            "add --hostname 127.0.0.1, or give --admin-api-key instead of --engine-view",
+        )
+    return None

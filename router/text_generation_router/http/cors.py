@@ -24,11 +24,14 @@ READABLE = {b"cache-control", b"content-language", b"content-length", b"content-
 NOT_EXPOSED = READABLE | {b"pragma", b"vary", b"connection"}
 
 
-def cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+def cors(app: ASGIApp, origins: tuple[str, ...], closed: str = "\n") -> ASGIApp:
     """The application, whose answers tell browsers which pages may read them, and their headers. `origins`: origins
-    that may read answers; empty for any origin."""
+    that may read answers; empty for any origin. `closed`: answers of paths that begin so are for this server's own page
+    only, and have no such header."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(closed):
+            return await app(scope, receive, send)
         origin = Headers(scope=scope).get("origin")
         headers = {}
         if not origins or origin in origins:
@@ -54,13 +57,14 @@ def _exposed(scope: Scope, message: Message) -> Iterator[bytes]:
     return (name for name in names if name not in NOT_EXPOSED and not name.startswith(b"access-control-"))
 
 
-def preflights(app: ASGIApp, routes: Sequence[BaseRoute], dialects: ErrorDialects) -> ASGIApp:
+def preflights(app: ASGIApp, routes: Sequence[BaseRoute], dialects: ErrorDialects, closed: str = "\n") -> ASGIApp:
     """The application, in front of which OPTIONS is answered for the paths of all routes: a preflight may send the
     headers that it names. `*` would not allow `Authorization`, and the names in a list of ours would be those of some
-    client libraries only. `routes`: the application's own list, to which routes are added later."""
+    client libraries only. `routes`: the application's own list, to which routes are added later. `closed`: see
+    `cors`."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "OPTIONS":
+        if scope["method"] != "OPTIONS" or scope["path"].startswith(closed):
             return await app(scope, receive, send)
         if all(route.matches(scope)[0] is Match.NONE for route in routes):
             return await error_response(NoSuchRouteError(), dialects.of(scope["path"]))(scope, receive, send)

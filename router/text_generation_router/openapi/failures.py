@@ -38,6 +38,8 @@ TEMPLATE: Errors = (errors.TemplateError,)
 MODEL: Errors = (errors.UnknownModelError,)
 PROMPTS: Errors = (errors.TooManyPromptsError, errors.SuffixError)
 SCALING: Errors = (errors.UnauthorizedError, errors.ScalingError)
+VIEW_FULL: Errors = (errors.UnauthorizedError, errors.OverloadedError)
+UNKNOWN_REQUEST: Errors = (errors.UnauthorizedError, errors.NoSuchRouteError)
 UNHEALTHY: Errors = (errors.UnhealthyError,)
 
 

@@ -9,7 +9,7 @@ from text_generation_router.http.dialects import ANTHROPIC, OPENAI, ErrorDialect
 from text_generation_router.openapi import failures
 from text_generation_router.openapi.anthropic_answers import AnthropicErrorJson
 from text_generation_router.openapi.native_answers import ErrorJson
-from text_generation_router.openapi.operations import ADMIN_OPERATIONS, OPERATIONS, Access, Operation
+from text_generation_router.openapi.operations import ADMIN_OPERATIONS, OPERATIONS, VIEW_OPERATIONS, Access, Operation
 from text_generation_router.openapi.v1_answers import V1ErrorJson
 
 # Schemas of bodies, answers and events, by the operation's name and the part.
@@ -48,6 +48,13 @@ NAME = {
     "description": "The model's name or hub id.",
     "schema": {"type": "string", "minLength": 1},
 }
+REQUEST_ID = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "description": "The id of a request, as in its header `X-Request-Id`.",
+    "schema": {"type": "string", "minLength": 1},
+}
 EVENTS = "Server-sent events: each line `data: ` has one object, of the schema in `x-event`, or an error."
 
 
@@ -60,10 +67,12 @@ class Interface:
     closed_routes: bool = False
     tgi_dialect: bool = False
     has_admin: bool = False
+    engine_view: bool = False
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        return (*OPERATIONS, *(ADMIN_OPERATIONS if self.has_admin else ()))
+        shown = VIEW_OPERATIONS if self.has_admin or self.engine_view else ()
+        return (*OPERATIONS, *(ADMIN_OPERATIONS if self.has_admin else ()), *shown)
 
     def needs_key(self, operation: Operation) -> bool:
         closed = operation.access is Access.ALWAYS or (operation.access is Access.CLOSED and self.closed_routes)
@@ -85,13 +94,13 @@ def operation_json(operation: Operation, interface: Interface, schemas: Schemas)
         made["requestBody"] = {"required": True, "content": {"application/json": content}}
     if interface.needs_key(operation):
         made["security"] = [{"key": []}]
-    if operation.access is Access.ADMIN:
+    if operation.access is Access.ADMIN and interface.has_admin:
         made["security"] = [{"admin_key": []}]
     return made
 
 
 def _parameters(operation: Operation) -> list[dict[str, Any]]:
-    path = [NAME] if "{name}" in operation.path else []
+    path = [parameter for parameter in (NAME, REQUEST_ID) if f"{{{parameter['name']}}}" in operation.path]
     return [*path, X_REQUEST_ID, *(CALLER if operation.body is not None else ())]
 
 

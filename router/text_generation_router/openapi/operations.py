@@ -46,6 +46,12 @@ from text_generation_router.openapi.v1_answers import (
     ModelJson,
     ModelsJson,
 )
+from text_generation_router.openapi.view_answers import (
+    EngineEventJson,
+    EngineHistoryJson,
+    ShownRequestJson,
+    ShownRequestsJson,
+)
 
 
 class Tag(Enum):
@@ -134,6 +140,49 @@ ADMIN_OPERATIONS: tuple[Operation, ...] = (
         examples={"Three replicas": {"replicas": 3}},
         answer=ReplicasJson,
         errors=(*failures.SCALING, *failures.BODY),
+    ),
+)
+VIEW_OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="get",
+        path="/engine/state",
+        name="engine_state",
+        tag=Tag.SERVER,
+        summary="The engine's rows, queue and memory, as it works.",
+        description="A stream of states for the page; the query `engine` names one of several. It ends after a while.",
+        access=Access.ADMIN,
+        event=EngineEventJson,
+        errors=failures.VIEW_FULL,
+    ),
+    Operation(
+        method="get",
+        path="/engine/history",
+        name="engine_history",
+        tag=Tag.SERVER,
+        summary="Fifteen minutes of the engine, a number for each second.",
+        access=Access.ADMIN,
+        answer=EngineHistoryJson,
+        errors=failures.KEY,
+    ),
+    Operation(
+        method="get",
+        path="/engine/requests",
+        name="engine_requests",
+        tag=Tag.SERVER,
+        summary="The newest requests.",
+        access=Access.ADMIN,
+        answer=ShownRequestsJson,
+        errors=failures.KEY,
+    ),
+    Operation(
+        method="get",
+        path="/engine/requests/{id}",
+        name="engine_request",
+        tag=Tag.SERVER,
+        summary="The stages of one request.",
+        access=Access.ADMIN,
+        answer=ShownRequestJson,
+        errors=failures.UNKNOWN_REQUEST,
     ),
 )
 OPERATIONS: tuple[Operation, ...] = (

@@ -109,6 +109,7 @@ class DocumentRoutes:
             "closed_routes": config.http.closed_routes,
             "tgi_dialect": config.http.tgi_dialect,
             "has_admin": config.admin_key_digest is not None,
+            "engine_view": config.http.engine_view,
         }
         try:
             child = await ChildProcess.start(MAKER, memory_bytes=MAKER_BYTES, cpu_s=60, max_answer_bytes=MAKER_BYTES)
