@@ -1,21 +1,29 @@
 """The page for browsers in Chromium, on whole servers. `WRITE_PICTURES=1` writes the pictures of docs/page.md."""
 
+import http.client
 import json
 import os
+import re
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from calls import metric
-from processes import shards
+from processes import engine, routers, shards
 from server_process import ServerProcess, wait_until
 
+from text_generation_launcher.tests.slowness import is_within
 from text_generation_router.openapi.tests.chromium import PROGRAM, WHY_NOT, Tab, tab_of
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 MAX_PICTURE_BYTES = 150_000
+SHOWN_S = 2.0
+LONG = 900  # tokens of a text that goes on for seconds
 STORY = "Tell me a story about a fox."
 IS_DONE = "document.querySelectorAll('.answer[aria-busy=true]').length === 0 && !!document.querySelector('.answer')"
 TEXT = "document.querySelector('.answer .text').innerText"
@@ -45,7 +53,7 @@ FAINT = """(() => {
   return faint;
 })()"""
 TOO_WIDE = """[...document.querySelectorAll('body, body *')]
-  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1 && !one.closest('pre'))
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1 && !one.closest('pre, .table, .tree'))
   .map((one) => one.outerHTML.slice(0, 120))"""
 
 
@@ -186,27 +194,100 @@ def test_every_view_fits_and_can_be_read(server: ServerProcess, tab: Tab) -> Non
     assert tab.complaints == []
 
 
+def shown(tab: Tab, panel: str, words: str, killed: psutil.Process | None = None) -> None:
+    """Waits until a panel of the engine view has the words; within 2 s of an idle machine after a kill."""
+    if killed is not None:
+        killed.kill()
+    started_s = time.monotonic()
+    text = f"document.querySelector('[aria-label=\"{panel}\"]')?.innerText ?? ''"
+    tab.until(text, lambda found: re.search(words, found), limit_s=60)
+    if killed is not None:
+        assert is_within(time.monotonic() - started_s, SHOWN_S), (panel, words)
+
+
+def chat_text(tab: Tab) -> str:
+    return tab.value("import('/ui/core.js').then(({store}) => store.turns.chat.at(-1).answer.text)")
+
+
+class PlainStream:
+    """A text as it comes over one connection, whose front is known."""
+
+    def __init__(self, server: ServerProcess, tokens: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+        body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": tokens, "ignore_eos_token": True}}
+        headers = {"content-type": "application/json"}
+        self._connection.request("POST", "/generate_stream", json.dumps(body), headers)
+        self._port = self._connection.sock.getsockname()[1]
+        self._answer = self._connection.getresponse()
+        self._answer.readline()
+
+    def is_on(self, front: psutil.Process) -> bool:
+        return any(each.raddr and each.raddr.port == self._port for each in front.net_connections("tcp"))
+
+    def text(self) -> str:
+        *_, last = filter(None, self._answer.read().decode().split("\n\n"))
+        self._connection.close()
+        return json.loads(last.removeprefix("data:"))["generated_text"]
+
+
 @pytest.mark.alone
-def test_the_page_shows_a_lost_shard_and_the_answer_goes_on(tab: Tab) -> None:
-    with ServerProcess("--dtype", "float32") as server:
-        opened(tab, server)
-        change(tab, "store.settings.chat = {temperature: 0, max_tokens: 150, ignore_eos: true}")
-        ask(tab, STORY)
-        tab.until("document.querySelector('.answer .text')?.innerText.length > 10")
-        [shard] = shards(server.pid).values()
-        shard.kill()
-        assert "Shards lost" in tab.until(
-            "document.querySelector('.banner') && document.querySelector('.state').innerText"
-        )
-        tab.until(IS_DONE, limit_s=300)
-        assert tab.value("document.querySelector('.answer .error')") is None
-        numbers = tab.value("document.querySelector('.numbers').innerText")
-        body = {
-            "messages": [{"role": "user", "content": STORY}],
-            "temperature": 0,
-            "max_tokens": 150,
-            "ignore_eos": True,
-        }
+def test_a_killed_shard_engine_and_front_are_shown_and_the_texts_go_on(tab: Tab) -> None:
+    with ServerProcess("--dtype", "float32", "--api-workers", "2", "--engine-view") as server:
+        wanted = {"temperature": 0, "max_tokens": LONG, "ignore_eos": True}
+        body = {"messages": [{"role": "user", "content": STORY}], **wanted}
         whole = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).json()
-        text = tab.value("import('/ui/core.js').then(({store}) => store.turns.chat.at(-1).answer.text)")
-        assert text == whole["choices"][0]["message"]["content"] and "150" in json.dumps(numbers)
+        text = whole["choices"][0]["message"]["content"]
+        opened(tab, server)
+        for killed, panel, words in (
+            (lambda: shards(server.pid)[0], "Shards", "Last loss"),
+            (lambda: engine(server.pid), "Engines", "not connected|ago:"),
+        ):
+            process = killed()
+            change(tab, f"store.mode = 'chat'; store.turns.chat = []; store.settings.chat = {json.dumps(wanted)}")
+            ask(tab, STORY)
+            change(tab, "store.mode = 'engine'")
+            shown(tab, "Rows", "1 running")
+            shown(tab, panel, words, process)
+            assert len(chat_text(tab)) < len(text), "the text had ended before"
+            change(tab, "store.mode = 'chat'")
+            tab.until(IS_DONE, limit_s=300)
+            assert tab.value("document.querySelector('.answer .error')") is None and chat_text(tab) == text
+        change(tab, "store.mode = 'engine'")
+        shown(tab, "Fronts", "connected")
+        stream = PlainStream(server, LONG)
+        other = next(front for front in routers(server.pid) if not stream.is_on(front))
+        shown(tab, "Fronts", "left", other)
+        assert stream.text() == PlainStream(server, LONG).text()
+
+
+def test_the_engine_view_fits_and_can_be_read(tab: Tab) -> None:
+    with ServerProcess("--engine-view", "--max-concurrent-requests", "40", "--max-batch-size", "4") as server:
+        texts = [STORY, "Once upon a time", "Tell me a story about a bear.", "The fox said", "A", "B", "C"]
+        parameters = {"max_new_tokens": 900, "ignore_eos_token": True}
+        with httpx.Client(timeout=60) as client, ExitStack() as stack:
+            for text in texts:
+                body = {"inputs": text, "parameters": parameters}
+                stack.enter_context(client.stream("POST", f"{server.url}/generate_stream", json=body))
+            opened(tab, server)
+            tab.click("header nav button:last-child")
+            shown(tab, "Rows", "4 running")
+            shown(tab, "Queue", "all rows are taken|its turn")
+            tab.until("document.querySelectorAll('.uplot canvas').length >= 6")
+            tab.click('[aria-label="Requests"] button')
+            tab.until("!!document.querySelector('.timeline')")
+            for width, height in ((1280, 800), (768, 900), (360, 740)):
+                for colours in ("light", "dark"):
+                    tab.show_as(width, height, colours)
+                    tab.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+                    assert tab.value(TOO_WIDE) == [], width
+                    assert tab.value(FAINT) == [], colours
+            tab.show_as(1280, 1100)
+            time.sleep(1)
+            keep_picture(tab, "page-engine")
+            tab.value("document.activeElement?.blur()")
+            for _ in range(60):
+                tab.press("Tab")
+                if tab.value("document.activeElement.closest('[aria-label=\"Requests\"]')?.nodeName") == "SECTION":
+                    break
+            assert tab.value("document.activeElement.closest('[aria-label=\"Requests\"]')?.nodeName") == "SECTION"
+        assert tab.complaints == []

@@ -75,9 +75,10 @@ FILES = tuple(PageFile(path.name) for path in sorted(STATIC.iterdir()) if path.s
 class PageRoutes:
     """`endpoints`: the endpoint of each path, besides `/`."""
 
-    def __init__(self, services: Services, health: Endpoint) -> None:
-        """`health`: what `/` answers to all that is not a browser."""
+    def __init__(self, services: Services, health: Endpoint, has_view: bool) -> None:
+        """`health`: what `/` answers to all that is not a browser. `has_view`: whether there is the engine view."""
         self._services = services
+        self._has_view = has_view
         self._health = health
         self._template = (STATIC / "page.html").read_text(encoding="utf-8")
         self.endpoints: dict[str, Endpoint] = {
@@ -107,6 +108,7 @@ class PageRoutes:
             "MAX_TOTAL_TOKENS": str(snapshot.limits.max_total_tokens),
             "MAX_TOP_TOKENS": str(services.config.requests.max_top_n_tokens),
             "HAS_KEYS": "yes" if services.config.api_keys else "",
+            "VIEW": ("open" if services.config.http.engine_view else "key") if self._has_view else "",
             "HAS_CHAT": "yes" if services.renderer is not None else "",
             "STATE": self._state(),
         }

@@ -13,4 +13,4 @@ def test_a_file_of_another_project_is_the_one_that_was_published(file: VendoredF
 
 def test_the_licences_of_the_page_are_beside_its_files():
     assert "Apache License" in (PAGE / "htm.LICENSE").read_text()
-    assert "MIT License" in (PAGE / "preact.LICENSE").read_text()
+    assert all("MIT License" in (PAGE / name).read_text() for name in ("preact.LICENSE", "uplot.LICENSE"))

@@ -12,7 +12,8 @@ const STATES = {
   away: ["No answer", "The server does not answer: it is starting, or stopped. This page asks again each second."],
 };
 const EXAMPLES = ["What is 17 + 25?", "Tell me a story about a fox.", "What is the opposite of cold?"];
-const TABS = { chat: "Chat", prompt: "Prompt", compare: "Compare" };
+const TABS = { chat: "Chat", prompt: "Prompt", compare: "Compare", engine: "Engine" };
+const isThere = (tab) => (tab === "engine" ? facts.view : facts.hasChat || tab === "prompt");
 
 // What is sent.
 
@@ -338,14 +339,14 @@ function Header() {
   return html`<header>
     <h1 title=${facts.model}>${facts.model}</h1>
     <nav aria-label="Modes">
-      ${Object.entries(TABS).filter(([name]) => facts.hasChat || name === "prompt").map(
+      ${Object.entries(TABS).filter(([name]) => isThere(name)).map(
         ([name, title]) =>
           html`<button type="button" key=${name} aria-current=${name === mode ? "page" : null} onClick=${choose(name)}>${title}</button>`,
       )}
     </nav>
     <p class="state ${state}" role="status"><span class="dot"></span>${word}<span class="busy">${"\u00a0"}${busy}</span></p>
     ${facts.hasKeys && html`<button type="button" onClick=${() => update({ dialog: "key", isKeyWrong: false })}>Key</button>`}
-    <button type="button" aria-expanded=${Boolean(panel)} onClick=${toggle}>Settings${count ? ` · ${count}` : ""}</button>
+    ${mode !== "engine" && html`<button type="button" aria-expanded=${Boolean(panel)} onClick=${toggle}>Settings${count ? ` · ${count}` : ""}</button>`}
   </header>`;
 }
 
@@ -365,15 +366,15 @@ function Page() {
     <div class="room ${panel ? "with-panel" : ""}">
       <main>
         <div class="scroll" onScroll=${noteScroll}><div class="column ${mode}">
-          ${mode !== "prompt" && html`<${System} />`}
-          <${Turns} key=${mode} />
+          ${(mode === "chat" || mode === "compare") && html`<${System} />`}
+          ${mode === "engine" ? html`<${Lazy} file="engine" key="engine" />` : html`<${Turns} key=${mode} />`}
           ${turns[mode].length > 0 && !openAnswers().length &&
           html`<button type="button" class="quiet clear" onClick=${clear}>New conversation</button>`}
         </div></div>
-        <${Composer} />
+        ${mode !== "engine" && html`<${Composer} />`}
         <${Footer} />
       </main>
-      ${panel && html`<${Lazy} file="settings" key=${mode} />`}
+      ${panel && mode !== "engine" && html`<${Lazy} file="settings" key=${mode} />`}
     </div>
     ${dialog === "key" && html`<${KeyDialog} />`}`;
 }

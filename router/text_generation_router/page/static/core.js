@@ -22,8 +22,9 @@ const errorOf = (status, { error, error_type }) =>
     ? new ServerError(status, error, error_type)
     : new ServerError(status, error?.message ?? `Status ${status}`, error?.param);
 
-export async function send(path, { body, signal } = {}) {
-  const headers = key.get() ? { authorization: `Bearer ${key.get()}` } : {};
+// `secret`: a key that takes the place of the user's.
+export async function send(path, { body, signal, secret = key.get() } = {}) {
+  const headers = secret ? { authorization: `Bearer ${secret}` } : {};
   const options = { signal, headers, cache: "no-cache", credentials: "omit" };
   if (body !== undefined) {
     headers["content-type"] = "application/json";
@@ -46,11 +47,11 @@ export async function send(path, { body, signal } = {}) {
   throw errorOf(response.status, told);
 }
 
-export const ask = async (path, body, signal) => (await send(path, { body, signal })).json();
+export const ask = async (path, body, signal, secret) => (await send(path, { body, signal, secret })).json();
 
 // Calls `take` with the value of each server-sent event. Throws a ServerError for an event that is an error.
-export async function stream(path, body, signal, take) {
-  const reader = (await send(path, { body, signal })).body.pipeThrough(new TextDecoderStream()).getReader();
+export async function stream(path, body, signal, take, secret) {
+  const reader = (await send(path, { body, signal, secret })).body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ; ) {
     let piece;
     try {
@@ -77,10 +78,10 @@ export const store = {
   mode: facts.hasChat ? "chat" : "prompt",
   state: facts.state,
   load: null,
-  turns: { chat: [], prompt: [], compare: [] },
+  turns: { chat: [], prompt: [], compare: [], engine: [] },
   drafts: { chat: "", prompt: "", compare: "" },
   system: "",
-  settings: { chat: {}, prompt: {}, compare: {} },
+  settings: { chat: {}, prompt: {}, compare: {}, engine: {} },
   settingsB: {},
   panel: null, // "settings"
   dialog: null, // "key", or what the dialog with code shows

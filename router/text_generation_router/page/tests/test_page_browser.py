@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from text_generation_launcher.tests.slowness import is_within
 from text_generation_router.api.tests.conftest import Script
 from text_generation_router.engine.protocol import Load
 from text_generation_router.openapi.tests.chromium import PROGRAM, WHY_NOT, Tab, served, tab_of
@@ -194,3 +195,52 @@ def test_a_parameter_of_each_kind_is_sent_as_its_type(make_server: Any, tab: Tab
         }
         help_text = tab.value("document.querySelector('#field-max_tokens-help').innerText")
         assert help_text == "Most new tokens. Default: as many as fit."
+
+
+# Streams events of a chat: one, and when `next` resolves the rest. Notes the milliseconds until the first is on the
+# screen, and those that each frame takes with its layout while `COUNT` tokens come.
+STREAMED = """(async () => {
+  const {Answer} = await import('/ui/core.js');
+  const frames = [], show = Answer.prototype.show, fetched = window.fetch;
+  Answer.prototype.show = function () {
+    const begun = performance.now();
+    show.call(this);
+    document.body.offsetHeight;
+    frames.push(performance.now() - begun);
+  };
+  const choice = (content) => ({choices: [{delta: {content}, token_ids: [7], finish_reason: null}]});
+  const event = (text) => `data: ${JSON.stringify(choice(text))}\\n\\n`;
+  let put;
+  const body = new ReadableStream({start: (controller) => (put = controller)});
+  const isAsked = (path) => path.startsWith('/v1/');
+  window.fetch = async (path, options) => (isAsked(path) ? new Response(body) : fetched(path, options));
+  window.measured = (async () => {
+    while (!document.querySelector('.answer')) await new Promise(requestAnimationFrame);
+    const sent = performance.now(), bytes = new TextEncoder();
+    put.enqueue(bytes.encode(event('first ')));
+    while (!document.querySelector('.answer .text')?.innerText) await new Promise(requestAnimationFrame);
+    const first = performance.now() - sent;
+    for (let i = 0; i < COUNT; i += 20) {
+      const texts = Array.from({length: 20}, (_, j) => (j === 19 && i % 400 === 0 ? 'end.\\n\\n' : 'word '));
+      put.enqueue(bytes.encode(texts.map(event).join('')));
+      await new Promise((done) => setTimeout(done, 4));
+    }
+    put.close();
+    window.fetch = fetched;
+    Answer.prototype.show = show;
+    frames.sort((a, b) => a - b);
+    const paint = performance.getEntriesByName('first-contentful-paint')[0].startTime;
+    return {paint, first, frames: frames.length, p99: frames[Math.floor(frames.length * 0.99)]};
+  })();
+})()"""
+
+
+def test_paint_token_and_frames_are_fast(make_server: Any, tab: Tab):
+    with served(make_server().app) as address:
+        opened(tab, address)
+        tab.value(STREAMED.replace("COUNT", "10000"))
+        ask(tab, "Tell me much.")
+        found = tab.value("window.measured")
+        print(found)
+        assert tab.until(ANSWER).count("word") > 9000 and found["frames"] > 50
+        assert is_within(found["paint"], 200) and is_within(found["first"], 30) and is_within(found["p99"], 16)
