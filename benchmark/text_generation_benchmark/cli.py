@@ -23,6 +23,7 @@ LlamaCpp = Annotated[Path, typer.Option(help="Virtual environment with llama-cpp
 @app.command()
 def compare(
     write: Write = None,
+    png: Annotated[Path | None, typer.Option(help="A PNG file with the tables as plots; needs tgi-py[plots].")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Measure only demo, m100 or m1b; repeatable.")] = None,
     vllm: Vllm = Path(".venv-vllm"),
     llama_cpp: LlamaCpp = Path(".venv-llama-cpp"),
@@ -30,8 +31,17 @@ def compare(
     """Tokens per second of the server, vLLM, llama.cpp and transformers' generate, and the memory's bandwidth."""
     from text_generation_benchmark.compare import compare as run
     from text_generation_benchmark.peers.servers import Folders
+    from text_generation_benchmark.plots import check_png
+    from text_generation_benchmark.report_plots import draw_report
 
-    show_table(run(Folders(vllm, llama_cpp), only or ()).as_markdown(), write)
+    try:
+        check_png(png)
+    except ValueError as error:
+        fail(str(error))
+    report = run(Folders(vllm, llama_cpp), only or ())
+    show_table(report.as_markdown(), write)
+    if png is not None:
+        draw_report(report, png)
 
 
 @app.command()

@@ -3,6 +3,7 @@ later than the flags, so that `--help` answers at once.
 """
 
 import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -46,6 +47,7 @@ def benchmark_shards(
             "The first shard's socket, for a server that was started with its own --shard-uds-path.",
         ),
     ] = None,
+    png: Annotated[Path | None, Flag(help="A PNG file with the tables as plots; needs tgi-py[plots].")] = None,
     runtime_dir: Annotated[str, Flag(envvar="XDG_RUNTIME_DIR", hidden=True)] = "",
     temperature: Annotated[float | None, Flag(envvar="TEMPERATURE")] = None,
     top_k: Annotated[int | None, Flag(envvar="TOP_K", min=0)] = None,
@@ -65,18 +67,23 @@ def benchmark_shards(
         return
     if tokenizer_name is None:
         raise typer.BadParameter("a local directory or a hub id is required", context, param_hint="--tokenizer-name")
+    from text_generation_benchmark.plots import check_png
     from text_generation_benchmark.shards.config import make_plan
+    from text_generation_benchmark.shards.plots import draw_shards
     from text_generation_benchmark.shards.rounds import measure
     from text_generation_benchmark.shards.tables import tables
     from text_generation_router.text.validation import AskedSampling
 
     asked = AskedSampling.of({name: context.params[name] for name in SAMPLED})
     try:
+        check_png(png)
         plan = make_plan(batch_size or BATCH_SIZES, sequence_length, decode_length, runs, warmups, asked)
         socket = master_shard_uds_path or find_master_socket(port, runtime_dir)
         results = asyncio.run(measure(tokenizer_name, revision, socket, plan))
-    except (StartError, ShardsError) as error:
+    except (ValueError, StartError, ShardsError) as error:
         fail(str(error))
     except CommandError as error:
         fail(error.reason)
     typer.echo(tables(tokenizer_name, plan, asked, results))
+    if png is not None:
+        draw_shards(results, png)

@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from text_generation_benchmark.output import fail, show_table
+from text_generation_benchmark.plots import check_png
 from text_generation_benchmark.simulation.cost import MODELS, OVERHEAD_S, SimulatedModel, read_log
 from text_generation_benchmark.simulation.cost import fit as fit_steps
 from text_generation_benchmark.simulation.engine import Targets, summarize
@@ -54,8 +54,7 @@ def simulate(
         if fit is not None:
             _fit_model(fit, slots, write_model)
             return
-        if png is not None and find_spec("matplotlib") is None:
-            raise ValueError("--png needs matplotlib: install tgi-py[plots]")
+        check_png(png)
         name, traces = _traces(workload, trace, rate or [], duration, seed)
         simulated = _model(model)
         limits = Limits(

@@ -5,18 +5,17 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from text_generation_benchmark.plots import label, save, sheet
 from text_generation_benchmark.simulation.report import Run, Setting
 from text_generation_benchmark.simulation.trace import Floats
 
 
 def draw(setting: Setting, runs: Sequence[Run], bucket_s: float, path: Path) -> None:
-    figure = Figure(figsize=(12, 8), layout="constrained")
+    figure, (memory, goodput, first_token, gap) = sheet(2, 2)
     figure.suptitle(
         f"{setting.load}\n{setting.model.name}, {setting.engines} × {setting.limits.capacity:,} slots", fontsize=9
     )
-    memory, goodput, first_token, gap = figure.subplots(2, 2).flat
     several = len({run.rate for run in runs}) > 1
     for run in runs:
         name = f"{run.policy}, {run.rate:g}/s" if several else run.policy
@@ -24,13 +23,13 @@ def draw(setting: Setting, runs: Sequence[Run], bucket_s: float, path: Path) -> 
         memory.plot(np.arange(len(use)) * bucket_s, use * 100, label=name, linewidth=1)
         _plot_share(first_token, run.summary.first_token_s, name)
         _plot_share(gap, run.summary.longest_gap_s, name)
-    _label(memory, "slots held by requests", "s", "% of all slots")
-    _label(first_token, "requests whose first token came within", "s", "%")
-    _label(gap, "requests without a gap above", "s", "%")
+    label(memory, "slots held by requests", "s", "% of all slots")
+    label(first_token, "requests whose first token came within", "s", "%")
+    label(gap, "requests without a gap above", "s", "%")
     first_token.axvline(setting.targets.first_token_s, color="grey", linestyle=":")
     gap.axvline(setting.targets.gap_s, color="grey", linestyle=":")
     _plot_goodput(goodput, runs)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def _plot_share(axes: Axes, ordered_s: Floats, name: str) -> None:
@@ -47,13 +46,4 @@ def _plot_goodput(axes: Axes, runs: Sequence[Run]) -> None:
             axes.bar(policy, own[0].summary.goodput)
         else:
             axes.plot([run.rate for run in own], [run.summary.goodput for run in own], marker="o", label=policy)
-    _label(axes, "goodput", "requests a second", "good requests a second")
-
-
-def _label(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
+    label(axes, "goodput", "requests a second", "good requests a second")

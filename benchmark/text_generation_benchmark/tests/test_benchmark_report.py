@@ -1,13 +1,15 @@
 """The tables show measured figures, and say so where a figure is missing."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from text_generation_benchmark import report_plots
 from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.ours import Overlap, kernels_named, read_overlap
 from text_generation_benchmark.output import END, START, replace_table
-from text_generation_benchmark.report import Peer, Report, Row
+from text_generation_benchmark.report import Peer, Report, Row, tokens_per_s
 from text_generation_benchmark.roofline import Ceilings, LoadWork, StepPart
 from text_generation_benchmark.workload import PREFILL, Run, Workload, take_turns
 
@@ -112,3 +114,15 @@ def test_an_absent_peer_is_named_with_the_way_to_install_it() -> None:
     table = report(row)
     assert ABSENT.note in table
     assert "| – | not installed |" in table  # the first peer is installed, and has no figure for this load
+
+
+def test_the_tables_are_drawn_with_a_line_for_each_server_that_has_figures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    fast, slow = result(0.1, 1.37, 128, 1.28), result(0.1, 2.56, 128, 2.56)
+    rows = [Row("m", Workload(n), [slow], {"fast": [fast]} if n < 4 else {}, WORK, [CEILINGS]) for n in (1, 2, 4)]
+    prompt = Row("m", PREFILL, [result(0.2, 0.2, 1, 0.2)], {}, WORK, [CEILINGS])
+    lines = report_plots._lines(Report("", (FAST, ABSENT), rows, ()), rows, tokens_per_s, 1)
+    assert [(name, list(places)) for name, places, _ in lines] == [("this server", [1, 2, 4]), ("fast", [1, 2])]
+    assert lines[1][2] == [pytest.approx(100.0)] * 2
+    report_plots.draw_report(Report("", (FAST,), [*rows, prompt], ()), path := tmp_path / "c.png")
+    assert path.read_bytes().startswith(b"\x89PNG")

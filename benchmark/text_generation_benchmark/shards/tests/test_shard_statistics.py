@@ -1,9 +1,12 @@
 """Figures and tables: percentiles, merged cells, and the text of all three tables."""
 
+from pathlib import Path
+
 import pytest
 
+from text_generation_benchmark.shards import plots
 from text_generation_benchmark.shards.config import Plan
-from text_generation_benchmark.shards.tables import Results, Round, merged, summarize, tables
+from text_generation_benchmark.shards.tables import LATENCIES, Results, Round, merged, summarize, tables
 from text_generation_common.sampling import Sampling
 from text_generation_router.text.validation import AskedSampling
 
@@ -91,3 +94,12 @@ def test_the_tables_are_tgis() -> None:
         batch_sizes=(1, 4, 8),
     )
     assert tables("some/name", plan, asked, results) == GOLDEN.strip()
+
+
+def test_the_tables_are_drawn_at_the_batch_sizes_that_were_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = results_of(a_round(0.01), a_round(0.02), a_round(0.03, 0.4, 4), batch_sizes=(1, 4, 8))
+    lines = {name: (list(sizes), values) for name, sizes, values in plots._means(results, LATENCIES)}
+    assert lines["Prefill"] == ([1, 4], [pytest.approx(15), pytest.approx(30)])
+    plots.draw_shards(results, path := tmp_path / "s.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
