@@ -4,9 +4,10 @@ import http.client
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -260,34 +261,51 @@ def test_a_killed_shard_engine_and_front_are_shown_and_the_texts_go_on(tab: Tab)
         assert stream.text() == PlainStream(server, LONG).text()
 
 
+@contextmanager
+def asked_again_and_again(server: ServerProcess, texts: list[str]) -> Iterator[None]:
+    """Inside this context each text is asked all the time."""
+    is_over = threading.Event()
+
+    def ask_on(text: str) -> None:
+        body = {"inputs": text, "parameters": {"max_new_tokens": LONG, "ignore_eos_token": True}}
+        while not is_over.is_set():
+            httpx.post(f"{server.url}/generate", json=body, timeout=120)
+
+    threads = [threading.Thread(target=ask_on, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
 def test_the_engine_view_fits_and_can_be_read(tab: Tab) -> None:
-    with ServerProcess("--engine-view", "--max-concurrent-requests", "40", "--max-batch-size", "4") as server:
-        texts = [STORY, "Once upon a time", "Tell me a story about a bear.", "The fox said", "A", "B", "C"]
-        parameters = {"max_new_tokens": 900, "ignore_eos_token": True}
-        with httpx.Client(timeout=60) as client, ExitStack() as stack:
-            for text in texts:
-                body = {"inputs": text, "parameters": parameters}
-                stack.enter_context(client.stream("POST", f"{server.url}/generate_stream", json=body))
-            opened(tab, server)
-            tab.click("header nav button:last-child")
-            shown(tab, "Rows", "4 running")
-            shown(tab, "Queue", "all rows are taken|its turn")
-            tab.until("document.querySelectorAll('.uplot canvas').length >= 6")
-            tab.click('[aria-label="Requests"] button')
-            tab.until("!!document.querySelector('.timeline')")
-            for width, height in ((1280, 800), (768, 900), (360, 740)):
-                for colours in ("light", "dark"):
-                    tab.show_as(width, height, colours)
-                    tab.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-                    assert tab.value(TOO_WIDE) == [], width
-                    assert tab.value(FAINT) == [], colours
-            tab.show_as(1280, 1100)
-            time.sleep(1)
-            keep_picture(tab, "page-engine")
-            tab.value("document.activeElement?.blur()")
-            for _ in range(60):
-                tab.press("Tab")
-                if tab.value("document.activeElement.closest('[aria-label=\"Requests\"]')?.nodeName") == "SECTION":
-                    break
-            assert tab.value("document.activeElement.closest('[aria-label=\"Requests\"]')?.nodeName") == "SECTION"
+    texts = [STORY, "Once upon a time", "Tell me a story about a bear.", "The fox said", "A", "B", "C"]
+    with ServerProcess("--engine-view", "--max-batch-size", "4") as server, asked_again_and_again(server, texts):
+        opened(tab, server)
+        tab.click("header nav button:last-child")
+        shown(tab, "Rows", "[34] running")
+        shown(tab, "Queue", "all rows are taken|its turn|running requests go on first")
+        tab.until("document.querySelectorAll('.uplot canvas').length >= 6")
+        tab.click('[aria-label="Requests"] button')
+        tab.until("!!document.querySelector('.timeline')")
+        for width, height in ((1280, 800), (768, 900), (360, 740)):
+            for colours in ("light", "dark"):
+                tab.show_as(width, height, colours)
+                tab.value("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+                assert tab.value(TOO_WIDE) == [], width
+                assert tab.value(FAINT) == [], colours
+        tab.show_as(1280, 1100)
+        time.sleep(1)
+        keep_picture(tab, "page-engine")
+        tab.value("document.activeElement?.blur()")
+        within = "document.activeElement.closest('[aria-label=\"Requests\"]')?.nodeName === 'SECTION'"
+        for _ in range(60):
+            if tab.value(within):
+                break
+            tab.press("Tab")
+        assert tab.value(within), "the keyboard reaches every panel"
         assert tab.complaints == []

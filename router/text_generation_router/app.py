@@ -81,8 +81,8 @@ def create_app(services: Services, shown: ShownParts | None = None) -> Starlette
         # Open to `guarded`, which knows the clients' keys: these routes compare their own key.
         add_get(app, "/admin/replicas", admin.replicas, open=True)
         app.routes.append(OpenRoute("/admin/replicas", admin.scale, methods=["POST"]))
-    for path, endpoint in (view.endpoints if view is not None else {}).items():
-        add_get(app, path, endpoint, open=True)  # as above: each asks `access`
+    for path, view_endpoint in (view.endpoints if view is not None else {}).items():
+        add_get(app, path, view_endpoint, open=True)  # as above: each asks `access`
     add_error_handlers(app, services.limit_hits, services.dialects)
     app.add_middleware(paced, callers=services.callers)
     app.add_middleware(gated, gate=services.gate, dialects=services.dialects)

@@ -90,9 +90,11 @@ class EngineRoutes:
         clock = asyncio.get_running_loop().time
         until_s = clock() + STREAM_S
         with self._hub.watching(name) as viewer:
-            while clock() < until_s and not self._parts.gate.is_shut:
+            while not self._parts.gate.is_shut:
                 event = self._event(name, await viewer.next(MAX_PAUSE_S), viewer)
                 yield event
+                if clock() >= until_s:
+                    return
                 await asyncio.sleep(max(MIN_PAUSE_S, len(event) / BYTES_PER_S))
 
     def _event(self, name: str, news: StateNews | None, viewer: StateViewer) -> bytes:
