@@ -4,6 +4,8 @@ import os
 import random
 import string
 import threading
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -154,19 +156,24 @@ def test_a_megabyte_of_text_does_not_stall_the_event_loop(loaded):
     chooser = random.Random(1)
     text = "".join(chooser.choices(string.ascii_lowercase + " ", k=1_000_000))
 
-    async def run() -> list[float]:
+    async def longest_lag(job: Coroutine[Any, Any, Any]) -> float:
         loop = asyncio.get_running_loop()
         lags = []
-        encoding = asyncio.ensure_future(loaded.encode(text, True, Share()))
-        while not encoding.done():
+        working = asyncio.ensure_future(job)
+        while not working.done():
             asked = loop.time()
             await asyncio.sleep(0.001)
             lags.append(loop.time() - asked - 0.001)
-        assert encoding.result().count > 100_000 and len(lags) > 10
-        return lags
+        await working
+        assert len(lags) > 10
+        return max(lags)
 
-    # The best of five runs counts, because other load on the machine must not fail the test.
-    assert min(max(asyncio.run(run())) for _ in range(5)) < 0.05
+    async def encode() -> None:
+        assert (await loaded.encode(text, True, Share())).count > 100_000
+
+    # What other work on the machine adds is measured beside, and the best of five runs counts.
+    lags = [asyncio.run(longest_lag(job)) for _ in range(5) for job in (encode(), asyncio.sleep(0.3))]
+    assert min(lags[::2]) < 0.05 + max(lags[1::2])
 
 
 def test_byte_symbols_are_the_librarys():
