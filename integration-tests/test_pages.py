@@ -72,7 +72,6 @@ def sees_no_images(url: str) -> bool:
 # What is missing, by its row of the table in the README, and what shows that it is still missing.
 MISSING: dict[str, Callable[[str], bool]] = {
     "NVIDIA GPUs": lambda _: "**No GPU has run this code yet.**" in (DOCS / "gpu.md").read_text(),
-    "LoRA adapters": lambda _: flag("lora_adapters").refused_except is not None,
     "images": sees_no_images,
     "speculation": lambda _: flag("speculate").refused_except is not None,
     "one copy of a model over several machines": lambda _: flag("master_addr").no_effect is not None,

@@ -106,7 +106,7 @@ def shard(
     # torch that waits for another soon gives its core away, because the other may be waiting for a core itself.
     num_shards = plan.num_shard * replicas
     env = {"OMP_NUM_THREADS": str(max(1, cores // num_shards)), "GOMP_SPINCOUNT": "1000"}
-    env |= without_secrets(_server_env(plan, environ)) | _variables(values_of(plan.shard))
+    env |= without_secrets(_server_env(plan, environ)) | _variables(values_of(plan.shard) | values_of(plan.adapters))
     env |= _variables({"max_total_tokens": plan.tokens.max_total_tokens})
     env |= {"GLOO_SOCKET_IFNAME": "lo"}  # shards accept connections from this machine only
     env |= {"RANK": str(rank), "WORLD_SIZE": str(plan.num_shard), "TGI_EPOCH": str(epoch)}
@@ -219,7 +219,8 @@ def engine_only(plan: LaunchPlan, end_without_fronts: float) -> tuple[str, ...]:
         engine_metrics_tries=RAY_METRICS_PORTS if metrics_port is not None else None,
     )
     for group in (
-        plan.files, plan.cache, plan.compute, plan.shard, plan.tokens, plan.scheduling, plan.cluster.security
+        plan.files, plan.cache, plan.compute, plan.shard, plan.adapters, plan.tokens, plan.scheduling,
+        plan.cluster.security,
     ):  # fmt: skip
         options += _flags(group)
     return tuple(options)
@@ -235,8 +236,8 @@ def fronts_only(plan: LaunchPlan) -> tuple[str, ...]:
         testing=plan.process.testing,
     )
     for group in (
-        plan.names, plan.files, plan.cache, plan.requests, plan.formats, plan.tokens, plan.scheduling, plan.access,
-        plan.tracing, plan.cluster.security,
+        plan.names, plan.files, plan.cache, plan.requests, plan.formats, plan.adapters, plan.tokens, plan.scheduling,
+        plan.access, plan.tracing, plan.cluster.security,
     ):  # fmt: skip
         options += _flags(group, without=unread_flags(Way.FRONTS))
     return tuple(options + _flags(plan.http, without=("hostname", "port")))
@@ -269,6 +270,7 @@ def _router_flags(plan: LaunchPlan, http: HttpFlags) -> list[str]:
         plan.files,
         plan.requests,
         plan.formats,
+        plan.adapters,
         plan.tokens,
         plan.scheduling,
         http,

@@ -12,6 +12,7 @@ from text_generation_common.flags.declaration import flag
 from text_generation_common.flags.http import AccessFlags, HttpFlags
 from text_generation_common.flags.kinds import LoadFormat, Topic, TrueFalse
 from text_generation_common.flags.model import (
+    AdapterFlags,
     CacheFlags,
     ComputeFlags,
     FileFlags,
@@ -44,6 +45,7 @@ class LauncherConfig:
         topic=Topic.COMPUTING,
     )
     shard: ShardFlags = ShardFlags()
+    adapters: AdapterFlags = AdapterFlags()
     requests: RequestFlags = RequestFlags()
     formats: FormatFlags = FormatFlags()
     tokens: TokenFlags = TokenFlags()
@@ -88,6 +90,7 @@ class LaunchPlan:
     cache: CacheFlags
     compute: ComputeFlags
     shard: ShardFlags
+    adapters: AdapterFlags = AdapterFlags()
     requests: RequestFlags
     formats: FormatFlags = FormatFlags()
     tokens: TokenFlags

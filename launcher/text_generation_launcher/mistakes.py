@@ -34,6 +34,8 @@ _OURS: Mapping[str, str] = {
     "--cors-allow-origin": "--allowed-origins",
     "--kv-cache-dtype": "--cache-type-k --cache-type-v -ctk -ctv",
     "--served-model-name": "--alias -a",
+    "--lora-adapters": "--enable-lora --lora-modules --lora-paths --lora",
+    "--max-loras": "--max-loras-per-batch",
     "--no-prefix-caching": "--no-enable-prefix-caching --disable-radix-cache",
     "--cuda-graphs 0": "--enforce-eager --disable-cuda-graph",
     "LOG_LEVEL in the environment": "--log-level --uvicorn-log-level --disable-log-requests --log-disable --verbose -v",
@@ -53,7 +55,6 @@ _NONE: Mapping[str, str] = {
     "a server starts without the name of a command": "serve run pull launch",
 }
 _MISSING: Mapping[str, str] = {
-    "adapters are not supported: merge them into the model": "--enable-lora --lora-modules --lora-paths --lora",
     "layers are not spread over machines: --num-shard divides each of them": "--pipeline-parallel-size -pp --pp-size",
     "HTTP is served without TLS: put a proxy before it": "--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file",
     "drafts are not supported": "--speculative-config --speculative-algorithm --draft-model --model-draft -md",
@@ -93,8 +94,8 @@ def refuse_folder(folder: Path) -> None:
         return
     if (folder / ADAPTER_CONFIG).exists():
         raise ArgumentValidation(
-            f"{folder} is a LoRA adapter{_base_of(folder)}, not a model: adapters are not supported",
-            "merge it into its model with peft's merge_and_unload, and serve the result",
+            f"{folder} is a LoRA adapter{_base_of(folder)}, not a model",
+            f"pass its model as --model-id, and --lora-adapters {folder.name}={folder}",
         )
     path = folder.absolute()
     if path.name.startswith(HUB_FOLDER):

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from text_generation_common.adapters.files import ModulePair, modules_of, padded_numbers, read_adapter
+from text_generation_common.adapters.listed import NO_ADAPTERS, listed
 from text_generation_common.cpu_features import NEEDS, lacking, processor_flags
 from text_generation_common.errors import ArgumentValidation, MemoryLimitError, ModelError, ShardError, WeightsError
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat
@@ -103,10 +105,20 @@ def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool
             _check_flags(plan, config, layers, machine)
         if is_whole:
             config, layers = _checked_files(plan, folder, config, layers, machine)
+        adapters = _adapters_of(plan, config)
         if config is not None and not machine.has_gpu:
-            _check_memory(plan, config, layers, machine)
+            _check_memory(plan, config, layers, machine, padded_numbers(adapters))
     except ShardError as error:
         raise ArgumentValidation(str(error)) from None
+
+
+def _adapters_of(plan: LaunchPlan, config: ModelConfig | None) -> list[Mapping[str, ModulePair]]:
+    """The matrices of each adapter by the layers that they belong to. ModelError if one does not fit the model."""
+    adapters = listed(plan.adapters.lora_adapters)
+    if adapters and config is None:
+        raise ModelError(NO_ADAPTERS)
+    files = [read_adapter(Path(adapter.path), plan.adapters.max_lora_rank) for adapter in adapters]
+    return [modules_of(each, config) for each in files if config is not None]
 
 
 def _check_processor(plan: LaunchPlan, machine: Machine) -> None:
@@ -177,7 +189,7 @@ def _checked_files(
         raise
     headers = verify(folder)
     for name in sorted(filter(is_leftover, file_names(folder))):
-        logger.warning("%s of %s is ignored: adapters are not supported", name, folder)
+        logger.warning("%s of %s is ignored: adapters are named by --lora-adapters", name, folder)
     if config is not None:
         layers = None if layers is None else replace(layers, find=headers.describe)
         in_codes = no_codes if layers is None else layers.tensors
@@ -202,8 +214,11 @@ def _numbers_of_layers(fields: Fields, headers: WeightHeaders) -> int:
     return sum(math.prod(tensor.shape) for layer, tensor in found if layer is not None and int(layer[1]) < count)
 
 
-def _check_memory(plan: LaunchPlan, config: ModelConfig, layers: AnyLayers | None, machine: Machine) -> None:
-    """MemoryLimitError if the machine's memory cannot suffice. A lower bound of what shards will need is compared."""
+def _check_memory(
+    plan: LaunchPlan, config: ModelConfig, layers: AnyLayers | None, machine: Machine, of_adapters: int = 0
+) -> None:
+    """MemoryLimitError if the machine's memory cannot suffice. A lower bound of what shards will need is compared.
+    `of_adapters`: the numbers in adapters."""
     dtype = choose_dtype(plan.compute.dtype, config.dtype, on_cpu=True)
     if layers is not None:
         kind, weights = layers.description.method, weight_bytes(config, NUMBER_BYTES[dtype], layers.code_bytes)
@@ -216,6 +231,7 @@ def _check_memory(plan: LaunchPlan, config: ModelConfig, layers: AnyLayers | Non
 
         kind = str(plan.compute.quantize) if in_codes else dtype
         weights = weight_bytes(config, NUMBER_BYTES[dtype], codes)
+    weights += of_adapters * NUMBER_BYTES[dtype]
     _check_weights(plan, weights, kind, machine, SMALLER if kind == dtype and config.moe is None else "")
     numbers: Dtype | KvCacheDtype = plan.compute.kv_cache_dtype or dtype
     per_slot = slot_bytes(config, plan.num_shard, numbers)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from text_generation_common.adapters.listed import checked
 from text_generation_common.addresses import address_of
-from text_generation_common.errors import ArgumentValidation, WrongUsage
+from text_generation_common.errors import ArgumentValidation, ModelError, WrongUsage
 from text_generation_common.flags.cluster import ClusterFlags, Way
 from text_generation_common.flags.http import view_refusal
 from text_generation_common.flags.kinds import RopeScalingKind, TrueFalse
-from text_generation_common.flags.model import NameFlags
+from text_generation_common.flags.model import AdapterFlags, NameFlags
 from text_generation_common.flags.requests import PREFILL_TOKENS
 from text_generation_common.model_files import served_name
 from text_generation_launcher import checks, model
@@ -57,6 +58,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
         files=config.files,
         cache=config.cache,
         compute=config.compute,
+        adapters=resolve_adapters(config.adapters, config.cache.huggingface_hub_cache),
         shard=replace(config.shard, rope_scaling=rope_scaling, rope_factor=rope_factor),
         requests=config.requests,
         formats=config.formats,
@@ -69,6 +71,15 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
         tracing=config.tracing,
         process=config.process,
     )
+
+
+def resolve_adapters(flags: AdapterFlags, cache: str | None) -> AdapterFlags:
+    """Names each adapter by an absolute folder and the digest of its files, so that every process has the same ones."""
+    try:
+        found = checked(flags.lora_adapters, cache, flags.max_loras, flags.max_lora_rank)
+    except ModelError as error:
+        raise ArgumentValidation(str(error)) from None
+    return replace(flags, lora_adapters=",".join(map(str, found)) or None)
 
 
 def _shares(config: LauncherConfig, cluster: ClusterFlags, environ: Mapping[str, str]) -> tuple[int, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from text_generation_common.flags.cluster import EngineListFlags, SecurityFlags
 from text_generation_common.flags.declaration import REQUIRED, borrowed, flag
 from text_generation_common.flags.http import AccessFlags, HttpFlags
 from text_generation_common.flags.kinds import Topic
-from text_generation_common.flags.model import CacheFlags, FileFlags, FormatFlags, NameFlags
+from text_generation_common.flags.model import AdapterFlags, CacheFlags, FileFlags, FormatFlags, NameFlags
 from text_generation_common.flags.process import AbsentFlags, InheritedFlags, ProcessFlags, TracingFlags
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
 from text_generation_router.fleet.choice import PlacementPolicy
@@ -30,6 +30,7 @@ class RouterFlags:
     weights_cache_override: str | None = borrowed(CacheFlags, "weights_cache_override")
     requests: RequestFlags = RequestFlags()
     formats: FormatFlags = FormatFlags()
+    adapter_list: AdapterFlags = AdapterFlags()
     tokens: TokenFlags = TokenFlags()
     scheduling: SchedulingFlags = SchedulingFlags()
     http: HttpFlags = HttpFlags()
@@ -76,6 +77,7 @@ class RouterFlags:
 class RouterConfig:
     tokenizer_name: str  # a local directory or a hub id; also the `model_id` of /info
     served_model_name: str  # the model's name in /v1/models, and `model` in answers
+    adapters: Mapping[str, str]  # digests of LoRA adapters, by their names
     files: FileFlags
     weights_cache_override: str | None  # a folder with the model's files, used instead of `tokenizer_name`
     requests: RequestFlags

@@ -348,6 +348,7 @@ class Refusal(StrEnum):
     DRAINING = "draining"  # the engine takes no new requests, because it is about to end
     # The request may have ended an engine, and this one has such requests of another loss.
     OTHER_SUSPECTS = "other suspects"
+    NO_ADAPTER = "no adapter"  # the engine has not loaded the request's adapter
 
 
 class RefusedError(Exception):

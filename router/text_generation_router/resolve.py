@@ -5,8 +5,9 @@ from dataclasses import fields
 from typing import Any
 
 from text_generation_common import places
+from text_generation_common.adapters.listed import digests
 from text_generation_common.cluster.block_key import parse_key
-from text_generation_common.errors import CommandError
+from text_generation_common.errors import CommandError, ModelError
 from text_generation_common.flags.declaration import (
     missing_features,
     values_of,
@@ -34,6 +35,7 @@ def resolve(flags: RouterFlags) -> RouterConfig:
         "trusted_proxies": networks_of(flags.access.trusted_proxy),
         "block_hash_key": block_hash_key_of(flags.block_hash_key),
         "api_keys": names_of_keys(flags.access.api_key, flags.access.api_key_file),
+        "adapters": adapters_of(flags),
         "admin_key_digest": admin_digest_of(flags.access.admin_api_key),
     }
     check(flags, has_keys=bool(derived["api_keys"]))
@@ -74,6 +76,13 @@ def check_tokens(tokens: TokenFlags) -> None:
         )
     if total is not None and total > batch:
         raise StartError(f"`max_total_tokens` must be <= `max_batch_total_tokens`. Given: {total} and {batch}")
+
+
+def adapters_of(flags: RouterFlags) -> dict[str, str]:
+    try:
+        return digests(flags.adapter_list.lora_adapters)
+    except ModelError as error:
+        raise StartError(str(error)) from None
 
 
 def block_hash_key_of(text: str) -> bytes | None:

@@ -188,7 +188,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             engine=engine, vocabulary=vocabulary, validator=validator, permits=permits, metrics=metrics, tracer=tracer
         )
         callers = Callers(bool(config.api_keys), config.trusted_proxies, config.scheduling.prefix_cache_scope)
-        ignored = IgnoredParameters(metrics, config.requests.strict_parameters)
+        ignored = IgnoredParameters(metrics, config.requests.strict_parameters, config.adapters)
         bodies = Bodies(
             config.requests.payload_limit, lambda: list_limits(config, validator.limits), callers, pool, ignored
         )
@@ -325,6 +325,7 @@ def request_limits(config: RouterConfig, shards: Snapshot) -> RequestLimits:
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         grammar_refusal=model.grammar_refusal,
+        adapters=config.adapters,
     )
 
 

@@ -61,6 +61,7 @@ def serve(values: dict[str, Any]) -> None:
         load_format=flags.command.load_format,
         compute=flags.compute,
         shard=variables.shard,
+        adapters=variables.adapters,
         step_log=variables.step_log,
         disable_grammar_support=flags.disable_grammar_support,
         with_families=bool(variables.with_families) or not flags.process.testing,

@@ -8,7 +8,7 @@ from pathlib import Path
 from text_generation_common.flags.declaration import borrowed, flag
 from text_generation_common.flags.http import HttpFlags
 from text_generation_common.flags.kinds import LoadFormat, Topic
-from text_generation_common.flags.model import ComputeFlags, FileFlags, ModelFlags, ShardFlags
+from text_generation_common.flags.model import AdapterFlags, ComputeFlags, FileFlags, ModelFlags, ShardFlags
 from text_generation_common.flags.process import (
     AbsentFlags,
     AbsentShardFlags,
@@ -77,6 +77,7 @@ class ShardVariables:
     epoch: int = flag(1, "Each start of the group is a new epoch.", env="TGI_EPOCH", min=1)
     max_total_tokens: int | None = borrowed(TokenFlags, "max_total_tokens")
     shard: ShardFlags = ShardFlags()
+    adapters: AdapterFlags = AdapterFlags()
     step_log: Path | None = flag(None, "File to which rank 0 appends a line for each forward step.")
     inherited: InheritedFlags = InheritedFlags()
     with_families: int = flag(1, "0, with --testing: transformers computes every model.", min=0, max=1, hidden=True)
@@ -96,6 +97,7 @@ class ShardConfig:
     load_format: LoadFormat = LoadFormat.auto  # "dummy": random weights, and no weights file is read
     compute: ComputeFlags = ComputeFlags()
     shard: ShardFlags = ShardFlags()
+    adapters: AdapterFlags = AdapterFlags()
     step_log: Path | None = None
     disable_grammar_support: bool = (
         False  # whether requests with a grammar fail, and the tokenizer is not read for them

@@ -13,7 +13,7 @@ from text_generation_server.models.model import Model
 from text_generation_server.platforms import Platform
 from text_generation_server.sampling.prompt_logprobs import PromptScores, score_prompts
 from text_generation_server.step.layout import DecodeInputs, MixedInputs, lay_out
-from text_generation_server.step.preparation import Int32s, PreparedStep, ScoredTokens
+from text_generation_server.step.preparation import PreparedStep, ScoredTokens
 from text_generation_server.step.rows import Rows
 
 # Least number of rows that torch multiplies in float32. With fewer rows the BLAS library computes in another order, and
@@ -38,6 +38,7 @@ class ForwardPass:
         self._model = model
         self._kernels = platform.kernels
         self._graphs = platform.graphs
+        self._adapter_graphs = platform.adapter_graphs
         self._mixed_graphs = platform.mixed_graphs
         self._cache = cache
         self._rows = rows
@@ -50,7 +51,7 @@ class ForwardPass:
         """`head` makes the logits of the rows that get a token."""
         count = len(step.sampled.rows)
         if not step.chunks:
-            logits = self._decode(step.decode.rows_R, step.slots_R, on_layer, head)
+            logits = self._decode(step, on_layer, head)
             return Forwarded(None if logits is None else _first(logits, count), self._inputs.rows_R(count))
         hidden, sampled_tokens, rows_R = self._mixed(step, on_layer)
         logits = head(hidden[sampled_tokens]) if count else None
@@ -64,20 +65,24 @@ class ForwardPass:
         for size in self._mixed_graphs.sizes:
             self._mixed_inputs.fill(None, self._min_tokens)
             self._mixed_graphs.record(size, self._mixed_forward(size), on_layer)
-        for size in self._graphs.sizes_to_record(self._rows.count):
-            self._inputs.fill(NO_ROWS, NO_ROWS, size)
-            self._graphs.record_with_head(size, self._decode_forward(size), self._model.logits, on_layer)
+        ways = [(self._graphs, False), *([(self._adapter_graphs, True)] if self._rows.adapter_slots else [])]
+        for graphs, with_adapters in ways:
+            for size in graphs.sizes_to_record(self._rows.count):
+                self._inputs.fill(NO_ROWS, NO_ROWS, size)
+                forward = self._decode_forward(size, with_adapters)
+                graphs.record_with_head(size, forward, self._model.logits, on_layer)
 
-    def _decode(self, rows_R: Int32s, slots_R: Int32s, on_layer: Signal, head: Head) -> Tensor | None:
-        size = self._graphs.size(len(rows_R))
-        self._inputs.fill(rows_R, slots_R, size)
-        return self._graphs.run_with_head(size, self._decode_forward(size), head, on_layer)
+    def _decode(self, step: PreparedStep, on_layer: Signal, head: Head) -> Tensor | None:
+        graphs = self._adapter_graphs if step.has_adapters else self._graphs
+        size = graphs.size(len(step.decode.rows_R))
+        self._inputs.fill(step.decode.rows_R, step.slots_R, size)
+        return graphs.run_with_head(size, self._decode_forward(size, step.has_adapters), head, on_layer)
 
-    def _decode_forward(self, size: int) -> Forward:
+    def _decode_forward(self, size: int, with_adapters: bool = False) -> Forward:
         """The forward pass of a decode step of `size` rows, which reads and writes the same addresses in every call."""
 
         def forward(on_layer: Signal) -> Tensor:
-            step_input = self._inputs.step_input(self._kernels, size, self._min_tokens)
+            step_input = self._inputs.step_input(self._kernels, size, self._min_tokens, with_adapters)
             return self._model.forward(step_input, self._cache, on_layer)
 
         return forward
@@ -85,7 +90,7 @@ class ForwardPass:
     def _mixed(self, step: PreparedStep, on_layer: Signal) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states of a step with chunks, the tokens after which a token is sampled, and their rows."""
         inputs, size = self._mixed_inputs, self._mixed_graphs.size(step.tokens)
-        if self._mixed_graphs.is_recorded(size) and inputs.fits(step, size):
+        if not step.has_adapters and self._mixed_graphs.is_recorded(size) and inputs.fits(step, size):
             inputs.fill(step, self._min_tokens)
             hidden = self._mixed_graphs.run(size, self._mixed_forward(size), on_layer)
             return hidden, *inputs.sampled(len(step.sampled.rows), self._min_tokens)

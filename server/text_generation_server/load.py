@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from text_generation_common.adapters.listed import NO_ADAPTERS, listed, located
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import Dtype, LoadFormat
 from text_generation_common.memory import usable_cores
@@ -49,6 +50,7 @@ from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.layers.rotary import is_beyond_training, stretched_theta
 from text_generation_server.layers.weights import FORMATS, HEAD_FORMATS
 from text_generation_server.models import get_model, read_any_config
+from text_generation_server.models.adapters import AdapterBank, load_adapters
 from text_generation_server.models.experts import runs_one_by_one
 from text_generation_server.models.fallback.config import FallbackConfig
 from text_generation_server.models.loading import DummyFiles, Files, PackedLayers
@@ -83,6 +85,7 @@ class Shard:
     block_queries: int = 1  # queries of one key head that attention of a chunk computes at a time
     queries_per_token: int = 1  # query heads for each key head; 1 where blocks are of 1 query
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
+    adapters: tuple[str, ...] = ()  # the digests of the adapters that are loaded
 
     def close(self) -> None:
         """Leaves the group. Must be called in the worker's thread."""
@@ -138,6 +141,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     # On GPUs, experts of codes are called one after the other, as the tokens of a step have chosen them.
     one_by_one = isinstance(model_config, ModelConfig) and layers is not None and runs_one_by_one(model_config)
     is_recorded = isinstance(model_config, ModelConfig) and (on_cpu or not one_by_one)
+    bank = _adapters(config, model_config)
     graphs, mixed_graphs = _graphs(config, device, group, backend) if is_recorded else (no_graphs(), no_graphs())
     platform = Platform(
         device=device,
@@ -147,6 +151,8 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         mark=moments_of(device),
         mixed_graphs=mixed_graphs,
         wake=backend.wake,
+        # A step without adapters keeps the program of its own, which is that of a server without adapters.
+        adapter_graphs=_graphs(config, device, group, backend)[0] if bank.slots and is_recorded else no_graphs(),
     )
     text, tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
     count = max(model_config.vocab_size, tokenizer.get_vocab_size())
@@ -163,7 +169,10 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         weight_format=FORMATS[use],
         head_format=None if config.compute.head_dtype is None else HEAD_FORMATS[config.compute.head_dtype],
         packed=packed,
+        adapters=bank,
     )
+    if bank.slots and config.rank == 0:
+        logger.info("%d LoRA adapters are loaded", len(bank.slots))
     sampler = Sampler(backend.kernels, *config.watermark, worker.advance_progress)
     memory_fraction = config.shard.cuda_memory_fraction
     runner = ModelRunner(
@@ -175,6 +184,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         memory_fraction=memory_fraction,
         constraints=constraints,
         num_neighbours=config.num_neighbours,
+        adapter_slots=bank.slots,
     )
     block_queries, queries_per_token = _query_blocks(backend, model_config)
     return Shard(
@@ -188,7 +198,18 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         block_queries=block_queries,
         queries_per_token=queries_per_token,
         grammars=grammars,
+        adapters=tuple(bank.slots),
     )
+
+
+def _adapters(config: ShardConfig, model_config: ModelConfig | FallbackConfig) -> AdapterBank:
+    asked = listed(config.adapters.lora_adapters)
+    if not asked:
+        return AdapterBank()
+    if isinstance(model_config, FallbackConfig):
+        raise ModelError(NO_ADAPTERS)
+    found = [located(adapter, None) for adapter in asked]
+    return load_adapters(found, model_config, config.adapters.max_lora_rank)
 
 
 def _query_blocks(backend: Backend, config: ModelConfig | FallbackConfig) -> tuple[int, int]:

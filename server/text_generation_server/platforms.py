@@ -22,8 +22,10 @@ class Platform:
     # Marks the moment when the device has completed all work given to it until now.
     mark: Callable[[], Moment] = HostMoment
     mixed_graphs: DecodeGraphs = field(default_factory=no_graphs)  # for steps with prompt chunks, by number of tokens
+    adapter_graphs: Graphs = field(default_factory=no_graphs)  # for decode steps of which a row has an adapter
     wake: Callable[[], None] = lambda: None  # wakes the threads of the kernels, because a step begins
 
     def clear_graphs(self) -> None:
         self.graphs.clear()
         self.mixed_graphs.clear()
+        self.adapter_graphs.clear()

@@ -1,8 +1,9 @@
 """Runs one step: takes rows and chunks, returns a token for each sampled row. Owns the model, rows and KV cache."""
 
 import gc
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -69,10 +70,12 @@ class ModelRunner:
         memory_fraction: float = 1.0,
         constraints: Constraints | None = None,
         num_neighbours: int = 1,
+        adapter_slots: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`kv_dtype` is the type of the cache's numbers, None for the model's own type. `memory_fraction` is the share
         of a GPU's memory that the shard may use, `num_neighbours` the number of shards that share the memory of CPUs.
-        Without `constraints`, requests with a grammar fail."""
+        Without `constraints`, requests with a grammar fail. `adapter_slots`: of the model's adapters, by their
+        digests."""
         self.longest_pause_s = 0.0  # longest time between two progress reports in the largest step; 0: no Warmup yet
         self._model = model
         self._platform = platform
@@ -87,6 +90,7 @@ class ModelRunner:
         self._memory_fraction = memory_fraction
         self._num_neighbours = max(num_neighbours, platform.group.size)
         self._constraints = constraints or Constraints(GrammarCompiler(None), platform.device)
+        self._adapter_slots = adapter_slots
         self._kv_cache: list[KvLayer] = []
         self._row_state: RowState | None = None
         self._untaken: Iterator[None] = iter(())  # the pieces of the cache whose memory is not taken yet
@@ -161,7 +165,7 @@ class ModelRunner:
         for tensor in self._cache_tensors():
             take_memory(tensor[:taken])
             self._on_progress()
-        batches = Batches(Rows(rows, longest, self._device, padding_slot=slots))
+        batches = Batches(Rows(rows, longest, self._device, padding_slot=slots, adapter_slots=self._adapter_slots))
         planner = Planner(batches, StepLimits(self._model.vocab_size, slots))
         forward = ForwardPass(self._model, self._platform, self._kv_cache, batches.rows, slots)
         self._row_state = RowState(batches, planner, forward)
@@ -187,8 +191,11 @@ class ModelRunner:
         self.longest_pause_s = pauses.seconds
 
     def _run_warmup_step(self, step: WarmupStep, tokens: int, on_progress: Signal) -> None:
+        # What adapters add to the layers' outputs takes memory, too.
+        adapter = next(iter(self._adapter_slots), "")
+        chunks = [replace(chunk, adapter=adapter) for chunk in step.chunks]
         with self._group.agreement("prepare a step of the warm-up"), memory_for(tokens):
-            prepared = self.row_state.planner.prepare(step.decoding, step.slots_R, 0, step.chunks)
+            prepared = self.row_state.planner.prepare(step.decoding, step.slots_R, 0, chunks)
         with self._group.collective_work("a step of the warm-up"), memory_for(tokens):
             self._launch(prepared, self._mark(), on_progress, on_progress, self._allow_all).wait()
 

@@ -101,6 +101,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
             block_queries=shard.block_queries,
             queries_per_token=shard.queries_per_token,
             grammar_refusal=await _grammar_refusal(shard),
+            adapters=shard.adapters,
         )
 
     async def ServiceDiscovery(

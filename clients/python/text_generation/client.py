@@ -73,7 +73,7 @@ class Client:
         logit_bias: Mapping[int, float] | None = None, stop_token_ids: list[int] | None = None,
         min_new_tokens: int | None = None, bad_words: list[str] | None = None,
         allowed_token_ids: list[int] | None = None, ignore_eos_token: bool | None = None, priority: int | None = None,
-        timeout: float | None = None, cache_salt: str | None = None,
+        timeout: float | None = None, cache_salt: str | None = None, adapter_id: str | None = None,
     ) -> Response:  # fmt: skip
         """The whole answer to a prompt, with details. TGI does not have the parameters after `grammar`; they are sent
         only if given. `timeout`: seconds that the server may take, after which it answers with the text that it has.
@@ -90,7 +90,7 @@ class Client:
         logit_bias: Mapping[int, float] | None = None, stop_token_ids: list[int] | None = None,
         min_new_tokens: int | None = None, bad_words: list[str] | None = None,
         allowed_token_ids: list[int] | None = None, ignore_eos_token: bool | None = None, priority: int | None = None,
-        timeout: float | None = None, cache_salt: str | None = None,
+        timeout: float | None = None, cache_salt: str | None = None, adapter_id: str | None = None,
     ) -> Stream[StreamResponse, Response]:  # fmt: skip
         """The answer token by token; the last carries the whole text and the details. Parameters: see `generate`."""
         return Stream(self._async.generate_stream(**arguments_of(locals())), self._loop, self)

@@ -20,6 +20,7 @@ from text_generation_common.flags.kinds import (
 )
 
 DEMO_MODEL = "demo"
+MAX_RANK = 512  # maximum of --max-lora-rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,19 @@ class ShardFlags:
         None,
         "Kernels of a CPU: amx, avx512_bf16, avx512, avx2 or portable; the best that it can run when not given.",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFlags:
+    """LoRA adapters of the model. A shard reads them from its environment."""
+
+    TOPIC: ClassVar = Topic.MODEL
+    lora_adapters: str | None = flag(
+        None, "LoRA adapters, as id, id=folder or id=repository@revision, with commas between them."
+    )
+    # These flags are vLLM's; TGI has none like them.
+    max_loras: int = flag(64, "Maximum number of LoRA adapters, all of which are in memory.", min=1, max=128)
+    max_lora_rank: int = flag(256, "Maximum rank of a LoRA adapter.", min=1, max=MAX_RANK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

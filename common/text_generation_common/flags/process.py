@@ -70,7 +70,6 @@ class AbsentShardFlags:
 
     TOPIC: ClassVar = Topic.ABSENT
     speculate: int | None = flag(None, "Not supported yet; 0 is off.", min=0, refused_except=(None, 0))
-    lora_adapters: str | None = flag(None, "Not supported yet.", refused_except=(None, ""))
     disable_custom_kernels: bool = flag(
         False,
         "Accepted without effect; there are no custom kernels.",

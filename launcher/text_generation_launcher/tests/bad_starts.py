@@ -217,9 +217,9 @@ BAD: dict[str, Bad] = {
     "Ollama's name": Bad("--model-id llama3:8b", "has the form of Ollama's names", "modelfile llama3:8b` names"),
     "Ollama's other name": Bad("--model-id user/llama3.2:1b-q4_0", "has the form of Ollama's names", "1b-q4_0` names"),
     "demo in capitals": Bad("--model-id Demo", "Demo is neither a folder nor a hub id", "did you mean demo?"),
-    "adapter": Bad("", "is a LoRA adapter for org/base, not a model", "merge it into its model", adapter),
+    "adapter": Bad("", "is a LoRA adapter for org/base, not a model", "and --lora-adapters ", adapter),
     "adapter of a strange base": Bad(
-        "", "is a LoRA adapter, not a model", "merge it into its model", lambda folder: adapter(folder, "x\n" * 99)
+        "", "is a LoRA adapter, not a model", "and --lora-adapters ", lambda folder: adapter(folder, "x\n" * 99)
     ),
     "cache folder": Bad(
         "--model-id {}/../models--org--name",

@@ -83,6 +83,8 @@ def test_shard_gets_no_flags_beyond_the_given_values():
         "OMP_NUM_THREADS": "6",
         "GOMP_SPINCOUNT": "1000",
         "CUDA_MEMORY_FRACTION": "1.0",
+        "MAX_LORAS": "64",
+        "MAX_LORA_RANK": "256",
     }
 
 

@@ -40,7 +40,6 @@ def error_of(config, environ=None, **changes) -> str:
     ("changes", "flag"),
     [
         ({"speculate": 2}, "--speculate"),
-        ({"lora_adapters": "some/adapter"}, "--lora-adapters"),
         ({"ngrok": True}, "--ngrok"),
         ({"ngrok_authtoken": "secret"}, "--ngrok-authtoken"),
         ({"ngrok_edge": "edge"}, "--ngrok-edge"),

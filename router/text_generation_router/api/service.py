@@ -108,29 +108,35 @@ class ServiceRoutes:
         return json_response({"version": self._services.version})
 
     async def models(self, request: Request) -> Response:
-        """The list of models, in the form of the client's API. It has one entry: the served model."""
-        entry, name = self._model(request), self._services.served_name
+        """The list of models, in the form of the client's API: the served model, and its adapters."""
+        names = [self._services.served_name, *self._services.config.adapters]
+        entries = [self._model(request, name) for name in names]
         if is_from_anthropics_client(request):
-            return json_response({"data": [entry], "has_more": False, "first_id": name, "last_id": name})
-        return json_response({"object": "list", "data": [entry]})
+            return json_response({"data": entries, "has_more": False, "first_id": names[0], "last_id": names[-1]})
+        return json_response({"object": "list", "data": entries})
 
     async def model(self, request: Request) -> Response:
-        """The entry of the served model, in the form of the client's API, if the path has the model's name or id."""
+        """The entry of a model, in the form of the client's API, if the path has the name or id of the served model, or
+        the name of an adapter."""
         services, name = self._services, request.path_params["name"]
         if name in (services.served_name, services.config.tokenizer_name):
-            return json_response(self._model(request))
+            return json_response(self._model(request, services.served_name))
+        if name in services.config.adapters:
+            return json_response(self._model(request, name))
         unknown = UnknownModelError(name, services.served_name)
         if is_from_anthropics_client(request):
             return error_response(unknown, ANTHROPIC)
         raise unknown
 
-    def _model(self, request: Request) -> dict[str, Any]:
-        name = self._services.served_name
+    def _model(self, request: Request, name: str) -> dict[str, Any]:
         if is_from_anthropics_client(request):
             return {"type": "model", "id": name, "display_name": name, "created_at": NO_DATE}
         entry = {"id": name, "object": "model", "created": 0, "owned_by": name}
         # Fields of vLLM and SGLang. Clients cut their prompts by `max_model_len`.
-        return entry | {"root": name, "max_model_len": self._services.engine.snapshot().limits.max_total_tokens}
+        parent = {} if name == self._services.served_name else {"parent": self._services.served_name}
+        return (
+            entry | parent | {"root": name, "max_model_len": self._services.engine.snapshot().limits.max_total_tokens}
+        )
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus metrics."""

@@ -212,6 +212,8 @@ class LocalEngine:
             raise RefusedError(Refusal.DRAINING)
         if len(request.input_ids) + request.max_new_tokens > self._scheduler.limits.capacity:
             raise RefusedError(Refusal.TOO_LONG)
+        if request.adapter and request.adapter not in self.snapshot().model.adapters:
+            raise RefusedError(Refusal.NO_ADAPTER)
         if not past.has_run:  # a request that was accepted once is not refused when its engine is lost
             self._overload.check(request.share, len(group) * len(request.input_ids))
         is_ready = not request.sampling.grammar or self._lifecycle.shards is None

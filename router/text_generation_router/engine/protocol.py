@@ -29,6 +29,7 @@ class ModelInfo:
     epoch: int
     query_blocks: QueryBlocks = SINGLE_QUERIES
     grammar_refusal: str = ""  # why every grammar is refused, for the client; "": grammars are served
+    adapters: frozenset[str] = frozenset()  # digests of the LoRA adapters that are loaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,6 +264,7 @@ def _model_info(info: pb.InfoResponse) -> ModelInfo:
         epoch=info.epoch,
         query_blocks=QueryBlocks(info.block_queries or 1, info.queries_per_token or 1),
         grammar_refusal=info.grammar_refusal,
+        adapters=frozenset(info.adapters),
     )
 
 
@@ -296,6 +297,7 @@ def _request(chunk: Chunk) -> pb.Request:
     request.ids = np.array(chunk.first.ids, dtype="<i4").tobytes()
     request.slots = chunk.first.slots.tobytes()
     request.prompt_length = chunk.first.prompt_length
+    request.adapter = chunk.first.adapter
     sampling_wire.to_pb(chunk.first.sampling, request)
     if chunk.first.prompt_logprobs is not None:
         request.prompt_logprobs = chunk.first.prompt_logprobs

@@ -42,6 +42,8 @@ def engine_digest(
         "shards": str(model.world_size),
         "grammars": importlib.metadata.version("llguidance"),
     }
+    if model.adapters:
+        facts["adapters"] = ",".join(sorted(model.adapters))
     if load_format is LoadFormat.dummy:  # the weights are random, and the folder may have no files of weights
         return model_digest(folder, flags | facts | {"weights": "dummy"}, has_weights=False)
     return model_digest(folder, flags | facts)

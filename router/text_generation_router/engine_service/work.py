@@ -196,6 +196,8 @@ class FrontWork:
         request = sequences[0].request
         if len(request.input_ids) + request.max_new_tokens > snapshot.limits.max_total_tokens:
             raise RefusedError(Refusal.TOO_LONG)
+        if request.adapter and request.adapter not in snapshot.model.adapters:
+            raise RefusedError(Refusal.NO_ADAPTER)
         if not self._trial.takes(sequences[0].group):
             raise RefusedError(Refusal.OTHER_SUSPECTS)
 

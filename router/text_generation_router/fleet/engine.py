@@ -133,6 +133,8 @@ class RemoteEngine:
     def submit_all(self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink], credits: int) -> Submission:
         if self._is_closed:
             raise RefusedError(Refusal.CLOSED)
+        if self._fleet.lacks_adapter(requests[0].adapter):
+            raise RefusedError(Refusal.NO_ADAPTER)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def on_answer(refused: RefusedError | None) -> None:

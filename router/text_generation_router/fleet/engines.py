@@ -128,6 +128,11 @@ class Fleet:
         self._cut.pop(engine, None)
         self.suspects.returned(engine)
 
+    def lacks_adapter(self, adapter: str) -> bool:
+        """Whether no connected engine has loaded the adapter, so that a request for it would wait for ever."""
+        having = [adapter in view.facts.snapshot.model.adapters for view in self.engines.values()]
+        return bool(adapter and having) and not any(having)
+
     def submit(self, group: RemoteGroup, now: float) -> bool:
         """Submits the group to an engine. False: no engine may get the group now."""
         engine = self.engine_for(group, now)
@@ -150,7 +155,7 @@ class Fleet:
     def _engines_for(self, group: RemoteGroup, now: float) -> list[int]:
         """The engines that may get the group. If any of them has running shards, only engines with running shards."""
         if group.is_new and self.suspects.are_free:
-            ready = [engine for engine, view in self.engines.items() if view.is_ready]
+            ready = [engine for engine, view in self.engines.items() if view.is_ready and _has_adapter(group, view)]
             if ready:
                 return ready
         engines = [engine for engine, view in self.engines.items() if view.is_open and self._goes_on(group, view)]
@@ -163,7 +168,8 @@ class Fleet:
         return ready or engines
 
     def _goes_on(self, group: RemoteGroup, view: EngineView) -> bool:
-        return group.digest in (None, view.facts.digest) or self._resumes_across_builds
+        is_same = group.digest in (None, view.facts.digest) or self._resumes_across_builds
+        return is_same and _has_adapter(group, view)
 
     def _choose(self, group: RemoteGroup, engines: list[int]) -> int:
         if (trial := self.suspects.trial(group.number)) is not None:
@@ -266,3 +272,8 @@ def _lost(facts: EngineFacts, groups: list[RemoteGroup], loss: EngineLoss) -> Lo
         proven=[number for number, group in begun.items() if group.is_proven_here],
         queued=[group.number for group in groups if group.number not in begun],
     )
+
+
+def _has_adapter(group: RemoteGroup, view: EngineView) -> bool:
+    adapter = group.request.adapter
+    return not adapter or adapter in view.facts.snapshot.model.adapters

@@ -142,10 +142,12 @@ class ModelJson(AnswerJson):
     """The model's name again."""
     max_model_len: Count
     """Largest number of tokens of a prompt and its text together."""
+    parent: str | None = None
+    """The name of the served model, if this is a LoRA adapter of it."""
 
 
 class ModelsJson(AnswerJson):
-    """The served models: one."""
+    """The served model, then its LoRA adapters."""
 
     object: Annotated[Literal["list"], kind_of("answer")]
     data: list[ModelJson]

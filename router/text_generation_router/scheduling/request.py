@@ -67,6 +67,8 @@ class GenerationRequest:
     # log-probabilities of the prompt are wanted.
     prompt_logprobs: int | None = None
     stop_token_ids: frozenset[int] = frozenset()  # end the text as the model's end tokens do, even with `ignore_eos`
+    # The digest of the LoRA adapter that changes the model; "": none. It is part of the namespace, too.
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,9 @@ class Running:
         asked = self.request
         ids = (*asked.input_ids, *self.output_ids)
         prompt_logprobs = asked.prompt_logprobs if self.is_scored else None
-        return FirstChunk(ids, self.slots.copy(), len(asked.input_ids), asked.sampling, prompt_logprobs)
+        return FirstChunk(
+            ids, self.slots.copy(), len(asked.input_ids), asked.sampling, prompt_logprobs, adapter=asked.adapter
+        )
 
     def add_tokens(
         self, token_ids: tuple[int, ...], end_tokens: frozenset[int] = NO_TOKENS, is_complete: bool = False

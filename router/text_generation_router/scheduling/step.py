@@ -27,6 +27,7 @@ class FirstChunk:
     prompt_length: int
     sampling: Sampling
     prompt_logprobs: int | None = None  # as in `GenerationRequest`; None once all of them are known
+    adapter: str = ""  # as in `GenerationRequest`
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -81,6 +81,7 @@ class AskedParameters:
     ignore_eos_token: bool = False
     priority: int | None = None
     cache_salt: str | None = None
+    adapter_id: str | None = None  # the name of a LoRA adapter
     timeout: float | None = None  # seconds
     keeps_last: bool = True  # whether `truncate` keeps the last tokens of the prompt, and not the first
     keeps_stop: bool = True  # see TextRules
@@ -113,6 +114,7 @@ class RequestLimits:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     grammar_refusal: str = ""  # why the shards refuse every grammar; "": they serve grammars
+    adapters: Mapping[str, str] = field(default_factory=dict)  # digests of LoRA adapters, by their names
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,8 @@ class Prompt:
 
 # As in TGI, of the tokens that a request asks for at most this many must fit behind its prompt.
 MUST_FIT = 1024
+# Most names that an error tells, and most characters of a name that a client gave.
+MAX_NAMED_ADAPTERS, MAX_NAMED_CHARS = 16, 64
 
 
 class Validator:
@@ -183,6 +187,7 @@ class Validator:
         # More tokens than fit may be asked for, as in TGI: the text then ends where the window ends.
         fitting = limits.max_total_tokens - ids.count
         wanted = fitting if parameters.max_new_tokens is None else parameters.max_new_tokens
+        adapter = limits.adapters[parameters.adapter_id] if parameters.adapter_id is not None else ""
         sampling = await self._sampling(parameters, min(wanted, fitting), limits, share)
         return GenerationRequest(
             ids.values,
@@ -190,10 +195,12 @@ class Validator:
             replace(sampling, grammar=await self._grammar(prompt, limits, share, note)),
             parameters.ignore_eos_token,
             priority=parameters.priority or 0,
-            namespace=(parameters.cache_salt or "",),
+            # Keys and values that an adapter has made belong to it alone.
+            namespace=(parameters.cache_salt or "", *((adapter,) if adapter else ())),
             timeout_s=parameters.timeout,
             prompt_logprobs=parameters.prompt_logprobs,
             stop_token_ids=frozenset(parameters.stop_token_ids),
+            adapter=adapter,
         )
 
     async def _sampling(
@@ -279,6 +286,15 @@ def parameter_checks(asked: AskedParameters, limits: RequestLimits) -> Iterator[
     yield from list_checks(asked.sampling.values, asked.stop_token_ids, asked.bad_words, limits.vocab_size)
     nothing = "allowed_token_ids" in given and not values.allowed_token_ids
     yield nothing, "allowed_token_ids", "must not be empty"
+    adapter = asked.adapter_id
+    unknown = adapter is not None and adapter not in limits.adapters
+    yield unknown, "adapter_id", unknown_adapter(adapter or "", limits.adapters)
+
+
+def unknown_adapter(given: str, adapters: Collection[str]) -> str:
+    """The names of the first ones are told."""
+    names = ", ".join(sorted(adapters)[:MAX_NAMED_ADAPTERS]) or "none"
+    return f"must be one of the server's adapters ({names}). Given: {given[:MAX_NAMED_CHARS]}"
 
 
 def too_many_stops(most: int, given: int) -> str:

@@ -72,6 +72,7 @@ REFUSALS = {
     Refusal.TOO_LONG: pb.TOO_LONG,
     Refusal.DRAINING: pb.DRAINING,
     Refusal.OTHER_SUSPECTS: pb.OTHER_SUSPECTS,
+    Refusal.NO_ADAPTER: pb.NO_ADAPTER,
 }
 REASONS_READ = {wire: reason for reason, wire in REASONS.items()}
 REFUSALS_READ = {wire: reason for reason, wire in REFUSALS.items()}

@@ -86,6 +86,7 @@ def submit_of(sequences: Sequence[Submitted]) -> pb.Submit:
         prompt_logprobs=request.prompt_logprobs,
         served_elsewhere=past.served_elsewhere,
         has_run=past.has_run,
+        adapter=request.adapter,
     )
     if request.timeout_s is not None:
         submit.deadline_ms = min(max(round(request.timeout_s * 1000), 0), 2**63)
@@ -124,6 +125,7 @@ def submitted(submit: pb.Submit, vocab_size: int) -> list[Submitted]:
         timeout_s=submit.deadline_ms / 1000 if submit.HasField("deadline_ms") else None,
         prompt_logprobs=submit.prompt_logprobs if submit.HasField("prompt_logprobs") else None,
         stop_token_ids=frozenset(submit.stop_token_ids),
+        adapter=submit.adapter,
     )
     past = Past(
         age_s=submit.age_ms / 1000,

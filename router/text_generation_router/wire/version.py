@@ -66,6 +66,7 @@ def facts_of(snapshot: Snapshot) -> pb.Facts:
         max_total_tokens=limits.max_total_tokens,
         max_batch_total_tokens=limits.max_batch_total_tokens,
         grammar_refusal=model.grammar_refusal,
+        adapters=sorted(model.adapters),
         waiting_served_ratio=joining.waiting_served_ratio,
         max_waiting_tokens=joining.max_waiting_tokens,
         max_batch_size=joining.max_batch_size or 0,
@@ -86,6 +87,7 @@ def snapshot_of(facts: pb.Facts) -> Snapshot:
         world_size=facts.world_size,
         epoch=facts.epoch,
         grammar_refusal=facts.grammar_refusal,
+        adapters=frozenset(facts.adapters),
     )
     limits = TokenLimits(facts.max_input_tokens, facts.max_total_tokens, facts.max_batch_total_tokens)
     joining = JoiningRules(facts.waiting_served_ratio, facts.max_waiting_tokens, facts.max_batch_size or None)

@@ -50,6 +50,22 @@ class ExpertCodes:
     factor: float = 1.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterMatrices:
+    """What S adapters add to a linear layer of P parts, which are outputs with matrices of their own. Part p of adapter
+    s has the rank ranks[s, p], which is 0 if the adapter leaves the part as it is, and at most R."""
+
+    down: Tensor  # [S, P * R, K], in x's type
+    up: Tensor  # [S, R, N], the scale included; in x's type
+    ranks: Tensor  # int32 [S, P]
+    ends_P: Tensor  # int32: the output behind the last one of each part
+    ends: tuple[int, ...]  # the same on the host
+
+    @property
+    def rank(self) -> int:
+        return self.up.shape[1]
+
+
 # What the experts of tokens [T, H] add up to, [T, H].
 ExpertKernel = Callable[[Tensor, Routes], Tensor]
 
@@ -242,6 +258,12 @@ class Kernels(Protocol):
 
         `gated`: the first half of the outputs are gates, and y [T, N / 2] = silu(gate) * up.
         """
+        ...
+
+    def adapt(self, x: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
+        """What the tokens' adapters add to the outputs of a linear layer of x [T, K]: float32 [T, N]. slots are int32:
+        the adapter of each token; -1: none. What has no adapter gets -0, which changes no sum. A token's result
+        depends on the token and its adapter only."""
         ...
 
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:

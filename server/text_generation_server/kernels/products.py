@@ -42,12 +42,13 @@ class TorchLinear:
         self._gate = gate
 
     def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
-        if addend is None and self._factor == 1:
+        if self._factor == 1:
             y = self._multiply(x, self._bias)
         else:
             y = self._multiply(x, None).float() * self._factor
-            for more in (addend, self._bias):
-                y = y if more is None else y + more
+            y = y if self._bias is None else y + self._bias
+        if addend is not None:  # rows with an addend of -0 keep their bits
+            y = (y.float() + addend).to(y.dtype)
         if self._gate is not None:
             y = self._gate(y)
         y = y.to(self._y_type)

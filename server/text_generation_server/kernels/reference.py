@@ -21,6 +21,7 @@ from text_generation_server.kernels.interface import (
     LOG2E,
     MAX_HALVINGS,
     WORD_BITS,
+    AdapterMatrices,
     Allowed,
     AttentionOptions,
     Bans,
@@ -369,6 +370,18 @@ def linear(
     weight: Weight, bias: Tensor | None, *, gated: bool, x_type: torch.dtype, y_type: torch.dtype, factor: float = 1.0
 ) -> LinearKernel:
     return torch_linear(weight, bias, gated=gated, x_type=x_type, y_type=y_type, factor=factor, silu_mul=silu_mul)
+
+
+def adapt(x: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
+    out = torch.full((x.shape[0], matrices.up.shape[2]), -0.0, device=x.device)
+    for t, slot in enumerate(slots_T.tolist()):
+        for part, (start, end) in enumerate(pairwise((0, *matrices.ends))):
+            if slot < 0 or not (rank := int(matrices.ranks[slot, part])):
+                continue
+            down = matrices.down[slot, part * matrices.rank :][:rank].float()
+            hidden = (down * x[t].float()).sum(1)
+            out[t, start:end] = (hidden.unsqueeze(1) * matrices.up[slot, :rank, start:end].float()).sum(0)
+    return out
 
 
 def sample(logits_RV: Tensor, choices: Choices) -> Chosen:

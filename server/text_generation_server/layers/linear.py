@@ -62,16 +62,28 @@ class SeveralLinear:
         self._width = ends[-1]
         self._y_type = y_type
 
-    def __call__(self, x: Tensor) -> Tensor:
-        y = torch.empty((x.shape[0], self._width), dtype=self._y_type, device=x.device)
+    def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
+        y = torch.empty((x.shape[0], self._width), dtype=self._y_type, device=x.device) if out is None else out
         for linear, start, end in self._parts:
-            linear(x, out=y[:, start:end])
+            linear(x, out=y[:, start:end], addend=None if addend is None else addend[:, start:end])
         return y
+
+
+class GatedSeveral:
+    """The product of gates and ups that are several products, and silu(gate) * up of it."""
+
+    def __init__(self, several: SeveralLinear, kernels: Kernels) -> None:
+        self._several = several
+        self._kernels = kernels
+
+    def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
+        y = self._kernels.silu_mul(self._several(x, addend=addend))
+        return y if out is None else out.copy_(y)
 
 
 def make_fused(
     kernels: Kernels, weights: Sequence[Weight], bias: Tensor | None, *, gated: bool, x_type: torch.dtype
-) -> LinearOp:
+) -> LinearKernel:
     """The layer of `make_linear` whose outputs are those of several weights, one after the other."""
     if len(weights) == 1:
         return make_linear(kernels, weights[0], bias, gated=gated, x_type=x_type)
@@ -79,7 +91,7 @@ def make_fused(
     biases = [None] * len(weights) if bias is None else torch.split(bias, outputs)
     linears = [make_linear(kernels, weight, b, x_type=x_type) for weight, b in zip(weights, biases, strict=True)]
     several = SeveralLinear(linears, outputs, x_type)
-    return (lambda x: kernels.silu_mul(several(x))) if gated else several
+    return GatedSeveral(several, kernels) if gated else several
 
 
 class RowLinear:

@@ -22,6 +22,7 @@ from text_generation_common.models.values import shown
 from text_generation_common.quantized import served
 from text_generation_server.device.arena import give_back
 from text_generation_server.layers.weights import WeightFormat, dense
+from text_generation_server.models.adapters import AdapterBank
 from text_generation_server.models.decoder import Decoder
 from text_generation_server.models.fallback.config import FallbackConfig, read_fallback_config
 from text_generation_server.models.fallback.load import load_fallback
@@ -42,10 +43,11 @@ def get_model(
     weight_format: WeightFormat = dense,
     packed: PackedLayers | None = None,
     head_format: WeightFormat | None = None,
+    adapters: AdapterBank | None = None,
 ) -> Model:
     """Loads this rank's part of the weights. `on_tensor` is called for each tensor, as a sign of life. `weight_format`
     is the form in which linear layers keep weights that the files have as numbers, and `packed` reads all others.
-    `head_format` is the form of a copy of the head.
+    `head_format` is the form of a copy of the head. `adapters`: of a model of our own decoder.
     ModelError, before any weights are read, if the files lack tensors that `config` asks for or have others, and if the
     model cannot be split over the ranks."""
     if isinstance(config, FallbackConfig):
@@ -72,6 +74,7 @@ def get_model(
         transposed=config.names.transposed,
         packed=packed,
         head_format=head_format,
+        adapters=adapters,
     )
     model = Decoder(config, platform, loader, max_total_tokens)
     give_back()

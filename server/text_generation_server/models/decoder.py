@@ -139,6 +139,7 @@ class Decoder:
         self.max_total_tokens = max_total_tokens
         self._device = platform.device
         self._kernels = kernels
+        self._adapters = loader.adapters.of_step
         self._kv_shapes = [KvShape(2 * len(split.kv_heads), config.head_size)] * config.num_layers
         embedding = vocabulary_part(names.embedding)
         self._embedding_norm = parts.norm(names.embedding_norm) if config.embedding_norm else None
@@ -185,6 +186,7 @@ class Decoder:
         return make_kv_cache(self._kv_shapes, slots, dtype, self._device)
 
     def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:
+        self._adapters.slots_T = step.adapters_T
         residual = self._embed(step.ids_T)
         if self._embedding_norm is not None:
             residual = self._embedding_norm(residual)

@@ -8,6 +8,7 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from text_generation_common import faults
 from text_generation_common.models.architecture import ModelConfig
@@ -24,9 +25,12 @@ from text_generation_common.quantized.tensors.splits import (
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_common.weights.headers import Stored
 from text_generation_server.device.arena import empty, give_back
+from text_generation_server.kernels.interface import LinearKernel
+from text_generation_server.layers.adapted import AdaptedLinear
 from text_generation_server.layers.linear import LinearOp, RowLinear, make_fused, make_linear
 from text_generation_server.layers.vocabulary import pad_rows
 from text_generation_server.layers.weights import WeightFormat, dense
+from text_generation_server.models.adapters import AdaptedPart, AdapterBank
 from text_generation_server.platforms import Platform
 
 
@@ -71,6 +75,11 @@ class LayerPart:
     picks: list[int] | None = None
     group: int = 1
 
+    @property
+    def count(self) -> int:
+        """Number of the wanted rows."""
+        return len(self.rows) if self.picks is None else len(self.rows) // self.group * len(self.picks)
+
 
 def stacked(*layers: tuple[str, int, range]) -> list[LayerPart]:
     """The wanted outputs of layers of the same input: (name, number of all its outputs, wanted outputs). Layers of the
@@ -96,6 +105,7 @@ class Loader:
         transposed: bool = False,
         packed: PackedLayers | None = None,
         head_format: WeightFormat | None = None,
+        adapters: AdapterBank | None = None,
     ) -> None:
         """`weight_format` is that of linear layers; embedding and head keep the files'. `head_format`: that of a copy
         of the head's weight. `transposed`: the files have
@@ -103,6 +113,7 @@ class Loader:
         """
         self.num_tensors = 0
         self.dtype = dtype
+        self.adapters = adapters or AdapterBank()
         self._files = files
         self._platform = platform
         self._on_tensor = on_tensor
@@ -155,7 +166,14 @@ class Loader:
         the outputs of each layer until they are a `multiple`."""
         weights = self.outputs(parts, multiple)
         bias = torch.cat(self._biases(parts, multiple)) if has_bias else None
-        return make_fused(self._platform.kernels, weights, bias, gated=gated, x_type=self.dtype)
+        linear = make_fused(self._platform.kernels, weights, bias, gated=gated, x_type=self.dtype)
+        return self._adapted(linear, [_adapted_part(part, multiple) for part in parts])
+
+    def _adapted(self, linear: LinearKernel, parts: Sequence[AdaptedPart]) -> LinearOp:
+        """The layer itself if no adapter changes it."""
+        if (matrices := self.adapters.matrices(parts, self.dtype, self._platform.device)) is None:
+            return linear
+        return AdaptedLinear(self._platform.kernels, linear, matrices, self.adapters.of_step)
 
     def outputs(self, parts: Sequence[LayerPart], multiple: int = 1) -> list[Weight]:
         """The weights of `fused`: one, if their forms are the same."""
@@ -206,8 +224,15 @@ class Loader:
         bias. Inputs until the next `multiple` are not used."""
         kernels, group = self._platform.kernels, self._platform.group
         bias = self.whole(f"{name}.bias", factor) if has_bias and group.rank == 0 else None
-        weight, factor = self.inputs(name, part, factor, multiple)
-        return RowLinear(make_linear(kernels, weight, bias, x_type=self.dtype, factor=factor), group)
+        weight, left = self.inputs(name, part, factor, multiple)
+        linear = make_linear(kernels, weight, bias, x_type=self.dtype, factor=left)
+        adapted = AdaptedPart(
+            name,
+            size_of(weight)[0],
+            of_up=lambda up: up * factor,
+            of_down=lambda down: pad(down[:, part.start : part.stop], (0, -len(part) % multiple)),
+        )
+        return RowLinear(self._adapted(linear, [adapted]), group)
 
     def inputs(self, name: str, part: range, factor: float = 1.0, multiple: int = 1) -> tuple[Weight, float]:
         """The weight of `row_split`, and the factor by which its product is to be multiplied."""
@@ -231,6 +256,13 @@ class Loader:
         if self.num_tensors == self._half:
             faults.point("shard.load")
         return tensor.to(device=self._platform.device, dtype=dtype or self.dtype)
+
+
+def _adapted_part(part: LayerPart, multiple: int) -> AdaptedPart:
+    def of_up(up: Tensor) -> Tensor:
+        return _picked(up[part.rows.start : part.rows.stop], part, multiple)
+
+    return AdaptedPart(part.name, part.count + -part.count % multiple, of_up)
 
 
 def _picked(rows: Tensor, part: LayerPart, multiple: int) -> Tensor:

@@ -22,3 +22,4 @@ class StepInput:
     rows_R: Tensor
     lengths_R: Tensor  # lengths of the decode rows, this step's token included
     segments: Segments | None  # the chunks; None: there are only decode rows
+    adapters_T: Tensor | None = None  # the adapter of each token, by its slot; -1: none. None: no token has one

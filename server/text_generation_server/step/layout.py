@@ -13,7 +13,7 @@ from text_generation_server.device.transfers import ALIGNED_WORDS, host_words, s
 from text_generation_server.kernels.interface import Kernels, Segments
 from text_generation_server.step.inputs import StepInput
 from text_generation_server.step.preparation import Int32s, PreparedStep
-from text_generation_server.step.rows import Rows
+from text_generation_server.step.rows import NO_ADAPTER, Rows
 
 # Most chunks of a recorded mixed step: attention launches a program for each of them, whether the step has it or not.
 MAX_CHUNKS = 16
@@ -25,14 +25,15 @@ NO_RUNS = np.zeros(1, dtype=np.int32)  # offsets of no runs
 
 
 class DecodeInputs:
-    """Fixed tensors on the device from which decode steps read their rows and the slots of the rows' newest tokens."""
+    """Fixed tensors on the device from which decode steps read their rows, the slots of the rows' newest tokens, and
+    the rows' adapters."""
 
     def __init__(self, most: int, rows: Rows, padding_slot: int) -> None:
         """Allocates memory for steps of up to `most` rows, padding included."""
         self._rows = rows
         self._padding_slot = padding_slot
         width = -(-most // ALIGNED_WORDS) * ALIGNED_WORDS
-        self._there = torch.zeros((2, width), dtype=torch.int32, device=rows.device)
+        self._there = torch.zeros((3, width), dtype=torch.int32, device=rows.device)
         # A CPU has computed all earlier steps, so that the tensors themselves can be written.
         self._words = self._there.numpy() if rows.device.type == "cpu" else None
 
@@ -48,18 +49,21 @@ class DecodeInputs:
     def _write(self, words: Int32s, rows_R: Int32s, slots_R: Int32s, size: int) -> None:
         count = len(rows_R)
         words[0, :count], words[1, :count] = rows_R, slots_R
+        if self._rows.adapter_slots:
+            words[2, :count], words[2, count:size] = self._rows.adapters[rows_R], NO_ADAPTER
         if count < size:
             words[0, count:size], words[1, count:size] = self._rows.padding, self._padding_slot
 
-    def step_input(self, kernels: Kernels, size: int, tokens: int) -> StepInput:
+    def step_input(self, kernels: Kernels, size: int, tokens: int, with_adapters: bool = False) -> StepInput:
         """The input of a step of the first `size` rows, padded to at least `tokens` tokens. Uses the device only, not
         the host.
         """
-        rows, (rows_R, slots_R) = self._rows, self._there[:, :size]
+        rows, (rows_R, slots_R, adapters_R) = self._rows, self._there[:, :size]
         ids, positions, lengths = kernels.place(rows_R, slots_R, rows.history, rows.table, rows.lengths)
         if (missing := tokens - size) > 0:
             ids, positions = pad(ids, (0, missing)), pad(positions, (0, missing))
             slots_R = pad(slots_R, (0, missing), value=self._padding_slot)
+            adapters_R = pad(adapters_R, (0, missing), value=NO_ADAPTER)
         return StepInput(
             ids_T=ids,
             positions_T=positions,
@@ -68,6 +72,7 @@ class DecodeInputs:
             rows_R=rows_R,
             lengths_R=lengths,
             segments=None,
+            adapters_T=adapters_R if with_adapters else None,
         )
 
     def rows_R(self, count: int) -> Tensor:
@@ -85,8 +90,12 @@ class MixedInput:
 
 def lay_out(step: PreparedStep, rows: Rows, kernels: Kernels, min_tokens: int) -> MixedInput:
     """The input of a step with chunks: decode rows first, then the chunks, then padding to at least `min_tokens`."""
-    sampled_tokens, sampled_rows, *numbers = send(_mixed_numbers(step, rows, min_tokens), rows.device)
-    step_input = _mixed_step_input(numbers, rows, kernels, step.tokens - len(step.decode.rows))
+    arrays = _mixed_numbers(step, rows, min_tokens)
+    if step.has_adapters:
+        arrays.append(_adapters_of_tokens(step, max(step.tokens, min_tokens)))
+    sampled_tokens, sampled_rows, *numbers = send(arrays, rows.device)
+    adapters_T = numbers.pop() if step.has_adapters else None
+    step_input = _mixed_step_input(numbers, rows, kernels, step.tokens - len(step.decode.rows), adapters_T)
     return MixedInput(step_input, sampled_tokens, sampled_rows)
 
 
@@ -150,7 +159,20 @@ def _mixed_numbers(step: PreparedStep, rows: Rows, min_tokens: int) -> list[Int3
     ]  # fmt: skip
 
 
-def _mixed_step_input(numbers: list[Tensor], rows: Rows, kernels: Kernels, chunk_tokens: int) -> StepInput:
+def _adapters_of_tokens(step: PreparedStep, tokens: int) -> Int32s:
+    found = np.full(tokens, NO_ADAPTER, dtype=np.int32)
+    first = len(step.decode.rows)
+    if step.decode.adapters_R is not None:
+        found[:first] = step.decode.adapters_R
+    for chunk in step.chunks:
+        last = first + chunk.end - chunk.start
+        found[first:last], first = chunk.adapter, last
+    return found
+
+
+def _mixed_step_input(
+    numbers: list[Tensor], rows: Rows, kernels: Kernels, chunk_tokens: int, adapters_T: Tensor | None = None
+) -> StepInput:
     """`numbers` are those of `_mixed_numbers` on the device, without the sampled tokens and rows."""
     decode_rows, decode_slots, lengths, token_rows, positions, chunk_rows, starts, offsets = numbers
     if len(decode_rows):
@@ -165,4 +187,5 @@ def _mixed_step_input(numbers: list[Tensor], rows: Rows, kernels: Kernels, chunk
         rows_R=decode_rows,
         lengths_R=lengths,
         segments=segments,
+        adapters_T=adapters_T,
     )

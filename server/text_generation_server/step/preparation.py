@@ -5,7 +5,7 @@ No function here waits for the device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from text_generation_server.errors import StepError
 from text_generation_server.step.parameters import RowParameters, check_token_lists
-from text_generation_server.step.rows import Batch, Batches, PromptChunk, Rows, StepBatch
+from text_generation_server.step.rows import NO_ADAPTER, Batch, Batches, PromptChunk, Rows, StepBatch
 
 Int32s = npt.NDArray[np.int32]
 
@@ -34,6 +34,7 @@ class RequestRows:
     request_ids: list[int]
     rows_R: Int32s
     rows: tuple[int, ...]  # the same rows as Python integers
+    adapters_R: Int32s | None = None  # the slot of each row's adapter; None: no row has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class PlacedChunk:
     start: int
     end: int
     last: bool  # whether the chunk ends the prompt, so that a token is sampled after it
+    adapter: int = NO_ADAPTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,10 @@ class PreparedStep:
     chunks: tuple[PlacedChunk, ...]
     sampled: RequestRows  # requests that get a token: all that decode, then those whose prompt ends
     scored: ScoredTokens | None = None  # None: no log-probability of a prompt's token is wanted
+
+    @property
+    def has_adapters(self) -> bool:
+        return self.decode.adapters_R is not None or any(chunk.adapter >= 0 for chunk in self.chunks)
 
     @property
     def tokens(self) -> int:
@@ -99,7 +105,10 @@ class Planner:
             batches.merge([batch.id for batch in decoding])
         batch_id = decoding[0].id if decoding else new_batch_id
         batch = batches.join(batch_id, {chunk.request_id for chunk in chunks}) if chunks else batches.take(batch_id, [])
-        placed = tuple(PlacedChunk(row, c.start, c.end, c.last) for row, c in zip(chunk_rows, chunks, strict=True))
+        placed = tuple(
+            PlacedChunk(row, c.start, c.end, c.last, int(rows.adapters[row]))
+            for row, c in zip(chunk_rows, chunks, strict=True)
+        )
         sampled, scored = decode, None
         if chunks:
             lasts = [(c.request_id, row) for row, c in zip(chunk_rows, chunks, strict=True) if c.last]
@@ -134,7 +143,9 @@ class Planner:
         ids = [request_id for batch in decoding for request_id in batch.request_ids]
         if len(set(ids)) != len(ids):
             raise StepError("a step names a request twice")
-        self._last_decode = _request_rows(ids, tuple(rows.row(request_id) for request_id in ids))
+        decode = _request_rows(ids, tuple(rows.row(request_id) for request_id in ids))
+        adapters_R = rows.adapters[decode.rows_R]
+        self._last_decode = replace(decode, adapters_R=adapters_R) if (adapters_R >= 0).any() else decode
         self._last_asked = (decoding, rows.changes)
         return self._last_decode
 
@@ -176,6 +187,8 @@ def _check_chunk(rows: Rows, limits: StepLimits, chunk: PromptChunk) -> None:
         raise StepError(f"request {chunk.request_id}: an id is not one of the {limits.vocab_size} of the vocabulary")
     if chunk.slots is not None and not _within(chunk.slots.numpy(), limits.slots):
         raise StepError(f"request {chunk.request_id}: a slot is not one of the {limits.slots}")
+    if chunk.adapter and chunk.adapter not in rows.adapter_slots:
+        raise StepError(f"request {chunk.request_id}: this shard has no adapter {ascii(chunk.adapter)[:80]}")
     if chunk.sampling is not None:
         check_token_lists(chunk.sampling, limits.vocab_size)
     if chunk.last:

@@ -4,8 +4,9 @@ A request keeps its row from join to leave. A batch is a list of request ids, so
 data. A request ends only when the router says so.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from text_generation_server.step.parameters import RowParameters
 # The width of the rows' tensors is a multiple of this number of positions. Triton compiles a kernel for widths that 16
 # divides and again for other widths, and a warm-up that lacks memory shortens the rows after kernels were compiled.
 WIDTH_STEP = 128
+NO_ADAPTER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class PromptChunk:
     prompt_length: int = 0
     sampling: Sampling | None = None
     prompt_logprobs: int | None = None  # see `RowParameters`
+    adapter: str = ""  # the digest of the adapter that changes the model for this request; "": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,15 @@ class Rows:
     """Device state of up to `count` requests of up to `length` tokens each, and one extra row for padding, whose only
     token lies in `padding_slot`, the extra slot of the cache."""
 
-    def __init__(self, count: int, length: int, device: torch.device, padding_slot: int = 0) -> None:
+    def __init__(
+        self,
+        count: int,
+        length: int,
+        device: torch.device,
+        padding_slot: int = 0,
+        adapter_slots: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """`adapter_slots`: the slots of adapters by their digests."""
         self.count = count
         self.length = length
         self.device = device
@@ -74,6 +85,8 @@ class Rows:
         self.lengths[self.padding] = 1
         self.parameters = RowParameters(count)
         self.known = np.zeros(count, dtype=np.int64)  # a copy of `lengths` on the host
+        self.adapter_slots = adapter_slots
+        self.adapters = np.full(count + 1, NO_ADAPTER, dtype=np.int32)  # the slot of each row's adapter
         self.changes = 0  # grows whenever a request joins, leaves or changes batches
         self._row_of: dict[int, int] = {}
         self._free = list(range(count - 1, -1, -1))
@@ -105,6 +118,7 @@ class Rows:
         self._row_of[chunk.request_id] = row
         self.changes += 1
         self.known[row] = history
+        self.adapters[row] = self.adapter_slots[chunk.adapter] if chunk.adapter else NO_ADAPTER
         # The length is sent too: torch waits for a GPU before it writes a number of Python into one of its elements.
         parts = [chunk.slots.numpy(), chunk.ids.numpy(), np.array([history], dtype=np.int32)]
         slots, ids, length = send(parts, self.device)

@@ -15,6 +15,7 @@ from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models import get_model, read_any_config
+from text_generation_server.models.adapters import AdapterBank
 from text_generation_server.models.stored_codes import packed_layers
 from text_generation_server.platforms import Platform
 from text_generation_server.runner import ModelRunner
@@ -70,6 +71,7 @@ def make_runner(
     kv_dtype: torch.dtype | None = None,
     with_families: bool = True,
     constraints: Constraints | None = None,
+    adapters: AdapterBank | None = None,
     **recording: Any,
 ) -> ModelRunner:
     """`with_families`: False if transformers is to compute the model. `recording`: the platform's device, graphs or
@@ -78,9 +80,12 @@ def make_runner(
     config, files = read_any_config(path, with_families=with_families), open_files(path)
     layers = quantized_layers(path, files.describe)
     packed = None if layers is None else packed_layers(layers, files)
-    model = get_model(files, config, platform, dtype, max_total_tokens, on_tensor, weight_format, packed)
+    model = get_model(
+        files, config, platform, dtype, max_total_tokens, on_tensor, weight_format, packed, adapters=adapters
+    )
     sampler = Sampler(platform.kernels, 0.5, 2.0)
-    return ModelRunner(model, platform, sampler, on_progress, kv_dtype, constraints=constraints)
+    slots = {} if adapters is None else adapters.slots
+    return ModelRunner(model, platform, sampler, on_progress, kv_dtype, constraints=constraints, adapter_slots=slots)
 
 
 def make_platform(

@@ -150,7 +150,7 @@ NATIVE = {
     "typical_p": 0.75, "watermark": True, "decoder_input_details": True, "top_n_tokens": 2,
     "min_p": 0.25, "presence_penalty": -0.5, "logit_bias": {"7": 1.5}, "stop_token_ids": [2], "min_new_tokens": 1,
     "bad_words": ["x"], "allowed_token_ids": [1, 2], "ignore_eos_token": True, "priority": -1, "timeout": 2.5,
-    "cache_salt": "s",
+    "cache_salt": "s", "adapter_id": "sql",
 }  # fmt: skip
 COMPLETING = {
     "frequency_penalty": 0.5, "max_tokens": 3, "repetition_penalty": 1.5, "seed": 5, "temperature": 0.5, "top_p": 0.25,

@@ -66,6 +66,7 @@ class Parameters(RequestModel):
     priority: int | None = None
     timeout: float | None = None
     cache_salt: str | None = None
+    adapter_id: str | None = None  # TGI has it, and its own client has not
 
     @field_validator(
         "repetition_penalty", "frequency_penalty", "temperature", "top_k", "truncate", "top_n_tokens", "best_of"

@@ -178,8 +178,9 @@ ModelName = Annotated[
     str | None,
     Field(
         max_length=512,
-        description="Does not choose a model. A name that the server does not have is served all the same and named"
-        " in `X-Ignored-Parameters`; with `--strict-parameters` it is refused.",
+        description="The name of a LoRA adapter of the server; any other name means its model. A name that the server"
+        " does not have is served all the same and named in `X-Ignored-Parameters`; with `--strict-parameters`, and"
+        " on a server with adapters, it is refused.",
     ),
 ]
 

@@ -289,6 +289,8 @@ class GenerationStream:
             return OverloadedError(refused.retry_after_s)
         if refused.reason in (Refusal.CLOSED, Refusal.DRAINING):
             return IncompleteGenerationError()
+        if refused.reason is Refusal.NO_ADAPTER:
+            return GenerationError("Server error: no engine has loaded the adapter of this request")
         request, limits = self.request, self._engine.snapshot().limits
         too_long = TooLongError.of(
             "inputs",

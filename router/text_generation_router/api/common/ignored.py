@@ -4,7 +4,7 @@ in a metric. A request with an unknown field may be refused.
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.requests import Request
 
@@ -18,12 +18,15 @@ logger = logging.getLogger(__name__)
 HEADER = "x-ignored-parameters"
 # Maximum number of names of fields that get a log line and a count of their own; clients choose the names.
 MAX_NAMES = 64
+# Models' names of clients that mean whatever is served.
+ANY_MODEL = ("", "tgi", "dummy")
 UNPRINTABLE = re.compile(r"[^!-+.-~-]")
 
 
 class IgnoredParameters:
-    def __init__(self, metrics: Metrics, is_strict: bool) -> None:
-        """`is_strict`: requests with unknown fields are refused."""
+    def __init__(self, metrics: Metrics, is_strict: bool, adapters: Collection[str] = ()) -> None:
+        """`is_strict`: requests with unknown fields are refused. `adapters`: names of adapters."""
+        self._adapters = adapters
         self._counter = metrics.ignored_parameters
         self._is_strict = is_strict
         self._seen: set[str] = set()
@@ -47,10 +50,12 @@ class IgnoredParameters:
 
     def note_model(self, request: Request, given: str | None, served: Sequence[str]) -> None:
         """Reports a model's name that is not in `served`, the names of the served model. Raises UnknownModelError if
-        unknown fields are refused."""
-        if given is None or given in served:
+        unknown fields are refused, or if the server has adapters: the client may mean one that it has not."""
+        if given is None or given in served or given in self._adapters:
             return
-        if self._is_strict:
+        if self._adapters and given in ANY_MODEL:
+            return
+        if self._is_strict or self._adapters:
             raise UnknownModelError(UNPRINTABLE.sub("?", given[:MAX_NAME_CHARS]), served[0])
         self._report(request, ["model"])
 

@@ -69,7 +69,9 @@ TABLE: tuple[Row, ...] = (
     refused("guided_whitespace_pattern", why="is not supported: white space is at most one space"),
     tolerated("guided_decoding_backend", "there is one engine for grammars"),
     # Fields that choose weights.
-    refused("adapter_id lora lora_path"),
+    refused("lora lora_path"),
+    refused("adapter_id", on="completions chat responses messages", why=send("`model`")),
+    refused("adapter_id", on="beside", why="is a field of `parameters`"),
     # Fields about tools and their calls.
     refused("tools", []),
     refused("tool_choice", "none", "auto"),

@@ -411,7 +411,7 @@ class Server:
             requests.max_stop_sequences,
             requests.keep_agent_lines,
         )
-        ignored = IgnoredParameters(self.metrics, self.config.requests.strict_parameters)
+        ignored = IgnoredParameters(self.metrics, self.config.requests.strict_parameters, self.config.adapters)
         services = Services(
             self.config,
             self.engine,

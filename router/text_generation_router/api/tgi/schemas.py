@@ -146,6 +146,8 @@ class GenerateParameters(SamplingFields):
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    adapter_id: str | None = None
+    """The LoRA adapter that changes the model for this request, by its name in the server's list. Default: none."""
     grammar: NativeGrammar = None
 
     def sampling_parameters(self) -> AskedParameters:
@@ -164,6 +166,7 @@ class GenerateParameters(SamplingFields):
             priority=self.priority,
             timeout=self.timeout,
             cache_salt=self.cache_salt,
+            adapter_id=self.adapter_id,
             grammar=asked_grammar(self),
         )
 

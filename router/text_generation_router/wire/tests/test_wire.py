@@ -66,6 +66,7 @@ def submits(draw) -> list[Submitted]:
         timeout_s=draw(st.none() | st.integers(0, 9).map(float)),
         prompt_logprobs=draw(st.none() | st.integers(0, 5)),
         stop_token_ids=frozenset(draw(st.lists(tokens, max_size=3))),
+        adapter=draw(st.sampled_from(["", "a" * 64])),
     )
     past = Past(
         age_s=draw(st.integers(0, 9).map(float)),
@@ -206,6 +207,7 @@ def test_log_probabilities_of_a_prompt_come_back_in_pieces(num_top) -> None:
 
 def test_facts_come_back_equal_and_an_empty_model_is_refused() -> None:
     model = ModelInfo("torch.float32", "cpu", VOCAB, 64, (1, 2), "cpu", 2, 5, grammar_refusal="no bytes")
+    model = replace(model, adapters=frozenset({"a" * 64, "b" * 64}))
     for max_batch_size in (3, None):
         snapshot = Snapshot(model, TokenLimits(63, 64, 640), JoiningRules(0.3, 20, max_batch_size))
         assert snapshot_of(pb.Facts.FromString(facts_of(snapshot).SerializeToString())) == snapshot

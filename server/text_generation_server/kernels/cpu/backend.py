@@ -20,6 +20,7 @@ from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
 from text_generation_server.kernels.cpu.linear import Float32Linear, Gated, PackedLinear, Scratch, packable
 from text_generation_server.kernels.interface import (
     WORD_BITS,
+    AdapterMatrices,
     AttentionOptions,
     Choices,
     Chosen,
@@ -97,6 +98,23 @@ class CpuKernels:
             self.library, self.threads, self._scratch, self._pages, weight=weight, bias=bias, gated=gated,
             x_type=x_type, y_type=y_type, factor=factor,
         )  # fmt: skip
+
+    def adapt(self, x: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
+        (tokens, inputs), (_, rank, columns) = x.shape, matrices.up.shape
+        if inputs % LANES or any(end % LANES for end in matrices.ends):
+            return reference.adapt(x, slots_T, matrices)
+        x, parts, kind = x.contiguous(), matrices.ranks.shape[1], TYPES[x.dtype]
+        hidden, out = torch.empty((tokens, parts * rank)), torch.empty((tokens, columns))
+        common: dict[str, Argument] = {
+            "tokens": tokens, "slots": slots_T, "ranks": matrices.ranks, "parts": parts, "rank": rank,
+            "type": kind, "hidden": hidden,
+        }  # fmt: skip
+        self._call(tokens * parts * rank * inputs, "adapt_down", x=x, inputs=inputs, down=matrices.down, **common)
+        self._call(
+            tokens * rank * columns, "adapt_up", up=matrices.up, ends=matrices.ends_P, columns=columns, out=out,
+            **common,
+        )  # fmt: skip
+        return out
 
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:
         out = torch.empty((len(ids_T), weight_VH.shape[1]), dtype=weight_VH.dtype)

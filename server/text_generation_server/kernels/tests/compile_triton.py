@@ -15,6 +15,7 @@ from text_generation_common.models.architecture import Activation, ClampedGate
 from text_generation_common.quantized.values import Dense, Fp8, Groups, Int4, Int8, Table4, Weight
 from text_generation_server.kernels import triton as kernels
 from text_generation_server.kernels.interface import (
+    AdapterMatrices,
     Allowed,
     AttentionOptions,
     Bans,
@@ -93,6 +94,8 @@ def compile_others(dtype: torch.dtype) -> None:
     kernels.rms_norm_part(x, range(32, 96), torch.zeros(64), 1e-5)
     kernels.layer_norm(x, x[0], None, 1e-5)
     kernels.add_layer_norm(x, x, x[0], x[0], 1e-5)
+    down, up = torch.zeros(3, 40, 96, dtype=dtype), torch.zeros(3, 20, 320, dtype=dtype)
+    kernels.adapt(x, int32(5), AdapterMatrices(down, up, int32(3, 2), int32(2), (64, 320)))
     kernels.silu_mul(x)
     for activation in Activation:
         kernels.activate(x, activation, gated=activation == Activation.gelu)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +25,7 @@ from text_generation_common.quantized.values import Dense
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import CpuKernels, backend
 from text_generation_server.kernels.interface import (
+    AdapterMatrices,
     AttentionOptions,
     ExpertCodes,
     ExpertWeights,
@@ -953,6 +954,36 @@ def test_add_scored_adds_a_share_of_each_token(subject: Subject, size: int) -> N
     out = subject.kernels.add_scored(*on_device)
     assert out[4].isnan().all()
     close(out[:4], (x.double() + scores * y.double())[:4], subject.dtype)
+
+
+@pytest.mark.parametrize(("inputs", "ends"), [(64, (32, 48, 176)), (2064, (1104,)), (40, (20, 33))])
+def test_adapt_multiplies_each_token_by_the_matrices_of_its_adapter_alone(
+    subject: Subject, inputs: int, ends: tuple[int, ...]
+) -> None:
+    """The numbers behind an adapter's rank, and those of an adapter that no other token has, are NaN."""
+    slots = torch.tensor([1, -1, 0, 2, 0, 1, -1], dtype=torch.int32)
+    ranks = torch.tensor([[5, 0, 1][: len(ends)], [8, 3, 6][: len(ends)], [8] * len(ends)], dtype=torch.int32)
+    x = (torch.randn(len(slots), inputs) * inputs**-0.5).to(subject.dtype)
+    down, up = torch.randn(3, len(ends) * 8, inputs).to(subject.dtype), torch.randn(3, 8, ends[-1]).to(subject.dtype)
+    expected = torch.full((len(slots), ends[-1]), -0.0, dtype=torch.float64)
+    down[2] = NAN
+    for slot, of in enumerate(ranks[:2].tolist()):
+        for part, (start, end) in enumerate(pairwise((0, *ends))):
+            own = slice(part * 8, part * 8 + of[part])
+            delta = down[slot, own].double().T @ up[slot, : of[part], start:end].double()
+            expected[slots == slot, start:end] = x[slots == slot].double() @ delta + (0.0 if of[part] else -0.0)
+            down[slot, own.stop : part * 8 + 8] = NAN
+            up[slot, of[part] :, start:end] = NAN
+    on_device = (t.to(subject.device) for t in (down, up, ranks, torch.tensor(ends, dtype=torch.int32)))
+    matrices = AdapterMatrices(*on_device, ends)
+    out = subject.kernels.adapt(x.to(subject.device), slots.to(subject.device), matrices).cpu()
+    assert out.dtype == torch.float32 and out[3].isnan().all()
+    assert out[slots < 0].view(torch.int32).eq(-(2**31)).all()  # -0
+    known = slots < 2
+    close(out[known].to(subject.dtype), expected[known], subject.dtype)
+    for token in range(len(slots)):
+        single = subject.kernels.adapt(x[token : token + 1].to(subject.device), slots[token : token + 1], matrices)
+        assert torch.equal(single.cpu().view(torch.int32)[0], out[token].view(torch.int32))
 
 
 @pytest.mark.parametrize("size", [20] + [4096] * GPU)

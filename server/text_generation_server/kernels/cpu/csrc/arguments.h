@@ -284,6 +284,37 @@ struct check_finite_arguments {
   uint8_t *finite; /* [R] */
 };
 
+/* What adapters add to a linear layer: first their products with x, hidden = x downᵀ. A layer has several parts, which
+   are outputs with matrices of their own; hidden has `rank` numbers for each. The numbers from ranks[slot][part] on are
+   not written. */
+struct adapt_down_arguments {
+  const void *x;        /* [T, inputs] */
+  long tokens;          /* T */
+  long inputs;          /* a multiple of 16 */
+  long type;            /* type of x and down: F32 or BF16 */
+  const int32_t *slots; /* [T]: the adapter of each token, or -1 */
+  const void *down;     /* [adapters, parts * rank, inputs] */
+  const int32_t *ranks; /* [adapters, parts] */
+  long parts;
+  long rank;
+  float *hidden; /* [T, parts * rank] */
+};
+
+/* Then out = hidden upᵀ for each part, and -0, which changes no sum, for tokens and parts without an adapter. */
+struct adapt_up_arguments {
+  const float *hidden;  /* [T, parts * rank] */
+  long tokens;          /* T */
+  const int32_t *slots; /* [T] */
+  const void *up;       /* [adapters, rank, columns] */
+  long type;            /* type of up: F32 or BF16 */
+  const int32_t *ranks; /* [adapters, parts] */
+  const int32_t *ends;  /* [parts]: the column behind the last one of each part, a multiple of 16 */
+  long parts;
+  long rank;
+  long columns; /* the last of `ends` */
+  float *out;   /* [T, columns] */
+};
+
 /* y = x Wᵀ + addend + bias in float32. A row of y has the same bits whatever the other rows are. */
 struct gemm_f32_arguments {
   const float *x; /* [rows, inputs] */

@@ -1,0 +1,125 @@
+"""What adapter_config.json says: the rank and the scale of each module. Any field that asks for other mathematics, or
+for other tensors, is refused by its name.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from text_generation_common.errors import ModelError
+from text_generation_common.flags.model import MAX_RANK
+from text_generation_common.model_files import ModelFileError, read_json_object
+
+V = TypeVar("V", int, float)
+FILE = "adapter_config.json"
+MAX_PATTERNS, MAX_PATTERN = 4096, 256  # patterns, and characters of a pattern
+# What a pattern may be made of, beside names: `.`, `\.`, `\d`, a set of characters, `(a|b)`, `^` and `$`; two of its
+# characters or sets may repeat. So a match of a name of N characters takes at most about N³ / 6 steps.
+_PART = re.compile(r"[\w-]|\\[.d]|\.|\[[\w-]+\]|[()|^$]|(?<=[\w.\]\-])[*+]|(?<=\\d)[*+]")
+MAX_REPEATS = 2
+# Fields that change nothing: the tensors say it, or training alone reads them.
+_IGNORED = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "fan_in_fan_out",
+        "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config",
+        "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules",
+        "velora_config",
+    }
+)  # fmt: skip
+_READ = frozenset(
+    {
+        "peft_type", "task_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
+        "init_lora_weights",
+    }
+)  # fmt: skip
+# Values that ask for nothing.
+_NEUTRAL: tuple[object, ...] = (None, False, "", [], {}, "none")
+# Ways to begin the training that leave the base as it is. After all others, the base is another one.
+_PLAIN_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal", "mica", "lora_ga")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    rank: int
+    alpha: float
+    is_rank_stabilized: bool
+    ranks: tuple[tuple[re.Pattern[str], int], ...] = ()  # ranks of modules whose names match; the first pattern counts
+    alphas: tuple[tuple[re.Pattern[str], float], ...] = ()
+
+    def rank_of(self, module: str) -> int:
+        return _first(self.ranks, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """What the product of both matrices is multiplied by."""
+        rank, alpha = self.rank_of(module), _first(self.alphas, module, self.alpha)
+        return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
+
+
+def read_config(folder: Path, max_rank: int = MAX_RANK) -> AdapterConfig:
+    """ModelError for an adapter that is not plain LoRA, or has a larger rank."""
+    file = folder / FILE
+    try:
+        raw = read_json_object(file)
+    except ModelFileError as error:
+        raise ModelError(str(error)) from None
+    if raw.get("peft_type") != "LORA":
+        raise _refused(file, "peft_type", raw.get("peft_type"), "only LORA is served")
+    if raw.get("task_type") not in (None, "CAUSAL_LM"):
+        raise _refused(file, "task_type", raw["task_type"], "only CAUSAL_LM is served")
+    begun = raw.get("init_lora_weights", True)
+    if begun not in _PLAIN_BEGINNINGS:
+        raise _refused(file, "init_lora_weights", begun, "the adapter belongs to a base whose weights were changed too")
+    for name, value in raw.items():
+        if name not in _IGNORED | _READ and value not in _NEUTRAL:
+            raise _refused(file, name, value, "it is not supported")
+    return AdapterConfig(
+        rank=_rank(file, "r", raw.get("r", 8), max_rank),
+        alpha=_number(file, "lora_alpha", raw.get("lora_alpha", 8)),
+        is_rank_stabilized=raw.get("use_rslora") is True,
+        ranks=tuple((p, _rank(file, "rank_pattern", r, max_rank)) for p, r in _patterns(file, raw, "rank_pattern")),
+        alphas=tuple((p, _number(file, "alpha_pattern", a)) for p, a in _patterns(file, raw, "alpha_pattern")),
+    )
+
+
+def _first(found: tuple[tuple[re.Pattern[str], V], ...], module: str, otherwise: V) -> V:
+    return next((value for pattern, value in found if pattern.match(module)), otherwise)
+
+
+def _patterns(file: Path, raw: Mapping[str, Any], field: str) -> list[tuple[re.Pattern[str], object]]:
+    given = raw.get(field) or {}
+    if not isinstance(given, dict) or len(given) > MAX_PATTERNS:
+        raise _refused(file, field, given, f"it must be an object of at most {MAX_PATTERNS} patterns")
+    return [(_pattern(file, field, text), value) for text, value in given.items()]
+
+
+def _pattern(file: Path, field: str, text: str) -> re.Pattern[str]:
+    """The pattern, which matches at the end of a module's name, behind a dot, as in PEFT."""
+    parts = _PART.findall(text)
+    repeats = sum(part in ("*", "+") for part in parts)
+    if len(text) > MAX_PATTERN or "".join(parts) != text or repeats > MAX_REPEATS:
+        raise _refused(file, field, text, "the pattern is not made of names and few simple wildcards")
+    try:
+        return re.compile(rf"(.*\.)?({text})$")
+    except re.error as error:
+        raise _refused(file, field, text, f"it is not a pattern ({error})") from None
+
+
+def _rank(file: Path, field: str, value: object, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _refused(file, field, value, "a rank is a whole number from 1 on")
+    if value > most:
+        raise _refused(file, field, value, f"a rank of at most {most} is served: see --max-lora-rank")
+    return value
+
+
+def _number(file: Path, field: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= abs(value) < 1e6:
+        raise _refused(file, field, value, "it must be a number below 1e6")
+    return float(value)
+
+
+def _refused(file: Path, field: str, value: object, why: str) -> ModelError:
+    return ModelError(f"{file}: `{field}` is {ascii(value)[:80]}, and {why}")

@@ -1,0 +1,128 @@
+"""Adapters as PEFT writes them: what is read of them, and that all else is refused in one line that names it."""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from text_generation_common.adapters.config import read_config
+from text_generation_common.adapters.files import digest_of, modules_of, read_adapter
+from text_generation_common.adapters.listed import checked, digests, identified, listed, located
+from text_generation_common.errors import ModelError
+from text_generation_common.models.families import FAMILIES
+from text_generation_common.models.values import Fields
+
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
+LLAMA = {
+    "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 99,
+    "num_key_value_heads": 1, "num_hidden_layers": 2,
+}  # fmt: skip
+MODULE = "base_model.model.model.layers.0.self_attn.q_proj"
+Shapes = Mapping[str, tuple[int, ...]]
+PAIR: Shapes = {f"{MODULE}.lora_A.weight": (4, 16), f"{MODULE}.lora_B.weight": (16, 4)}
+
+
+def write(folder: Path, shapes: Shapes = PAIR, kind: str = "F32", **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8} | config))
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * (4 if kind == "F32" else 1)
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+    return folder
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelError) as refused:
+        modules_of(read_adapter(folder, 64), FAMILIES["llama"](Fields(LLAMA, "config.json")))
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("config", "module", "rank", "scale"), TABLES["scales"])
+def test_rank_and_scale_of_a_module(
+    tmp_path: Path, config: dict[str, Any], module: str, rank: int, scale: float
+) -> None:
+    found = read_config(write(tmp_path, **config))
+    assert found.rank_of(module) == rank and found.scale_of(module) == pytest.approx(scale)
+
+
+@pytest.mark.parametrize("config", TABLES["plain"])
+def test_fields_that_change_nothing_are_accepted(tmp_path: Path, config: dict[str, Any]) -> None:
+    (pair,) = read_adapter(write(tmp_path, **config)).modules.values()
+    assert (pair.rank, pair.inputs, pair.outputs, pair.scale) == (4, 16, 16, 2.0)
+
+
+@pytest.mark.parametrize(("config", "says"), TABLES["refused"])
+def test_every_other_field_is_refused_by_its_name(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+    assert f"adapter_config.json: `{next(iter(config))}` is " in (text := refusal(write(tmp_path, **config)))
+    assert says in text
+
+
+@pytest.mark.parametrize(("shapes", "says"), TABLES["tensors"])
+def test_every_tensor_belongs_to_a_pair_of_a_layer_of_the_model(
+    tmp_path: Path, shapes: dict[str, list[int]], says: str
+) -> None:
+    named = {name.replace("MODULE", MODULE): tuple(shape) for name, shape in shapes.items()}
+    assert says in refusal(write(tmp_path, named))
+
+
+def test_types_that_are_not_numbers_broken_files_pickles_and_links_out_are_refused(tmp_path: Path) -> None:
+    assert "is I8 [4, 16], not a matrix of numbers" in refusal(write(tmp_path / "a", kind="I8"))
+    weights = write(tmp_path / "b") / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    for content in (b"", whole[:-1], b"\xff" * 8 + whole[8:], (2**40).to_bytes(8, "little") + whole[8:]):
+        weights.write_bytes(content)
+        assert "is broken" in refusal(tmp_path / "b")
+    weights.unlink()
+    assert "has no file adapter_model.safetensors" in refusal(tmp_path / "b")
+    (tmp_path / "b/adapter_model.bin").touch()
+    assert "is a pickle" in refusal(tmp_path / "b")
+    (tmp_path / "secret").write_bytes(whole)
+    weights.symlink_to(tmp_path / "secret")
+    assert "is a link to a file outside of the folder" in refusal(tmp_path / "b")
+
+
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
+def test_no_pattern_takes_long(tmp_path: Path, field: str) -> None:
+    module = "model.layers.0.self_attn." + "q" * 200
+    for pattern in (".*.*!", "[a-z]+[a-z]+!", ".+" * 2 + "x", "(a|b)x*y*"):
+        started = time.process_time()
+        try:
+            read_config(write(tmp_path, **{field: {pattern: 3}})).scale_of(module)
+        except ModelError as error:
+            assert pattern in str(error)
+        assert time.process_time() - started < 1
+
+
+def test_the_digest_is_that_of_both_files_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    one, same = write(tmp_path / "one"), write(tmp_path / "same")
+    assert digest_of(one) == digest_of(same)
+    assert (
+        len({digest_of(one), digest_of(write(tmp_path / "a", lora_alpha=9)), digest_of(write(tmp_path / "b", {}))}) == 3
+    )
+
+
+def test_a_list_names_folders_and_their_digests_are_kept(tmp_path: Path) -> None:
+    folder = write(tmp_path / "one")
+    assert [*map(str, listed("a/b, x=c/d ,y=e@v1,z@v2"))] == ["a/b=a/b", "x=c/d", "y=e@v1", "z=z@v2"]
+    (found,) = checked(f"mine={folder}", None, 1, 64)
+    assert str(found) == f"mine={folder}@{digest_of(folder)}"
+    assert digests(str(found)) == {"mine": digest_of(folder)} == digests(f"mine={folder}")
+    write(folder, lora_alpha=3)
+    with pytest.raises(ModelError, match="have changed since the start"):
+        identified(found)
+
+
+@pytest.mark.parametrize(("text", "says"), TABLES["lists"])
+def test_a_wrong_list_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as refused:
+        for adapter in checked(text.replace("FOLDER", str(write(tmp_path / "one"))), str(tmp_path), 2, 64):
+            located(adapter, None)
+    assert says in str(refused.value) and "\n" not in str(refused.value)

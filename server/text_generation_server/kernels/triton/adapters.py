@@ -1,0 +1,74 @@
+"""What adapters add to a linear layer, out = (x downᵀ) upᵀ for each token and part of the layer, in float32. One kernel
+multiplies by `down`, another by `up`. Each sum runs in an order of its own, so a token's bits depend on the token and
+its adapter only.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from text_generation_server.kernels.interface import AdapterMatrices
+
+RANKS, INPUTS, OUTPUTS = 16, 256, 256  # numbers that a program has in registers
+
+
+def adapt(x: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
+    (tokens, inputs), (_, rank, outputs), parts = x.shape, matrices.up.shape, len(matrices.ends)
+    assert x.is_contiguous() and matrices.down.is_contiguous() and matrices.up.is_contiguous()
+    hidden = torch.empty((tokens, parts, rank), dtype=torch.float32, device=x.device)
+    out = torch.empty((tokens, outputs), dtype=torch.float32, device=x.device)
+    _adapt_down[(tokens, parts, triton.cdiv(rank, RANKS))](
+        x, slots_T, matrices.down, matrices.ranks, hidden, INPUTS=inputs, PARTS=parts, RANK=rank, ROWS=RANKS,
+        COLUMNS=INPUTS,
+    )  # fmt: skip
+    _adapt_up[(tokens, triton.cdiv(outputs, OUTPUTS))](
+        hidden, slots_T, matrices.up, matrices.ranks, ends=matrices.ends_P, out=out, OUTPUTS=outputs, PARTS=parts,
+        RANK=rank, COLUMNS=OUTPUTS,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots"])
+def _adapt_down(
+    x, slots, down, ranks, hidden, INPUTS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot >= 0:
+        row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+        within = row < tl.load(ranks + slot * PARTS + part)
+        first = down + (slot * PARTS + part) * RANK * INPUTS
+        sums = tl.zeros([ROWS], tl.float32)
+        for start in range(0, INPUTS, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            inside = column < INPUTS
+            value = tl.load(x + token * INPUTS + column, mask=inside, other=0.0).to(tl.float32)
+            at = row[:, None] * INPUTS + column[None, :]
+            weight = tl.load(first + at, mask=within[:, None] & inside[None, :], other=0.0).to(tl.float32)
+            sums += tl.sum(weight * value[None, :], axis=1)
+        tl.store(hidden + (token * PARTS + part) * RANK + row, sums, mask=within)
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots"])
+def _adapt_up(
+    hidden, slots, up, ranks, ends, out, OUTPUTS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < OUTPUTS
+    sums = tl.full([COLUMNS], -(2**31), tl.int32).to(tl.float32, bitcast=True)  # -0, which changes no sum
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot >= 0:
+        part = tl.zeros([COLUMNS], tl.int32)
+        for p in tl.static_range(PARTS - 1):
+            part += (column >= tl.load(ends + p)).to(tl.int32)
+        own = tl.load(ranks + slot * PARTS + part)
+        for r in range(RANK):
+            has = inside & (r < own)
+            value = tl.load(hidden + (token * PARTS + part) * RANK + r, mask=has, other=0.0)
+            weight = tl.load(up + (slot * RANK + r) * OUTPUTS + column, mask=has, other=0.0).to(tl.float32)
+            sums = tl.where(has, sums + value * weight, sums)
+    tl.store(out + token * OUTPUTS + column, sums, mask=inside)

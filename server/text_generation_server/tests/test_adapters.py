@@ -1,0 +1,155 @@
+"""LoRA adapters beside each other in one step, compared with transformers' own model that each is merged into."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from adapter_tools import merged, sizes_of, some, write_adapter
+from family_tools import EVERYTHING, ROUNDING, VOCABULARY, Checkpoints, quick_and_long, teacher_forced
+from shard_tools import SAMPLED, Client, fresh_client, make_runner, random_ids, scattered_slots
+
+from text_generation_common.adapters.files import digest_of
+from text_generation_common.adapters.listed import ListedAdapter
+from text_generation_common.models.config import read_config
+from text_generation_common.models.tensors import LinearSize
+from text_generation_common.quantized.tensors.matrix import exact_weight
+from text_generation_server.errors import StepError
+from text_generation_server.kernels.cpu import load_kernels
+from text_generation_server.kernels.cpu.backend import CpuKernels
+from text_generation_server.kernels.cpu.programs import DecodePrograms
+from text_generation_server.layers.weights import WeightFormat, int4, int8
+from text_generation_server.models.adapters import load_adapters
+from text_generation_server.runner import ModelRunner
+from text_generation_server.step.rows import PromptChunk
+
+NEW = 8
+# A family of each order of rows: plain, turned in pairs, in groups, fused, [inputs, outputs], with constant factors.
+QUICK = (
+    "qwen2", "gptj", "gpt_neox", "falcon, as 40B", "phi3", "gpt2", "gemma2", "granite", "glm", "qwen2_moe", "bloom",
+)  # fmt: skip
+
+
+def adapted_runner(model: Path, folder: Path, dtype: torch.dtype = torch.float32) -> tuple[ModelRunner, list[str]]:
+    """A runner with two adapters of all layers and one of some. Returns their digests, too."""
+    sizes = sizes_of(model)
+    listed = [
+        write_adapter(folder / "a", sizes, 4, seed=1, use_rslora=True),
+        write_adapter(folder / "b", sizes, 16, seed=2),
+        write_adapter(folder / "c", some(sizes, 2), 3, seed=3, rank_pattern={}, alpha_pattern={}),
+    ]
+    bank = load_adapters(listed, read_config(model), 64)
+    kernels = load_kernels()
+    graphs = {}
+    if isinstance(kernels, CpuKernels):
+        graphs = {name: DecodePrograms(kernels.library, kernels.threads) for name in ("graphs", "adapter_graphs")}
+    runner = make_runner(model, dtype, kernels=kernels, adapters=bank, **graphs)
+    runner.warmup(512, None, 16, 2048)
+    return runner, [digest_of(Path(adapter.path)) for adapter in listed]
+
+
+def asking(client: Client, number: int, prompt: torch.Tensor, adapter: str, **options: object) -> PromptChunk:
+    return replace(client.first_chunk(number, prompt, **options), adapter=adapter)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("variant", quick_and_long(QUICK))
+def test_rows_of_one_step_have_the_logits_of_models_that_their_adapters_are_merged_into(
+    checkpoints: Checkpoints, variant: str, tmp_path: Path
+) -> None:
+    made = checkpoints(variant)
+    runner, digests = adapted_runner(made.path, tmp_path)
+    client = fresh_client(runner)
+    prompts = [random_ids(length, seed=length) for length in (9, 33, 40, 17)]
+    asked = [*digests, ""]
+    outputs = [
+        client.step(
+            [], [asking(client, i, prompt, asked[i], parameters=EVERYTHING) for i, prompt in enumerate(prompts)]
+        )
+    ]
+    outputs += [client.step([0, 1, 2, 3]) for _ in range(NEW - 1)]
+    models = [merged(made.model, tmp_path / name, made.path) for name in "abc"] + [made.model]
+    for number, model in enumerate(models):
+        expected = teacher_forced(model, prompts[number], client.tokens[number])
+        for step, output in enumerate(outputs):
+            at = output.request_ids.index(number) * VOCABULARY
+            ids = output.top_ids.view(-1)[at : at + VOCABULARY].long()
+            found = torch.zeros(VOCABULARY).scatter_(0, ids, output.top_logprobs.view(-1)[at : at + VOCABULARY])
+            assert (found - expected[step]).abs().max() <= 2 * ROUNDING, (number, step)
+        others = [other for other in models if other is not model]
+        assert all(
+            (teacher_forced(o, prompts[number], client.tokens[number]) - expected).abs().max() > 0.1 for o in others
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_rows_chunks_and_resuming_change_no_bit_of_a_row_with_an_adapter(
+    checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    path = checkpoints("qwen3").path
+    runner, digests = adapted_runner(path, tmp_path, dtype)
+    asked = [*digests, "", digests[0]]
+    prompts = [random_ids(length, seed=length) for length in (5, 23, 50, 7, 31)]
+
+    def alone(number: int, runner: ModelRunner = runner) -> tuple[list[int], list[float]]:
+        client = fresh_client(runner)
+        client.step([], [asking(client, number, prompts[number], asked[number], parameters=SAMPLED)])
+        for _ in range(NEW - 1):
+            client.step([number])
+        return client.tokens[number], client.logprobs[number]
+
+    single = [alone(number) for number in range(5)]
+    runner.clear(None)
+    client = Client(runner, scattered_slots(runner, seed=1))
+    client.step([], [asking(client, i, prompts[i], asked[i], parameters=SAMPLED) for i in (0, 1)])
+    client.step([0, 1], [asking(client, 2, prompts[2], asked[2], end=20, parameters=SAMPLED)])
+    client.step([0], [PromptChunk(2, 20, 50, True), asking(client, 3, prompts[3], asked[3], parameters=SAMPLED)])
+    # Another shard has made the first three tokens.
+    history = torch.cat([prompts[4], torch.tensor(single[4][0][:3])])
+    client.step([0, 1, 2, 3], [asking(client, 4, history, asked[4], prompt_length=31, parameters=SAMPLED)])
+    while waiting := [i for i in range(5) if len(client.tokens[i]) < NEW - 3 * (i == 4)]:
+        client.step(waiting)
+    for number, (tokens, logprobs) in enumerate(single):
+        first = 3 * (number == 4)
+        assert (client.tokens[number], client.logprobs[number]) == (tokens[first:], logprobs[first:])
+    # A row without an adapter has the bits of a server without adapters.
+    plain = make_runner(path, dtype, kernels=runner._kernels)
+    plain.warmup(512, None, 16, 2048)
+    assert alone(3, plain) == single[3]
+
+
+@pytest.mark.parametrize("weight_format", [int8, int4])
+def test_an_adapter_adds_to_the_products_of_a_quantized_base(
+    checkpoints: Checkpoints, tmp_path: Path, weight_format: WeightFormat
+) -> None:
+    made, (sizes, adapter) = checkpoints("qwen3"), one_adapter(checkpoints("qwen3").path, tmp_path)
+    bank = load_adapters([adapter], read_config(made.path), 64)
+    runner = make_runner(made.path, weight_format=weight_format, adapters=bank)
+    runner.warmup(512, None, 16, 2048)
+    client, prompt, digest = fresh_client(runner), random_ids(21), digest_of(Path(adapter.path))
+    outputs = [client.step([], [asking(client, 0, prompt, digest, parameters=EVERYTHING)])]
+    outputs += [client.step([0]) for _ in range(NEW - 1)]
+    model = copy.deepcopy(made.model)
+    with torch.no_grad():
+        for name in sizes:
+            weight = model.get_submodule(name).weight
+            weight.copy_(exact_weight(weight_format(weight.data)))
+    expected = teacher_forced(merged(model, tmp_path / "one", made.path), prompt, client.tokens[0])
+    for step, output in enumerate(outputs):
+        found = torch.zeros(VOCABULARY).scatter_(0, output.top_ids.view(-1).long(), output.top_logprobs.view(-1))
+        assert (found - expected[step]).abs().max() <= 2 * ROUNDING
+
+
+def one_adapter(model: Path, folder: Path) -> tuple[dict[str, LinearSize], ListedAdapter]:
+    sizes = sizes_of(model)
+    return sizes, write_adapter(folder / "one", sizes, 8, seed=1)
+
+
+def test_an_adapter_that_the_shard_lacks_is_refused_before_anything_changes(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    runner, _ = adapted_runner(checkpoints("qwen3").path, tmp_path)
+    client = fresh_client(runner)
+    with pytest.raises(StepError, match="request 1: this shard has no adapter 'abc'"):
+        client.step([], [asking(client, 1, random_ids(5), "abc")])
+    assert not runner.num_rows
