@@ -201,7 +201,7 @@ function Tree({ tree }) {
       ? html`<ol class="tree" tabindex="0" aria-label="Prefix tree">${order.map(
           (i) => html`<li key=${i} style=${{ paddingLeft: `${Math.min(depths[i], 8)}rem` }}>
             <span class="bar"><i style=${{ width: `${(100 * tree.tokens[i]) / most}%` }}></i></span>
-            <span>${tree.tokens[i]} tokens after ${tree.before[i]}</span><span>${tree.locks[i] ? `${tree.locks[i]} in use` : "evictable"}</span>
+            <span>${tree.tokens[i]} ${tree.tokens[i] === 1 ? "token" : "tokens"} after ${tree.before[i]}</span><span>${tree.locks[i] ? `${tree.locks[i]} in use` : "evictable"}</span>
           </li>`,
         )}</ol>`
       : html`<p class="none">Nothing is cached.</p>`}
