@@ -183,7 +183,7 @@ COHERE = {"logit_scale": "logit_scale", **NORM_EPS}
 # llama.cpp computes a router's scores over all experts, or over the chosen, whatever config.json has said.
 OVER_ALL, OVER_CHOSEN = {"norm_topk_prob": False}, {"norm_topk_prob": True}
 NO_ROPE = {"rope_parameters": None}
-# By the name in general.architecture. All but mistral3 have fixtures that llama.cpp's converter has made.
+# By the name in general.architecture. All have fixtures that llama.cpp's converter has made.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", further=llama, pairs=True),
     "mistral3": Architecture("mistral", constants={"sliding_window": None}, pairs=True),

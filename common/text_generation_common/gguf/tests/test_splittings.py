@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from gguf_headers import byte_level, sentencepiece
+from gguf_headers import byte_level, sentencepiece, unigram
 from tokenizers import Tokenizer
 
 from text_generation_common.gguf.splits import SPLITTINGS
@@ -40,3 +40,15 @@ def test_a_sentencepiece_model_gives_the_tokens_of_llama_cpp(prefix):
     pieces = [*FIRST, *map(tuple, TABLE["pieces"])]
     file = sentencepiece(pieces, add_space_prefix=prefix, add_bos_token=False)
     assert ids_of(file) == TABLE["sentencepiece"][str(prefix).lower()]
+
+
+def test_a_unigram_model_gives_the_tokens_of_llama_cpp_but_for_spaces_at_the_end_of_a_text():
+    pieces = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2)]
+    pieces += [(text, score / 50 - (2 if len(text) > 1 else 8), kind) for text, score, kind in TABLE["pieces"]]
+    for settings, expected in TABLE["unigram"].items():
+        spaces, _, prefix = settings.partition(", ")
+        keys = {"add_space_prefix": bool(prefix), "remove_extra_whitespaces": spaces == "spaces joined"}
+        found = ids_of(unigram(pieces, add_eos_token=False, **keys))
+        different = [text for text, ids, theirs in zip(TEXTS, found, expected, strict=True) if ids != theirs]
+        assert all(settings == "spaces kept, prefix" and text.endswith(" ") for text in different)
+        assert len(different) <= 3
