@@ -60,7 +60,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py clients/python/text_generation/__i
 
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
-.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-image test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats fixtures-gguf demo-model test-demo-model bench bench-guard bench-peers \
+.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-image test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats fixtures-gguf gguf-quality gguf-texts demo-model test-demo-model bench bench-guard bench-peers \
 	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-page test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 # What serving needs, with the kernels for this machine's processor. Every file is checked against the hashes in requirements/
@@ -236,6 +236,15 @@ fuzz-formats: install-test
 fixtures-gguf: install-test
 	PYTHONPATH=common/text_generation_common/gguf/tests $(BIN)/python server/text_generation_server/tests/make_gguf_goldens.py $(LLAMA) $(ARGS)
 
+# What llama.cpp and this server compute of files that llama.cpp has quantized: about five minutes. Needs
+# .venv-llama-cpp (make bench-peers), or another environment: ARGS="--llama FOLDER".
+gguf-quality: install-test
+	PYTHONPATH=server/text_generation_server/tests:tools $(BIN)/python integration-tests/gguf_quality.py $(ARGS)
+
+# 10,000 texts in tokens, by llama.cpp and by this server. LLAMA: as for fixtures-gguf. Needs .venv-llama-cpp, too.
+gguf-texts: install-test
+	$(BIN)/python integration-tests/gguf_texts.py $(LLAMA) $(ARGS)
+
 # Sends 2,000 cases to each route, made of the OpenAPI document, valid and invalid ones; checks status and body.
 test-schema: install-test
 	$(BIN)/pytest router/text_generation_router/openapi/tests/test_cases.py --hypothesis-profile=schema $(ARGS)
@@ -306,7 +315,7 @@ bench-guard: install-test
 bench: install-test
 	$(BIN)/text-generation-benchmark compare --write benchmark/README.md $(ARGS)
 
-# The peers, each in a virtual environment of its own. llama.cpp is compiled: cmake and some minutes.
+# The peers, each in a virtual environment of its own. llama.cpp's library is compiled: cmake and 15 minutes.
 bench-peers: .venv-vllm/installed .venv-llama-cpp/installed
 
 .venv-%/installed: benchmark/text_generation_benchmark/peers/install.py | install-test

@@ -66,6 +66,25 @@ def families(
 
 
 @app.command()
+def gguf(
+    kinds: Annotated[list[str] | None, typer.Argument(help="Types of weights. Default: Q4_K_M and Q8_0.")] = None,
+    model: Annotated[str, typer.Option(help="m100 or m1b.")] = "m1b",
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each load on each server, in turns.")] = 5,
+    llama_cpp: LlamaCpp = Path(".venv-llama-cpp"),
+) -> None:
+    """Tokens per second of this server and of llama.cpp's on the same GGUF file."""
+    from text_generation_benchmark.peers.quantized import beside_llama_cpp
+    from text_generation_benchmark.shapes import SHAPES
+
+    if model not in SHAPES:
+        raise typer.BadParameter(f"{model} is not one of {', '.join(SHAPES)}", param_hint="--model")
+    try:
+        typer.echo(beside_llama_cpp(llama_cpp, model, kinds or ("Q4_K_M", "Q8_0"), rounds))
+    except RuntimeError as error:
+        fail(str(error))
+
+
+@app.command()
 def turns(
     before: Annotated[Path, typer.Option(help="text-generation-launcher of the other version, or its checkout.")],
     turns: Annotated[int | None, typer.Option(min=6, help="Runs of each load on each version; by default 9.")] = None,

@@ -42,14 +42,14 @@ def loads_on(port: int, dialect: Dialect, prompts: Prompts) -> Run:
     return run
 
 
-def take_turns(runs: Mapping[str, Run], workload: Workload) -> dict[str, list[LoadResult]]:
+def take_turns(runs: Mapping[str, Run], workload: Workload, rounds: int = ROUNDS) -> dict[str, list[LoadResult]]:
     """Measures all servers in turn. Returns one result per round, by name of the server. A short run comes first, in
     which the servers compile and warm up for this load.
     """
     for run in runs.values():
         run(replace(workload, new_tokens=min(4, workload.new_tokens)))
-    rounds = [{name: run(workload) for name, run in runs.items()} for _ in range(ROUNDS)]
-    return {name: [results[name] for results in rounds] for name in runs}
+    measured = [{name: run(workload) for name, run in runs.items()} for _ in range(rounds)]
+    return {name: [results[name] for results in measured] for name in runs}
 
 
 def check_counts(port: int, dialect: Completions, prompts: Prompts) -> None:

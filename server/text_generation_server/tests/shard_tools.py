@@ -72,10 +72,11 @@ def make_runner(
     with_families: bool = True,
     constraints: Constraints | None = None,
     adapters: AdapterBank | None = None,
+    wrap: Callable[[Any], Any] = lambda model: model,
     **recording: Any,
 ) -> ModelRunner:
-    """`with_families`: False if transformers is to compute the model. `recording`: the platform's device, graphs or
-    moments."""
+    """`with_families`: False if transformers is to compute the model. `wrap`: gets the model, and returns the one that
+    runs. `recording`: the platform's device, graphs or moments."""
     platform = make_platform(kernels, group, **recording)
     config, files = read_any_config(path, with_families=with_families), open_files(path)
     layers = quantized_layers(path, files.describe)
@@ -85,7 +86,9 @@ def make_runner(
     )
     sampler = Sampler(platform.kernels, 0.5, 2.0)
     slots = {} if adapters is None else adapters.slots
-    return ModelRunner(model, platform, sampler, on_progress, kv_dtype, constraints=constraints, adapter_slots=slots)
+    return ModelRunner(
+        wrap(model), platform, sampler, on_progress, kv_dtype, constraints=constraints, adapter_slots=slots
+    )
 
 
 def make_platform(
