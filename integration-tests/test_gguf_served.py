@@ -1,4 +1,4 @@
-"""The demo model as a GGUF file, served where it lies: it still adds numbers, also after a shard was killed."""
+"""The demo model as a GGUF file, served from a fake hub: it still adds numbers, also after a shard was killed."""
 
 import json
 import random
@@ -11,6 +11,7 @@ import torch
 from asks import WORDS, plain
 from calls import at_once
 from demo_model.corpus import SECOND_MIX, World, sum_question
+from fake_hub import FakeHub, Model, running_hub
 from faults import restarts
 from gguf_writer import write_gguf
 from safetensors.torch import load_file
@@ -90,14 +91,20 @@ def q8_0(weight: Tensor) -> tuple[str, list[int], bytes]:
     )
 
 
-def test_a_gguf_file_without_a_suffix_is_served_by_two_shards_and_no_stream_notices_that_one_is_killed(
-    tmp_path: Path,
-) -> None:
-    blob = tmp_path / "sha256-0123"
-    write_demo(blob)
+def on_the_hub(hub: FakeHub, file: Path, home: Path, *flags: str) -> ServerProcess:
+    """A server of the file, which is one of two in a repository."""
+    hub.models["org/demo"] = Model({"main": {file.name: file.read_bytes(), "demo-Q8_0.gguf": b"another"}})
+    environ = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    return ServerProcess("--model-id", "org/demo:Q4_K_M", *flags, *MEMORY, environ=environ)
+
+
+def test_a_file_of_the_hub_is_served_by_two_shards_and_no_stream_notices_that_one_is_killed(tmp_path: Path) -> None:
+    file, home = tmp_path / "demo-Q4_K_M.gguf", tmp_path / "home"
+    write_demo(file)
     world = World(random.Random(11), True, SECOND_MIX)
     turns = [sum_question(world) for _ in range(12)]
-    with ServerProcess("--model-id", str(blob), "--dtype", "float32", "--num-shard", "2", *MEMORY) as server:
+    flags = "--dtype", "float32", "--num-shard", "2"
+    with running_hub() as hub, on_the_hub(hub, file, home, *flags) as server:
         answers = at_once(server.url, *(ask(question) for question, _ in turns))
         expected, _ = run_streams(server.url, ASKS, len(ASKS))
         shard = processes.shards(server.pid)[1]
@@ -112,4 +119,6 @@ def test_a_gguf_file_without_a_suffix_is_served_by_two_shards_and_no_stream_noti
         assert compare(expected, streams).failures() == []
     right = sum(text == expected for (text, _), (_, expected) in zip(answers, turns, strict=True))
     assert right >= 10, f"{right} of 12"
-    assert [path.name for path in tmp_path.iterdir()] == [blob.name]
+    assert hub.gets(file.name) == [None] and not hub.gets("demo-Q8_0.gguf")
+    sizes = [path.stat().st_size for path in home.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert max(sizes) == file.stat().st_size and sum(sizes) < file.stat().st_size + 2**16  # no other copy

@@ -104,12 +104,16 @@ class GgufHeader:
             raise self.error(f"{key} is not a finite number")
         return value
 
-    def values(self, key: str) -> list[Scalar] | None:
-        """The elements of an array; None without the key."""
+    def array(self, key: str) -> GgufArray | None:
         value = self.metadata.get(key)
         if value is not None and not isinstance(value, GgufArray):
             raise self.error(f"{key} is not a list")
-        return None if value is None else value.values()
+        return value
+
+    def values(self, key: str) -> list[Scalar] | None:
+        """The elements of an array; None without the key."""
+        array = self.array(key)
+        return None if array is None else array.values()
 
     def error(self, what: str) -> WeightsError:
         return broken(self.path, what)
@@ -198,16 +202,20 @@ def _check_part(header: GgufHeader, number: int, count: int) -> None:
         raise header.error(f"it is part {said + 1}, and its name says {number + 1}")
 
 
-class _Part:
-    """A file, while its header is read."""
+class _Unfinished(WeightsError):
+    """A file is being downloaded, and its header is not whole yet."""
 
-    def __init__(self, path: Path, number: int) -> None:
+
+class _Part:
+    """A file, while its header is read. `file_bytes`: what it will have, if it is not whole yet."""
+
+    def __init__(self, path: Path, number: int, file_bytes: int | None = None) -> None:
         self.path = path
         with open(path, "rb", opener=_open_without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", str(path))
-            self._file_bytes = status.st_size
+            self._file_bytes = status.st_size if file_bytes is None else file_bytes
             self._end = min(status.st_size, MAX_HEADER_BYTES)
             if self._end < 24:
                 raise self.error(f"it has {status.st_size} bytes only")
@@ -235,6 +243,8 @@ class _Part:
         """The place of the next `count` bytes."""
         start = self._place
         if count > self._end - start:
+            if self._end < min(self._file_bytes, MAX_HEADER_BYTES):
+                raise _Unfinished(f"{self.path} is not whole")
             whole = self._end == self._file_bytes
             raise self.error("it is cut off" if whole else f"its header has more than {MAX_HEADER_BYTES >> 20} MiB")
         self._place = start + count
@@ -341,6 +351,16 @@ class _Part:
         if 0 in shape or shape[-1] % kind.block:
             raise self.error(f"the tensor {shown(name)} has rows of {shape[-1]}, not of blocks of {kind.block} numbers")
         return math.prod(shape[:-1]) * kind.row_bytes(shape[-1])
+
+
+def read_start(path: Path, file_bytes: int) -> GgufHeader | None:
+    """The header of one file of which only the beginning is there: it will have `file_bytes`. None as long as the
+    beginning does not hold the header. WeightsError as `read_header`."""
+    try:
+        part = _Part(path, 0, file_bytes)
+    except _Unfinished:
+        return None
+    return GgufHeader(path, (path,), part.metadata, part.tensors)
 
 
 def header_end(path: Path) -> int:

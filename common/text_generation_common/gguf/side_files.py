@@ -4,14 +4,18 @@ GGUF file.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from text_generation_common.gguf.config import config_json
-from text_generation_common.gguf.container import GgufHeader, read_header
+from text_generation_common.errors import ModelError, WeightsError
+from text_generation_common.gguf.config import architecture_of, config_json
+from text_generation_common.gguf.container import GgufHeader, read_header, read_start
 from text_generation_common.gguf.generation import generation_config, tokenizer_config
+from text_generation_common.gguf.tensors import model_tensors
 from text_generation_common.gguf.tokenizer import tokenizer_json
+from text_generation_common.gguf.vocabulary import read_vocabulary
 
 # By the file's name: what makes its JSON. None: the model has no such file.
 MADE: Mapping[str, Callable[[GgufHeader], Mapping[str, Any] | None]] = {
@@ -34,3 +38,21 @@ def side_file(path: Path) -> bytes | None:
         return None
     made = MADE[path.name](read_header(path.parent))
     return None if made is None else json.dumps(made, ensure_ascii=False).encode(errors="replace")
+
+
+def refuse_beginning(file_bytes: int, name: str, names: Sequence[str], path: Path) -> bool:
+    """Examines the beginning of the file `name`, one of the parts `names` of a model, which arrives at `path`. Returns
+    False as long as it does not hold the header. WeightsError for a model that cannot be served."""
+    try:
+        header = read_start(path, file_bytes)
+        if header is None:
+            return False
+        if name == names[0]:
+            architecture_of(header)
+            read_vocabulary(header)
+        if len(names) == 1:
+            # The numbers of ropes' tensors are not there yet.
+            config_json(replace(header, tensors=model_tensors(header)))
+    except (ModelError, WeightsError) as error:
+        raise WeightsError(str(error).replace(str(path), name)) from None
+    return True

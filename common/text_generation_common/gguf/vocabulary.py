@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import cast
 
 from text_generation_common.errors import WeightsError
-from text_generation_common.gguf.container import GgufHeader, shown
+from text_generation_common.gguf.container import TEXT, GgufHeader, shown
 from text_generation_common.gguf.splits import SPLITTINGS
 
 MODEL, PREFIX = "tokenizer.ggml.model", "tokenizer.ggml."
@@ -24,6 +25,8 @@ GOES_ON, GOES_ON_BESIDE = "<|end|>", frozenset({"<|return|>", "<|call|>"})
 
 
 class TokenKind(IntEnum):
+    """As sentencepiece numbers the kinds of its pieces; 0 is GGUF's alone."""
+
     UNDEFINED = 0
     NORMAL = 1
     UNKNOWN = 2
@@ -78,8 +81,10 @@ class TokenTable:
         return self.tokens[self.special[name]] if name in self.special else None
 
 
+@lru_cache(maxsize=1)
 def read_vocabulary(header: GgufHeader) -> TokenTable:
-    """WeightsError for a tokenizer of another kind, or for keys that contradict each other or the weights."""
+    """Kept, because three files are made of it when a server starts. WeightsError for a tokenizer of another kind, or
+    for keys that contradict each other or the weights."""
     model = header.text(MODEL)
     if model not in DEFAULTS:
         read = ", ".join(DEFAULTS)
@@ -140,27 +145,29 @@ def _splitting_of(header: GgufHeader) -> str:
 
 
 def _tokens(header: GgufHeader) -> list[str]:
-    found = header.values(f"{PREFIX}tokens")
-    if not found or not isinstance(found[0], str):
+    array = header.array(f"{PREFIX}tokens")
+    if array is None or array.kind != TEXT or not array.count:
         raise header.error(f"it has no {PREFIX}tokens")
+    # Compared before a million tokens are read.
+    rows = header.tensors[EMBEDDING].shape[0] if EMBEDDING in header.tensors else array.count
+    if rows != array.count:
+        raise header.error(f"it has {array.count} tokens, and {rows} rows in {EMBEDDING}")
+    found = array.values()
     tokens = [text or f"[EMPTY_{id}]" for id, text in enumerate(map(str, found))]
     if len(max(tokens, key=len)) > MAX_TOKEN_CHARS:
         raise header.error(f"a token has more than {MAX_TOKEN_CHARS} characters")
     if len(set(tokens)) < len(tokens):
         raise header.error("two of its tokens are the same")
-    rows = header.tensors[EMBEDDING].shape[0] if EMBEDDING in header.tensors else len(tokens)
-    if rows != len(tokens):
-        raise header.error(f"it has {len(tokens)} tokens, and {rows} rows in {EMBEDDING}")
     return tokens
 
 
 def _numbers(header: GgufHeader, name: str, count: int) -> Sequence[float] | None:
-    found = header.values(PREFIX + name)
-    if found is None:
+    array = header.array(PREFIX + name)
+    if array is None:
         return None
-    if len(found) != count or isinstance(found[0], str):
+    if array.count != count or array.kind == TEXT:
         raise header.error(f"{PREFIX}{name} does not have one number for each of {count} tokens")
-    return cast(Sequence[float], found)
+    return cast(Sequence[float], array.values())
 
 
 def _special(header: GgufHeader, count: int, defaults: Mapping[str, int | None]) -> dict[str, int]:

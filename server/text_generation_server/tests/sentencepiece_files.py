@@ -5,12 +5,12 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from text_generation_server.weights.sentencepiece import PieceKind
+from text_generation_common.gguf.vocabulary import TokenKind
 
-SPECIAL = [("<unk>", 0.0, PieceKind.UNKNOWN), ("<s>", 0.0, PieceKind.CONTROL), ("</s>", 0.0, PieceKind.CONTROL)]
-BYTES = [(f"<0x{byte:02X}>", 0.0, PieceKind.BYTE) for byte in range(256)]
+SPECIAL = [("<unk>", 0.0, TokenKind.UNKNOWN), ("<s>", 0.0, TokenKind.CONTROL), ("</s>", 0.0, TokenKind.CONTROL)]
+BYTES = [(f"<0x{byte:02X}>", 0.0, TokenKind.BYTE) for byte in range(256)]
 ALGORITHMS = {"unigram": 1, "bpe": 2, "word": 3}
-Pieces = Sequence[tuple[str, float, PieceKind]]
+Pieces = Sequence[tuple[str, float, TokenKind]]
 
 
 def varint(number: int) -> bytes:
@@ -45,9 +45,9 @@ def model_file(
     return message(*written, (2, settings), (3, message((1, "identity"), *normalizer)))
 
 
-def scored(texts: Sequence[str]) -> list[tuple[str, float, PieceKind]]:
+def scored(texts: Sequence[str]) -> list[tuple[str, float, TokenKind]]:
     """No sum of some scores is equal to a sum of others, so that the best cut is the only one."""
-    return [(text, -3.0 - math.sqrt(2 + i), PieceKind.NORMAL) for i, text in enumerate(texts)]
+    return [(text, -3.0 - math.sqrt(2 + i), TokenKind.NORMAL) for i, text in enumerate(texts)]
 
 
 def byte_pieces(size: int) -> bytes:

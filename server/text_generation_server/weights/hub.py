@@ -4,8 +4,9 @@ is downloaded if necessary. The hub's errors become ours.
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from text_generation_common.errors import WeightsError, first_line
 from text_generation_common.gguf.choice import SUFFIX
 from text_generation_common.gguf.hub_choice import HubName, cached_file, chosen_files, hub_name, is_fetched_as_gguf
+from text_generation_common.gguf.side_files import refuse_beginning
 from text_generation_common.model_files import limit_bytes
 from text_generation_common.models.served import read_served
 from text_generation_common.version import named
@@ -102,7 +104,7 @@ def download(
 def _fetch(snapshot: "HubSnapshot", pickles_too: bool) -> Path:
     if is_fetched_as_gguf(snapshot.name, snapshot.listing):
         files = chosen_files(snapshot.name, snapshot.listing)
-        snapshot.fetch_files(files)
+        snapshot.fetch_files(files, refuse_beginning)
         return snapshot.finish() / files[0]
     snapshot.fetch_side_files(names.side_files(snapshot.listing))
     if "config.json" in snapshot.listing:  # Checked before the weights are downloaded, which are large.
@@ -143,6 +145,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _API_TIMEOUT_S = 10.0
 
 Choose = Callable[[Iterable[str], Set[str] | None], list[str]]
+Examine = Callable[[int, str, Sequence[str], Path], bool]  # size, name, names of all files, where it arrives
 
 
 class HubSnapshot:
@@ -181,11 +184,13 @@ class HubSnapshot:
         self.fetch_files(names)
         return bool(names)
 
-    def fetch_files(self, names: list[str]) -> None:
-        """Downloads large files, and shows how far it is."""
+    def fetch_files(self, names: list[str], examine: Examine | None = None) -> None:
+        """Downloads large files, and shows how far it is. `examine` sees their beginnings."""
         if absent := [name for name in names if name not in self.listing]:
             raise WeightsError(f"{self._model_id} has no {absent[0]}, which another of its files names")
         blobs = self._absent(names)
+        if examine is not None:
+            blobs = [replace(blob, examine=partial(examine, blob.size or 0, blob.name, names)) for blob in blobs]
         needed = [blob for blob in blobs if not blob.path.exists()]
         num_bytes = sum(blob.size or 0 for blob in needed)
         self._fetch(blobs, make_progress(len(needed), num_bytes, self._access.progress) if needed else Quiet())

@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.gguf.vocabulary import TokenKind
 
 PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of the model
 TEXT, SCORE, KIND = 1, 2, 3  # fields of a piece
@@ -31,20 +32,11 @@ class Algorithm(IntEnum):
     CHAR = 4
 
 
-class PieceKind(IntEnum):
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
 @dataclass(frozen=True, slots=True)
 class SentencePiece:
     text: str  # with U+2581 for each space
     score: float
-    kind: PieceKind
+    kind: TokenKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,7 @@ class SentencePieces:
     def text(self, id: int) -> str | None:
         return self.pieces[id].text if 0 <= id < len(self.pieces) else None
 
-    def of_kind(self, kind: PieceKind) -> list[SentencePiece]:
+    def of_kind(self, kind: TokenKind) -> list[SentencePiece]:
         return [piece for piece in self.pieces if piece.kind is kind]
 
 
@@ -75,7 +67,7 @@ def read_sentencepieces(content: bytes, where: str) -> SentencePieces:
         found = _read(content)
         if len({piece.text for piece in found.pieces}) < len(found.pieces):
             raise ValueError("two pieces are the same")
-        if not found.of_kind(PieceKind.UNKNOWN):
+        if not found.of_kind(TokenKind.UNKNOWN):
             raise ValueError("no piece stands for what is unknown")
     except (ValueError, LookupError, TypeError, struct.error) as error:
         raise WeightsError(f"{where} is not a sentencepiece model ({error}): download it again") from None
@@ -104,7 +96,10 @@ def _piece(content: Any) -> SentencePiece:
     (score,) = struct.unpack("<f", fields.get(SCORE, bytes(4)))
     if not math.isfinite(score):
         raise ValueError("the score of a piece is not a number")
-    return SentencePiece(_bytes(fields[TEXT]).decode(), score, PieceKind(fields.get(KIND, PieceKind.NORMAL)))
+    kind = TokenKind(fields.get(KIND, TokenKind.NORMAL))
+    if kind is TokenKind.UNDEFINED:
+        raise ValueError("a piece is of no kind")
+    return SentencePiece(_bytes(fields[TEXT]).decode(), score, kind)
 
 
 def _bytes(value: Any) -> bytes:

@@ -10,8 +10,9 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.gguf.vocabulary import TokenKind
 from text_generation_server.weights.added_tokens import Additions
-from text_generation_server.weights.sentencepiece import Algorithm, PieceKind, SentencePieces
+from text_generation_server.weights.sentencepiece import Algorithm, SentencePieces
 
 SPACE = "\u2581"
 MAX_SPACES = 10_000  # dropped at the start of a text that is made of ids
@@ -39,15 +40,15 @@ def _refusal(model: SentencePieces) -> str | None:
         not in (Algorithm.BPE, Algorithm.UNIGRAM),
         "it puts spaces behind words": model.whitespace_is_suffix,
         "it keeps spaces as they are": not model.escape_whitespaces,
-        "some of its pieces are unused": bool(model.of_kind(PieceKind.UNUSED)),
+        "some of its pieces are unused": bool(model.of_kind(TokenKind.UNUSED)),
         "it has symbols of its user's, and a space before every text": model.add_dummy_prefix
-        and bool(model.of_kind(PieceKind.USER_DEFINED)),
+        and bool(model.of_kind(TokenKind.USER_DEFINED)),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def _bpe(model: SentencePieces) -> models.BPE:
-    scores = {piece.text: piece.score for piece in model.of_kind(PieceKind.NORMAL)}
+    scores = {piece.text: piece.score for piece in model.of_kind(TokenKind.NORMAL)}
     merges = [
         (text[:place], text[place:])
         for text in scores
@@ -58,7 +59,7 @@ def _bpe(model: SentencePieces) -> models.BPE:
     return models.BPE(
         vocab={piece.text: id for id, piece in enumerate(model.pieces)},
         merges=merges,
-        unk_token=model.of_kind(PieceKind.UNKNOWN)[0].text,
+        unk_token=model.of_kind(TokenKind.UNKNOWN)[0].text,
         fuse_unk=True,
         byte_fallback=model.byte_fallback,
     )
@@ -66,7 +67,7 @@ def _bpe(model: SentencePieces) -> models.BPE:
 
 def _unigram(model: SentencePieces) -> models.Unigram:
     vocab = [(piece.text, piece.score) for piece in model.pieces]
-    unknown = model.pieces.index(model.of_kind(PieceKind.UNKNOWN)[0])
+    unknown = model.pieces.index(model.of_kind(TokenKind.UNKNOWN)[0])
     return models.Unigram(vocab, unk_id=unknown, byte_fallback=model.byte_fallback)
 
 
@@ -100,12 +101,12 @@ def _decoder(model: SentencePieces) -> decoders.Decoder:
 
 def _add_tokens(tokenizer: Tokenizer, model: SentencePieces, additions: Additions, where: str) -> None:
     """Pieces that are found in a text before all others, and tokens that the model does not have."""
-    special = (PieceKind.CONTROL, PieceKind.UNKNOWN)
+    special = (TokenKind.CONTROL, TokenKind.UNKNOWN)
     found = {
         # A symbol may have spaces, which the normalizer has replaced.
-        id: AddedToken(piece.text, special=piece.kind in special, normalized=piece.kind is PieceKind.USER_DEFINED)
+        id: AddedToken(piece.text, special=piece.kind in special, normalized=piece.kind is TokenKind.USER_DEFINED)
         for id, piece in enumerate(model.pieces)
-        if piece.kind in (*special, PieceKind.USER_DEFINED)
+        if piece.kind in (*special, TokenKind.USER_DEFINED)
     }
     for id, token in sorted({**found, **additions.tokens}.items()):
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])

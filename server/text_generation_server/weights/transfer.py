@@ -30,6 +30,7 @@ from text_generation_server.weights.progress import Progress
 
 CONNECTIONS = 4
 CHUNK_BYTES = 1 << 18  # small, because progress is noted after each chunk
+FIRST_LOOK = 1 << 20  # bytes of a file after which its beginning is examined for the first time
 TIMEOUT = httpx.Timeout(10.0, read=30.0)
 # Status codes after which another try may succeed.
 TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
@@ -45,6 +46,9 @@ class Blob:
     path: Path  # where the file goes in the cache
     size: int | None
     sha256: str | None  # None for small files, whose hash the hub does not give
+    # Examines the beginning of a file, of which some bytes are there. False: it needs more of them. WeightsError ends
+    # the download.
+    examine: Callable[[Path], bool] | None = None
 
     @property
     def partial(self) -> Path:
@@ -143,12 +147,33 @@ def _receive(blob: Blob, file: FileIO, client: httpx.Client, progress: Progress,
         if status == 200:
             file.truncate(held := 0)
         progress.received(blob.name, held)
+        beginning = _Beginning(blob, file)
         for chunk in response.iter_bytes(CHUNK_BYTES):
             if stop.is_set():
                 raise WeightsError(f"download of {blob.name} was stopped")
             file.write(chunk)
             held += len(chunk)
             progress.received(blob.name, held)
+            beginning.look(held)
+
+
+class _Beginning:
+    """Examines a file while it arrives: after its first bytes, and whenever they have doubled, until that succeeds."""
+
+    def __init__(self, blob: Blob, file: FileIO) -> None:
+        self._blob, self._file = blob, file
+        self._next = float("inf") if blob.examine is None else FIRST_LOOK
+
+    def look(self, held: int) -> None:
+        """WeightsError if the file is refused. Nothing of it is kept then."""
+        blob = self._blob
+        if blob.examine is None or held < min(self._next, blob.size or self._next):
+            return
+        try:
+            self._next = float("inf") if blob.examine(blob.partial) else 2 * held
+        except WeightsError:
+            self._file.truncate(0)
+            raise
 
 
 def _starts_at(response: httpx.Response, held: int) -> bool:

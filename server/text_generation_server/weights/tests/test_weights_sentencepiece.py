@@ -18,8 +18,9 @@ from sentencepiece_files import BYTES, SPECIAL, message, model_file, scored
 from tokenizers import Tokenizer
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.gguf.vocabulary import TokenKind
 from text_generation_server.weights.added_tokens import Additions, read_additions
-from text_generation_server.weights.sentencepiece import PieceKind, SentencePieces, read_sentencepieces
+from text_generation_server.weights.sentencepiece import SentencePieces, read_sentencepieces
 from text_generation_server.weights.sentencepiece_tokenizer import make_tokenizer
 from text_generation_server.weights.tokenizer import ensure_fast_tokenizer
 
@@ -36,9 +37,9 @@ def llama_2() -> bytes:
 def gemma() -> bytes:
     """No space before a text, and symbols of the user's, which are found before all others."""
     symbols = [
-        ("▁▁▁", 0.0, PieceKind.USER_DEFINED),
-        ("<b>", 0.0, PieceKind.USER_DEFINED),
-        ("<bos>", 0.0, PieceKind.USER_DEFINED),
+        ("▁▁▁", 0.0, TokenKind.USER_DEFINED),
+        ("<b>", 0.0, TokenKind.USER_DEFINED),
+        ("<bos>", 0.0, TokenKind.USER_DEFINED),
     ]
     pieces = [*SPECIAL, *symbols, *BYTES, *scored([*WORDS, *LETTERS])]
     return model_file(pieces, "bpe", byte_fallback=True, normalizer=[(3, 0), (4, 0)])
@@ -70,8 +71,8 @@ def normalized(model: SentencePieces, text: str) -> str:
 
 def joined_pairs(model: SentencePieces, text: str) -> list[str]:
     """The pair whose join has the highest score is joined, the leftmost of equals, until no join is a piece."""
-    scores = {piece.text: piece.score for piece in model.pieces if piece.kind is PieceKind.NORMAL}
-    symbols = sorted((p.text for p in model.pieces if p.kind is PieceKind.USER_DEFINED), key=len, reverse=True)
+    scores = {piece.text: piece.score for piece in model.pieces if piece.kind is TokenKind.NORMAL}
+    symbols = sorted((p.text for p in model.pieces if p.kind is TokenKind.USER_DEFINED), key=len, reverse=True)
     parts, place = [], 0
     while place < len(text):
         symbol = next((symbol for symbol in symbols if text.startswith(symbol, place)), None)
@@ -91,7 +92,7 @@ def joined_pairs(model: SentencePieces, text: str) -> list[str]:
 
 def best_total(model: SentencePieces, text: str) -> list[str]:
     """The pieces of the highest total score. A character without a piece costs 10 more than the worst piece."""
-    scores = {piece.text: piece.score for piece in model.pieces if piece.kind is PieceKind.NORMAL}
+    scores = {piece.text: piece.score for piece in model.pieces if piece.kind is TokenKind.NORMAL}
     unknown = min(scores.values()) - 10
     best: list[tuple[float, list[str]]] = [(0.0, [])]
     for end in range(1, len(text) + 1):
@@ -244,14 +245,14 @@ def test_what_cannot_be_made_is_told_in_one_line(
     ("content", "told"),
     [
         (
-            model_file([*SPECIAL, ("a", 0.0, PieceKind.NORMAL)], "word"),
+            model_file([*SPECIAL, ("a", 0.0, TokenKind.NORMAL)], "word"),
             "its algorithm is WORD, neither BPE nor Unigram",
         ),
         (model_file(SPECIAL, "bpe", trainer=[(24, 1)]), "it puts spaces behind words"),
         (model_file(SPECIAL, "bpe", normalizer=[(5, 0)]), "it keeps spaces as they are"),
-        (model_file([*SPECIAL, ("a", 0.0, PieceKind.UNUSED)], "bpe"), "some of its pieces are unused"),
+        (model_file([*SPECIAL, ("a", 0.0, TokenKind.UNUSED)], "bpe"), "some of its pieces are unused"),
         (
-            model_file([*SPECIAL, ("a", 0.0, PieceKind.USER_DEFINED)], "bpe"),
+            model_file([*SPECIAL, ("a", 0.0, TokenKind.USER_DEFINED)], "bpe"),
             "symbols of its user's, and a space before",
         ),
     ],
@@ -265,8 +266,9 @@ def test_a_model_that_cannot_be_imitated_is_refused(content: bytes, told: str) -
     "content",
     [
         b"broken", b"", b"\x0a\xff", model_file(SPECIAL[1:], "bpe"), model_file([*SPECIAL, SPECIAL[0]], "bpe"),
-        model_file([("a", float("nan"), PieceKind.NORMAL), *SPECIAL], "bpe"), message((1, 5)), message((2, "\n")),
+        model_file([("a", float("nan"), TokenKind.NORMAL), *SPECIAL], "bpe"), message((1, 5)), message((2, "\n")),
         message((1, message((1, b"\xff")))), message((1, message((2, 1.0)))), message((1, message((1, "a"), (3, 9)))),
+        message((1, message((1, "a"), (3, 0)))),
     ],
 )  # fmt: skip
 def test_a_file_that_is_not_a_sentencepiece_model_is_refused_in_one_line(content: bytes) -> None:
