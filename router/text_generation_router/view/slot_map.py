@@ -17,7 +17,7 @@ Uses = npt.NDArray[np.uint8]
 
 def uses_of(scheduler: Scheduler) -> Uses:
     """The use of each slot. A slot that is neither free nor a request's own belongs to the prefix cache."""
-    uses = np.where(scheduler.memory.slots.is_free, FREE, CACHED).astype(np.uint8)
+    uses = np.logical_not(scheduler.memory.slots.is_free).astype(np.uint8)  # FREE or CACHED
     for request in scheduler.active:
         if request.holding is not None:
             uses[request.holding.slots] = LOCKED
@@ -28,7 +28,7 @@ def uses_of(scheduler: Scheduler) -> Uses:
 
 
 def slot_runs_of(uses: Uses) -> SlotRuns:
-    counts = tuple(np.bincount(uses, minlength=HELD + 1).tolist())
+    counts = tuple(int(np.count_nonzero(uses == use)) for use in range(HELD + 1))
     per_cell = -(-len(uses) // MAX_CELLS) or 1
     runs = _runs(uses, per_cell)
     if len(runs) > MAX_RUNS:
@@ -38,8 +38,10 @@ def slot_runs_of(uses: Uses) -> SlotRuns:
 
 
 def _runs(uses: Uses, per_cell: int) -> tuple[int, ...]:
-    starts = np.arange(0, len(uses), per_cell)
-    cells = np.maximum.reduceat(uses, starts) if len(uses) else uses
+    cells = uses[::per_cell].copy()
+    for place in range(1, per_cell):  # a third of the time of a maximum over each short row
+        others = uses[place::per_cell]
+        np.maximum(cells[: len(others)], others, out=cells[: len(others)])
     changes = np.flatnonzero(np.diff(cells)) + 1
     edges = [0, *changes.tolist(), len(cells)]
     return tuple(4 * (end - start) + int(cells[start]) for start, end in pairwise(edges) if end > start)
