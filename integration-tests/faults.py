@@ -23,12 +23,12 @@ import httpx
 import logs
 import processes
 import psutil
-from asks import asks
+from asks import Ask, asks
 from calls import client_of, metric, metrics, tokenizer
 from outcome import Outcome
 from scale import Scale
 from server_process import ServerProcess, wait_until
-from streams import StreamAnswer, compare, run_streams
+from streams import StreamAnswer, answers_beside, compare, run_streams
 
 from text_generation_launcher.tests.slowness import is_within
 
@@ -151,6 +151,25 @@ def restarts(server: ServerProcess) -> int:
     return max(processes.epoch(shard) for shard in processes.shards(server.pid).values()) - 1
 
 
+def streams_though_a_shard_is_killed(
+    server: ServerProcess, asked: Sequence[Ask], rank: int = 0
+) -> tuple[list[StreamAnswer], float]:
+    """The answers to plain streams, of which none notices that a shard is killed when a quarter of their tokens are
+    there, and when that was."""
+    shard = processes.shards(server.pid)[rank]
+
+    def kill() -> float:
+        shard.kill()
+        return time.time()
+
+    expected, _ = run_streams(server.url, asked, len(asked))
+    tokens = sum(ask.new_tokens for ask in asked) // 4
+    answers, killed_s = answers_beside(server.url, asked, len(asked), tokens, kill)
+    assert compare(expected, answers).failures() == []
+    assert restarts(server) == 1
+    return answers, killed_s
+
+
 def poison_rule(point: str = "shard.chunk") -> str:
     """A rule of FAILPOINTS: the process dies of the token of POISON."""
     (token,) = tokenizer().encode(POISON, add_special_tokens=False).ids
@@ -183,7 +202,7 @@ def poison_beside(
     errors: list[str] = []
     counts = [0]
 
-    async def ask(*_: Any) -> None:
+    async def ask() -> None:
         async with client_of(url) as client:
             client.timeout = httpx.Timeout(POISON_LIMIT_S)
             body = {"inputs": f"Say {POISON}", "parameters": {"max_new_tokens": 4}}
@@ -191,13 +210,9 @@ def poison_beside(
             errors.append(str(response.json().get("error", f"{response.status_code}, no error")))
         counts.append(sum(fault.action == "kill" for log in read_logs() for fault in logs.injected(log)))
 
-    async def beside(clients: Any) -> None:
-        await clients.wait_for_tokens(NUM_NEIGHBOURS)
-        await ask()
-
     asked, answers = run.scale.asks()[:NUM_NEIGHBOURS], []
     for _ in range(times):
-        answers += run_streams(url, asked, NUM_NEIGHBOURS, beside)[0]
+        answers += answers_beside(url, asked, NUM_NEIGHBOURS, NUM_NEIGHBOURS, ask)[0]
     for _ in range(alone):
         asyncio.run(ask())
     deaths = [after - before for before, after in pairwise(counts)]

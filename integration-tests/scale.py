@@ -1,14 +1,12 @@
 """Sizes of a chaos run: the long form, whose figures are published, and the short form, run for every change."""
 
-import asyncio
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from asks import Ask, asks
 from server_process import ServerProcess
-from streams import Comparison, StreamAnswer, StreamClients, compare, run_streams, undisturbed
+from streams import Comparison, StreamAnswer, answers_beside, compare, undisturbed
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +36,11 @@ class Scale:
     def beside(
         self, url: str, harm: Callable[[], Any], tokens: int | None = None, early_only: bool = False
     ) -> tuple[list[StreamAnswer], Any]:
-        """The answers to all streams, or the early ones, and the result of `harm`, called or awaited when the streams
-        have received `tokens` tokens together; None: a quarter of the early streams' tokens."""
-
-        async def meanwhile(clients: StreamClients) -> Any:
-            await clients.wait_for_tokens(self.num_streams * self.new_tokens // 4 if tokens is None else tokens)
-            return await harm() if inspect.iscoroutinefunction(harm) else await asyncio.to_thread(harm)
-
+        """What `answers_beside` returns, of all streams or the early ones. `tokens`: a quarter of the early streams'
+        unless given."""
         asked = self.asks()[: self.num_streams] if early_only else self.asks()
-        return run_streams(url, asked, self.num_streams, meanwhile)
+        tokens = self.num_streams * self.new_tokens // 4 if tokens is None else tokens
+        return answers_beside(url, asked, self.num_streams, tokens, harm)
 
     def compared_beside(self, url: str, expected: Sequence[StreamAnswer], harm: Callable[[], Any]) -> Comparison:
         """All streams while `harm` is done, with those of a run without faults."""

@@ -2,6 +2,7 @@
 comparison with a run without faults."""
 
 import asyncio
+import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -289,6 +290,19 @@ def run_streams(
         return streams.result(), other.result()
 
     return asyncio.run(run())
+
+
+def answers_beside(
+    url: str, asked: Sequence[Ask], num_early: int, tokens: int, harm: Callable[[], Any]
+) -> tuple[list[StreamAnswer], Any]:
+    """The answers to all streams, and the result of `harm`, called or awaited when the streams have received `tokens`
+    tokens together."""
+
+    async def meanwhile(clients: StreamClients) -> Any:
+        await clients.wait_for_tokens(tokens)
+        return await harm() if inspect.iscoroutinefunction(harm) else await asyncio.to_thread(harm)
+
+    return run_streams(url, asked, num_early, meanwhile)
 
 
 def answers_meanwhile(

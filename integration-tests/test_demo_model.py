@@ -26,12 +26,17 @@ def held_out(kind: Any, count: int) -> list[Turn]:
     return [kind(world) for _ in range(count)]
 
 
+def assert_most_are_right(server: ServerProcess, kind: Any, count: int, least: int) -> None:
+    """Asks `count` questions at once. At least `least` answers must be right."""
+    turns = held_out(kind, count)
+    answers = at_once(server.url, *(ask(question) for question, _ in turns))
+    right = sum(text == expected for (text, _), (_, expected) in zip(answers, turns, strict=True))
+    assert right >= least, f"{kind.__name__}: {right} of {count}"
+
+
 def test_the_demo_model_adds_numbers_and_reads_its_prompt(server: ServerProcess) -> None:
-    for kind, least in ((sum_question, 38), (facts, 35)):
-        turns = held_out(kind, 40)
-        answers = at_once(server.url, *(ask(question) for question, _ in turns))
-        right = sum(text == expected for (text, _), (_, expected) in zip(answers, turns, strict=True))
-        assert right >= least, f"{kind.__name__}: {right} of 40"
+    assert_most_are_right(server, sum_question, 40, 38)
+    assert_most_are_right(server, facts, 40, 35)
 
 
 def test_the_demo_model_writes_json_and_stories_and_stops_by_itself(server: ServerProcess) -> None:

@@ -1,14 +1,12 @@
 """The demo model with weights, or keys and values, in 8 bits: it still adds numbers correctly, and takes the documented
 memory."""
 
-import random
 import re
 
 import pytest
-from calls import at_once
-from demo_model.corpus import SECOND_MIX, World, sum_question
+from demo_model.corpus import sum_question
 from server_process import ServerProcess
-from test_demo_model import ask
+from test_demo_model import assert_most_are_right
 from test_launch import run_to_its_end
 
 MEMORY = ["--max-batch-total-tokens", "4096", "--max-concurrent-requests", "32"]
@@ -24,12 +22,8 @@ MEMORY = ["--max-batch-total-tokens", "4096", "--max-concurrent-requests", "32"]
     ids=lambda flags: "-".join(flags[2:]),
 )
 def test_the_demo_model_still_adds(flags: list[str]) -> None:
-    world = World(random.Random(11), True, SECOND_MIX)
-    turns = [sum_question(world) for _ in range(30)]
     with ServerProcess(*flags, *MEMORY) as server:
-        answers = at_once(server.url, *(ask(question) for question, _ in turns))
-    right = sum(text == expected for (text, _), (_, expected) in zip(answers, turns, strict=True))
-    assert right >= 27, f"{right} of 30"
+        assert_most_are_right(server, sum_question, 30, 27)
 
 
 def test_8_bit_keys_take_the_documented_memory() -> None:

@@ -2,17 +2,14 @@
 of an undisturbed run."""
 
 import json
-import time
 from pathlib import Path
 
-import processes
 import pytest
 from asks import WORDS, plain
 from family_checkpoints import SHAPE, make_family
-from faults import restarts
+from faults import streams_though_a_shard_is_killed
 from sentencepiece_files import byte_pieces
 from server_process import ServerProcess
-from streams import StreamClients, compare, run_streams
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 NEW_TOKENS = 160
@@ -47,18 +44,6 @@ def test_no_stream_notices_that_a_shard_is_killed(tmp_path: Path, variant: str, 
     write_tokenizer(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == variant
     with ServerProcess("--model-id", str(tmp_path), "--max-total-tokens", "256") as server:
-        shard = processes.shards(server.pid)[0]
-
-        async def kill(clients: StreamClients) -> float:
-            await clients.wait_for_tokens(len(ASKS) * NEW_TOKENS // 4)
-            shard.kill()
-            return time.time()
-
-        expected, _ = run_streams(server.url, ASKS, len(ASKS))
-        answers, killed_s = run_streams(server.url, ASKS, len(ASKS), kill)
-        assert killed_s is not None
-        comparison = compare(expected, answers)
-        assert comparison.failures() == []
-        assert len({answer.text for answer in answers}) > len(ASKS) // 2
-        assert all(answer.arrivals_s[0] < killed_s < answer.arrivals_s[-1] for answer in answers)
-        assert restarts(server) == 1
+        answers, killed_s = streams_though_a_shard_is_killed(server, ASKS)
+    assert len({answer.text for answer in answers}) > len(ASKS) // 2
+    assert all(answer.arrivals_s[0] < killed_s < answer.arrivals_s[-1] for answer in answers)

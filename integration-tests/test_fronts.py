@@ -19,7 +19,7 @@ import reach
 from asks import asks
 from scale import SHORT
 from server_process import ServerProcess, wait_until
-from streams import StreamAnswer, StreamClients, compare, run_streams
+from streams import StreamAnswer, answers_beside, compare
 
 from text_generation_benchmark.metrics import metric
 from text_generation_launcher.tests.slowness import slowness
@@ -101,8 +101,7 @@ def test_requests_of_a_killed_front_leave_the_engine_at_once(server) -> None:
     limit_s = CANCEL_LIMIT_S * slowness().clock
     wait_until_all_accept(server)
 
-    async def kill(clients: StreamClients) -> None:
-        await clients.wait_for_tokens(20 * len(asked))
+    async def kill() -> None:
         with grpc.insecure_channel(f"unix:{engine}") as channel:
             stub = pb_grpc.EngineServiceStub(channel)
             assert await asyncio.to_thread(rows, stub) == len(asked)
@@ -114,7 +113,7 @@ def test_requests_of_a_killed_front_leave_the_engine_at_once(server) -> None:
                 after_s = time.monotonic() - killed_s
                 rows_after.append((after_s, found))
 
-    answers, _ = run_streams(server.url, asked, len(asked), kill)
+    answers, _ = answers_beside(server.url, asked, len(asked), 20 * len(asked), kill)
     living = sum(not answer.error for answer in answers)
     assert 0 < living < len(asked)
     took_s = min((after_s for after_s, found in rows_after if found == living), default=None)

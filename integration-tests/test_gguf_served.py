@@ -1,23 +1,18 @@
 """The demo model as a GGUF file, served from a fake hub: it still adds numbers, also after a shard was killed."""
 
 import json
-import random
-import time
 from pathlib import Path
 from typing import Any
 
-import processes
 import torch
 from asks import WORDS, plain
-from calls import at_once
-from demo_model.corpus import SECOND_MIX, World, sum_question
+from demo_model.corpus import sum_question
 from fake_hub import FakeHub, Model, running_hub
-from faults import restarts
+from faults import streams_though_a_shard_is_killed
 from gguf_writer import write_gguf
 from safetensors.torch import load_file
 from server_process import ServerProcess
-from streams import StreamClients, compare, run_streams
-from test_demo_model import ask
+from test_demo_model import assert_most_are_right
 from torch import Tensor
 
 from text_generation_common.gguf.container import ARRAY, TEXT
@@ -101,24 +96,10 @@ def on_the_hub(hub: FakeHub, file: Path, home: Path, *flags: str) -> ServerProce
 def test_a_file_of_the_hub_is_served_by_two_shards_and_no_stream_notices_that_one_is_killed(tmp_path: Path) -> None:
     file, home = tmp_path / "demo-Q4_K_M.gguf", tmp_path / "home"
     write_demo(file)
-    world = World(random.Random(11), True, SECOND_MIX)
-    turns = [sum_question(world) for _ in range(12)]
     flags = "--dtype", "float32", "--num-shard", "2"
     with running_hub() as hub, on_the_hub(hub, file, home, *flags) as server:
-        answers = at_once(server.url, *(ask(question) for question, _ in turns))
-        expected, _ = run_streams(server.url, ASKS, len(ASKS))
-        shard = processes.shards(server.pid)[1]
-
-        async def kill(clients: StreamClients) -> float:
-            await clients.wait_for_tokens(len(ASKS) * NEW_TOKENS // 4)
-            shard.kill()
-            return time.time()
-
-        streams, killed_s = run_streams(server.url, ASKS, len(ASKS), kill)
-        assert killed_s is not None and restarts(server) == 1
-        assert compare(expected, streams).failures() == []
-    right = sum(text == expected for (text, _), (_, expected) in zip(answers, turns, strict=True))
-    assert right >= 10, f"{right} of 12"
+        assert_most_are_right(server, sum_question, 12, 10)
+        streams_though_a_shard_is_killed(server, ASKS, rank=1)
     assert hub.gets(file.name) == [None] and not hub.gets("demo-Q8_0.gguf")
     sizes = [path.stat().st_size for path in home.rglob("*") if path.is_file() and not path.is_symlink()]
     assert max(sizes) == file.stat().st_size and sum(sizes) < file.stat().st_size + 2**16  # no other copy

@@ -1,16 +1,14 @@
 """The demo model with weights in GPTQ's 4 bits, served without a flag: it still adds numbers."""
 
 import json
-import random
 import shutil
 from pathlib import Path
 
 import pytest
-from calls import at_once
-from demo_model.corpus import SECOND_MIX, World, sum_question
+from demo_model.corpus import sum_question
 from safetensors.torch import load_file, save_file
 from server_process import ServerProcess
-from test_demo_model import ask
+from test_demo_model import assert_most_are_right
 from written_codes import LINEAR, words
 
 from text_generation_common.model_files import demo_directory
@@ -45,9 +43,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_demo_model_in_4_bits_on_two_shards_still_adds(folder: Path) -> None:
-    world = World(random.Random(11), True, SECOND_MIX)
-    turns = [sum_question(world) for _ in range(30)]
     with ServerProcess("--model-id", str(folder), "--dtype", "bfloat16", "--num-shard", "2", *MEMORY) as server:
-        answers = at_once(server.url, *(ask(question) for question, _ in turns))
-    right = sum(text == expected for (text, _), (_, expected) in zip(answers, turns, strict=True))
-    assert right >= 24, f"{right} of 30"
+        assert_most_are_right(server, sum_question, 30, 24)

@@ -1,7 +1,6 @@
 """A rolling upgrade: engines and fronts of the protocol's version before work with those of the newest, and no stream
 notices that engines are replaced one after the other."""
 
-import asyncio
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ from calls import metric
 from engine_port import EngineProcess
 from scale import SHORT
 from server_process import LAUNCHER, ServerProcess, wait_until
-from streams import StreamAnswer, StreamClients, compare, run_streams
+from streams import StreamAnswer, answers_beside, compare, run_streams
 
 LIMIT_S = 120.0
 ENGINES = 1  # number of engines of each version: one more takes 30 s, and shows the same
@@ -123,16 +122,15 @@ def test_no_stream_notices_that_engines_are_upgraded_one_after_the_other(deploym
         for old, new in zip(deployment.before, deployment.after, strict=True):
             had = steps(new)
 
-            async def upgrade(clients: StreamClients, old: EngineProcess = old, new: EngineProcess = new) -> None:
-                await clients.wait_for_tokens(EARLY)
+            def upgrade(old: EngineProcess = old, new: EngineProcess = new) -> None:
                 serving.append(new)
                 deployment.list_engines(*serving)
-                await asyncio.to_thread(wait_until, lambda: connected(front, new), LIMIT_S, "the newer connects")
+                wait_until(lambda: connected(front, new), LIMIT_S, "the newer connects")
                 os.kill(old.pid, signal.SIGTERM)
-                await asyncio.to_thread(wait_until, lambda: old.running.poll() == 0, LIMIT_S, "the older drains")
+                wait_until(lambda: old.running.poll() == 0, LIMIT_S, "the older drains")
                 serving.remove(old)
                 deployment.list_engines(*serving)
 
-            answers, _ = run_streams(front.url, ASKED, EARLY, upgrade)
+            answers, _ = answers_beside(front.url, ASKED, EARLY, EARLY, upgrade)
             assert compare(expected, answers).failures() == []
             assert_computes([new], [had])
