@@ -17,7 +17,6 @@ DENSE_TYPES = (*FLOATS, "F64")
 WORD = 32  # bits of an integer that holds packed numbers
 MAX_STATE_BYTES = 4096
 SMALLEST_BNB_BLOCK = 32
-NESTED_BLOCK = 256  # smallest number of absmax values with one nested_absmax that files may have
 # Endings of tensors that change no weight: scales of activations and of keys and values, and notes.
 PASSED_OVER = tuple(
     f".{name}"

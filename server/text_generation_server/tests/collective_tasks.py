@@ -105,17 +105,6 @@ def transport(group: Group) -> str:
     return type(group._transport).__name__
 
 
-def time_all_reduce(group: Group, rounds: int) -> float:
-    """Microseconds of one all_reduce of 16 × 256 float32 numbers."""
-    x = torch.ones(16, 256)
-    for _ in range(20):
-        group.all_reduce(x)
-    started = time.perf_counter()
-    for _ in range(rounds):
-        group.all_reduce(x)
-    return (time.perf_counter() - started) / rounds * 1e6
-
-
 def error_of(call: Callable[[], object]) -> str:
     try:
         call()
