@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,177 +27,14 @@ class Environment:
 
     name: str
     variables: dict[str, str]
-    words: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
+    words: Sequence[str] = ()
+    lines: Sequence[str] = ()
+    refused: Sequence[str] = ()
 
 
-DOCKER = {"HF_HOME": "/no/data", "HF_HUB_ENABLE_HF_TRANSFER": "1", "PORT": "80", "HOSTNAME": "4f2a9c1d"}
-ENVIRONMENTS = (
-    Environment(
-        "TGI's Docker image, as its README starts it",
-        DOCKER | {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"},
-        ("--model-id", "HuggingFaceH4/zephyr-7b-beta", "--num-shard", "2"),
-        (
-            'model-id = "HuggingFaceH4/zephyr-7b-beta" # flag',
-            "num-shard = 2 # flag",
-            "port = 80 # variable PORT",
-            '# hostname = "4f2a9c1d" # variable HOSTNAME; resolved to "0.0.0.0"',
-            '# HF_HOME = "/no/data"',
-            "# note: HuggingFaceH4/zephyr-7b-beta is not on this machine: it is checked when it is downloaded",
-        ),
-    ),
-    Environment(
-        "SageMaker, behind the entry point of TGI's image",
-        DOCKER
-        | {"HF_MODEL_ID": "tiiuae/falcon-7b", "MODEL_ID": "tiiuae/falcon-7b", "SM_NUM_GPUS": "4", "NUM_SHARD": "4"}
-        | {"HF_MODEL_QUANTIZE": "exl2", "QUANTIZE": "exl2", "SAGEMAKER_CONTAINER_LOG_LEVEL": "20"}
-        | {"HF_MODEL_TRUST_REMOTE_CODE": "true", "TRUST_REMOTE_CODE": "true", "REVISION": "main"},
-        ("--port", "8080"),
-        (
-            "port = 8080 # flag",
-            "num-shard = 4 # variable NUM_SHARD",
-            'revision = "main" # variable REVISION',
-            '# quantize = "exl2" # variable QUANTIZE: refused',
-            "# trust-remote-code = true # variable TRUST_REMOTE_CODE: refused",
-            "# HF_MODEL_ID is set, and the launcher does not read it",
-        ),
-        ("--trust-remote-code is not supported yet", "--quantize exl2 is not supported yet"),
-    ),
-    Environment(
-        "Kubernetes, with a secret, a device plugin and the links of a service",
-        {"HOSTNAME": "tgi-7d9f-x2x", "HF_TOKEN": "hf_hush", "NVIDIA_VISIBLE_DEVICES": "GPU-1a,GPU-2b", "PORT": "3000"}
-        | {"MODEL_ID": "org/m", "KUBERNETES_PORT": "tcp://10.0.0.1:443", "TGI_PORT": "tcp://10.0.0.7:80"}
-        | {"TGI_SERVICE_HOST": "10.0.0.7", "JSON_OUTPUT": "true", "MAX_CONCURRENT_REQUESTS": "512"},
-        lines=(
-            "# num-shard = 2 # resolved from NVIDIA_VISIBLE_DEVICES",
-            "max-concurrent-requests = 512 # variable MAX_CONCURRENT_REQUESTS",
-            "json-output = true # variable JSON_OUTPUT",
-            "# HF_TOKEN is set, and not shown",
-        ),
-    ),
-    Environment(
-        "Inference Endpoints: the model in /repository, TGI's old names",
-        {"MAX_BATCH_PREFILL_TOKENS": "2048", "MAX_INPUT_LENGTH": "1024", "MAX_TOTAL_TOKENS": "1512", "PORT": "80"}
-        | {"HF_TASK": "text-generation", "MODEL_ID": "{model}", "DTYPE": "bfloat16"},
-        lines=(
-            "max-input-length = 1024 # variable MAX_INPUT_LENGTH",
-            "# max-input-tokens = 1024 # resolved from --max-input-length",
-            "max-batch-prefill-tokens = 2048 # variable MAX_BATCH_PREFILL_TOKENS",
-            'model-id = "{model}" # variable MODEL_ID',
-            '# served-model-name = "model" # resolved from --model-id',
-            'dtype = "bfloat16" # variable DTYPE',
-        ),
-    ),
-    Environment(
-        "compose, in which variables of the file are not set",
-        {"NUM_SHARD": "", "QUANTIZE": "", "HF_TOKEN": "", "REVISION": "", "CUDA_VISIBLE_DEVICES": ""},
-        ("--model-id", "{model}"),
-        ("# num-shard = 1 # resolved from CUDA_VISIBLE_DEVICES", "# quantize is not set # default"),
-    ),
-    Environment(
-        "compose, in which the model is not set, and a key is empty",
-        {"MODEL_ID": "", "API_KEY": ""},
-        lines=('# model-id = "" # variable MODEL_ID: refused', '# api-key = "" # variable API_KEY: refused'),
-        refused=("MODEL_ID in the environment is empty", "API_KEY in the environment is empty"),
-    ),
-    Environment(
-        "Kubernetes, with services of the names prometheus and master",
-        {"PROMETHEUS_PORT": "tcp://10.0.0.9:9090", "MASTER_PORT": "udp://10.0.0.8:53", "MODEL_ID": "{model}"}
-        | {"PROMETHEUS_SERVICE_HOST": "10.0.0.9", "PROMETHEUS_PORT_9090_TCP": "tcp://10.0.0.9:9090"}
-        | {"PORT": "tcp://10.0.0.9:80", "HOSTNAME": "tgi-7d9f-x2x"},
-        lines=(
-            "# port = 3000 # default",
-            "# prometheus-port is not set # default",
-            *(
-                f"# note: {name} in the environment is the address of a Service, as Kubernetes sets it, and has no"
-                " effect; the pod's `enableServiceLinks: false` leaves it out"
-                for name in ("PORT", "PROMETHEUS_PORT", "MASTER_PORT")
-            ),
-        ),
-    ),
-    Environment(
-        "switches as Python and shells write them",
-        {"JSON_OUTPUT": "True", "DISABLE_CUSTOM_KERNELS": "1", "PREFIX_CACHING": "0", "MODEL_ID": "{model}"},
-        lines=(
-            '# json-output = "True" # variable JSON_OUTPUT: refused',
-            '# disable-custom-kernels = "1" # variable DISABLE_CUSTOM_KERNELS: refused',
-            "prefix-caching = false # variable PREFIX_CACHING",
-        ),
-        refused=("JSON_OUTPUT in the environment is 'True'", "DISABLE_CUSTOM_KERNELS in the environment is '1'"),
-    ),
-    Environment(
-        "keys, and a login in an address",
-        {"API_KEY": "hush1 hush2", "ADMIN_API_KEY": "hush3", "MODEL_ID": "{model}", "HF_API_TOKEN": "hush4"}
-        | {"HF_ENDPOINT": "https://user:hush5@mirror", "NGROK_AUTHTOKEN": "hush6"}
-        | {"OTLP_ENDPOINT": "http://user:hush7@collector:4317"},
-        lines=(
-            "# api-key is set, and not shown # variable API_KEY",
-            "# admin-api-key is set, and not shown # variable ADMIN_API_KEY",
-            "# ngrok-authtoken is set, and not shown # variable NGROK_AUTHTOKEN: refused",
-            "# HF_API_TOKEN is set, and not shown",
-            "# HF_ENDPOINT is set, and not shown",
-            "# otlp-endpoint is set, and not shown # variable OTLP_ENDPOINT",
-        ),
-        refused=("--ngrok-authtoken is not supported yet",),
-    ),
-    Environment(
-        "numbers that contradict each other",
-        {"MAX_INPUT_TOKENS": "2048", "MAX_TOTAL_TOKENS": "2048", "MODEL_ID": "{model}", "SPECULATE": "2"},
-        lines=(
-            "max-input-tokens = 2048 # variable MAX_INPUT_TOKENS",
-            "# note: Values that are made of others are not known before the last error is mended",
-        ),
-        refused=("--speculate is not supported yet", "`max_input_tokens`(2048) must be < `max_total_tokens`(2048)"),
-    ),
-    Environment(
-        "more than the model was made for",
-        {"MAX_TOTAL_TOKENS": "4096", "MODEL_ID": "{model}"},
-        lines=("max-total-tokens = 4096 # variable MAX_TOTAL_TOKENS",),
-        refused=("4096",),
-    ),
-    Environment(
-        "a folder without a model",
-        {"MODEL_ID": "{model}/none"},
-        lines=('model-id = "{model}/none" # variable MODEL_ID',),
-        refused=("model directory {model}/none does not exist",),
-    ),
-    Environment(
-        "replicas on GPUs, and positions that are stretched",
-        {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "REPLICAS": "2", "MODEL_ID": "{model}", "ROPE_FACTOR": "2.0"},
-        lines=(
-            "# num-shard = 2 # resolved from CUDA_VISIBLE_DEVICES",
-            "# api-workers = 1 # resolved from --replicas",
-            '# rope-scaling = "linear" # resolved from --rope-factor',
-            "rope-factor = 2.0 # variable ROPE_FACTOR",
-        ),
-    ),
-    Environment(
-        "systemd, with a file of which the environment overrides a value",
-        {"TGI_CONFIG": "{file}", "MAX_BEST_OF": "5", "XDG_RUNTIME_DIR": "/run/tgi", "LOG_LEVEL": "info"},
-        lines=(
-            'model-id = "{model}" # file {file}',
-            "max-best-of = 5 # variable MAX_BEST_OF",
-            'hostname = "127.0.0.1" # file {file}',
-            "# max-batch-prefill-tokens = 2048 # resolved from --model-id",
-            "# usage-stats is not set # default",
-            '# LOG_LEVEL = "info"',
-            "# note: Every user of this machine can read {file}, with api-key: chmod o-r {file}",
-        ),
-    ),
-    Environment(
-        "TGI's flags without effect, and variables of its shards",
-        {"USAGE_STATS": "off", "MASTER_PORT": "29501", "ATTENTION": "flashinfer", "CUDA_GRAPHS": "1,2,4"},
-        ("--model-id", "{model}", "--shard-uds-path", "/tmp/s"),
-        (
-            'usage-stats = "off" # variable USAGE_STATS',
-            'cuda-graphs = "1,2,4" # variable CUDA_GRAPHS',
-            "# ATTENTION is set, and the launcher does not read it",
-            "# note: --usage-stats has no effect: no usage is ever sent",
-            "# note: --master-port has no effect: shards meet through a file",
-        ),
-    ),
-)  # fmt: skip
+ENVIRONMENTS = [
+    Environment(**each) for each in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["environment"]
+]
 
 
 @pytest.fixture

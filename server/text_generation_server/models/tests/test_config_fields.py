@@ -1,6 +1,7 @@
 """A field of config.json that may change what a model computes is never ignored silently."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from text_generation_common.errors import ModelError
 from text_generation_common.models.config import read_config
 from text_generation_common.models.fields import HARMLESS, transformers_fields
 
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3,
     "num_attention_heads": 4, "max_position_embeddings": 512,
@@ -27,76 +29,14 @@ def test_the_list_holds_every_field_that_the_installed_transformers_knows() -> N
     assert new == set(), "run server/text_generation_server/tests/transformers_fields.py"
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("sliding_window", 511),
-        ("attention_multiplier", 0.5),
-        ("attention_multiplier", True),
-        ("logits_scaling", 8.0),
-        ("logits_scaling", 0),
-        ("residual_multiplier", 0.22),
-        ("embedding_multiplier", 12.0),
-        ("partial_rotary_factor", 0.5),
-        ("layer_types", ["full_attention", "sliding_attention", "full_attention"]),
-        ("no_rope_layers", [1, 1, 0]),
-        ("attn_logit_softcapping", 50.0),
-        ("final_logit_softcapping", 30.0),
-        ("query_pre_attn_scalar", 256),
-        ("use_qk_norm", True),
-        ("qk_layernorm", True),
-        ("clip_qkv", 8.0),
-        ("hidden_activation", "gelu_pytorch_tanh"),
-        ("num_local_experts", 8),
-        ("per_layer_config", {"0": {"head_dim": 8}}),
-        ("num_nextn_predict_layers", 1),
-        ("original_max_position_embeddings", 128),
-        ("n_head", 3),  # says something else than num_attention_heads
-        ("n_layer", True),
-        ("rotary_dim", 8),
-        ("QuantBits", 4),  # tells how the weights are stored
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [*chain(*TABLES["refused"].values())])
 def test_a_field_that_may_change_the_result_is_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
     with pytest.raises(ModelError, match=f"config.json: {field} is .*, which is not supported for llama") as refused:
         unknown(tmp_path, **{field: value})
     assert len(str(refused.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("sliding_window", None),
-        ("sliding_window", 512),
-        ("attention_multiplier", 0.25),
-        ("logits_scaling", 1.0),
-        ("residual_multiplier", 1),
-        ("partial_rotary_factor", 1.0),
-        ("layer_types", ["full_attention"] * 3),
-        ("no_rope_layers", [1, 1, 1]),
-        ("attn_logit_softcapping", None),
-        ("query_pre_attn_scalar", 16),
-        ("use_qk_norm", False),
-        ("rope_interleaved", False),
-        ("pruned_heads", {}),
-        ("hidden_activation", "silu"),
-        ("original_max_position_embeddings", 512),
-        ("attention_dropout", 0.1),
-        ("pretraining_tp", 2),
-        ("_attn_implementation", "sdpa"),
-        ("max_sequence_length", 16384),
-        # Fields that repeat what others say.
-        ("n_head", 4),
-        ("n_layer", 3),
-        ("n_embd", 64),
-        ("n_inner", 160),
-        ("head_size", 16),
-        ("rotary_dim", 16),
-        # Parts that the model does not have.
-        ("num_experts", 0),
-        ("shared_expert_intermediate_size", 0),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [*chain(*TABLES["accepted"].values())])
 def test_a_value_that_changes_nothing_is_accepted_without_a_warning(tmp_path: Path, field: str, value: object) -> None:
     assert unknown(tmp_path, **{field: value}) == ()
 
