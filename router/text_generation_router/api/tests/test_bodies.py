@@ -135,7 +135,7 @@ def test_no_body_is_a_server_error(session_server, body, path):
     assert answer.status in (200, 400, 413, 422)
 
 
-def test_the_number_of_one_owners_large_bodies_in_memory_is_bounded(make_server):
+async def test_the_number_of_one_owners_large_bodies_in_memory_is_bounded(make_server):
     """If one owner sends several large bodies, only a limited number is received in full. The server reads the
     others only until it sees that they are large."""
     server = make_server(payload_limit=10**6)
@@ -156,17 +156,14 @@ def test_the_number_of_one_owners_large_bodies_in_memory_is_bounded(make_server)
         scope = {"type": "http", "method": "POST", "path": "/generate", "headers": headers, "query_string": b""}
         await server.app(scope | {"client": ("192.0.2.1", 1)}, receive, send)
 
-    async def run() -> tuple[int, int]:
-        taken.extend([0] * (OWNERS_BODIES + 5))
-        tasks = [asyncio.create_task(drip(number)) for number in range(OWNERS_BODIES + 5)]
-        await asyncio.sleep(0.1)
-        large = json.dumps({"inputs": "Hi", "padding": "x" * LARGE_BYTES}).encode()
-        small = (await server.call("POST", "/generate", b'{"inputs": "Hi"}')).status
-        other = (await server.call("POST", "/generate", large, client="192.0.2.2")).status
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return small, other
-
-    assert asyncio.run(run()) == (200, 200)
+    taken.extend([0] * (OWNERS_BODIES + 5))
+    tasks = [asyncio.create_task(drip(number)) for number in range(OWNERS_BODIES + 5)]
+    await asyncio.sleep(0.1)
+    large = json.dumps({"inputs": "Hi", "padding": "x" * LARGE_BYTES}).encode()
+    small = (await server.call("POST", "/generate", b'{"inputs": "Hi"}')).status
+    other = (await server.call("POST", "/generate", large, client="192.0.2.2")).status
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (small, other) == (200, 200)
     assert sorted(taken) == [3] * 5 + [5] * OWNERS_BODIES

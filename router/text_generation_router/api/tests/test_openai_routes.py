@@ -260,7 +260,7 @@ def test_a_client_that_leaves_cancels_all_its_generations(server, stream):
     assert server.permits.left == 4
 
 
-def test_a_chat_that_waits_to_be_rendered_is_given_up_when_its_client_leaves(server, monkeypatch):
+async def test_a_chat_that_waits_to_be_rendered_is_given_up_when_its_client_leaves(server, monkeypatch):
     ended = []
 
     async def never(self: object, messages: object, share: object) -> str:
@@ -271,12 +271,8 @@ def test_a_chat_that_waits_to_be_rendered_is_given_up_when_its_client_leaves(ser
         raise AssertionError
 
     monkeypatch.setattr(Renderer, "render", never)
-
-    async def leave() -> None:
-        async with asyncio.timeout(10):
-            await server.call("POST", "/v1/chat/completions", json.dumps(chat()).encode(), leave_after=0)
-
-    asyncio.run(leave())
+    async with asyncio.timeout(10):
+        await server.call("POST", "/v1/chat/completions", json.dumps(chat()).encode(), leave_after=0)
     assert ended and not server.engine.asked and server.permits.left == 4
 
 

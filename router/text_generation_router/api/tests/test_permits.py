@@ -209,27 +209,22 @@ TestPermitsMachine = PermitsMachine.TestCase
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_refused_to_make_room_gets_the_error_in_every_dialect(make_server, route, stream):
+async def test_a_request_refused_to_make_room_gets_the_error_in_every_dialect(make_server, route, stream):
     """If a stream has begun with status 200, its refusal is an event, as for other failures before the first token."""
     server = make_server(max_concurrent_requests=2)
     begun, waiting = Script(hang_after=0), Script(hang_after=0, begins=False)
-
-    async def run():
-        server.engine.scripts = [begun, waiting]
-        body = json.dumps(route.body | {"stream": stream}).encode()
-        asked = []
-        for number in (1, 2):
-            asked.append(asyncio.create_task(server.call("POST", route.path, body)))
-            while len(server.engine.asked) < number:
-                await asyncio.sleep(0.001)
-        headers = {"content-type": "application/json", "x-tenant": "another"}
-        newcomer = await server.call("POST", "/generate", b'{"inputs": "Hi"}', headers)
-        displaced = await asyncio.wait_for(asked[1], 10)
-        asked[0].cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-        return newcomer, displaced
-
-    newcomer, displaced = asyncio.run(run())
+    server.engine.scripts = [begun, waiting]
+    body = json.dumps(route.body | {"stream": stream}).encode()
+    asked = []
+    for number in (1, 2):
+        asked.append(asyncio.create_task(server.call("POST", route.path, body)))
+        while len(server.engine.asked) < number:
+            await asyncio.sleep(0.001)
+    headers = {"content-type": "application/json", "x-tenant": "another"}
+    newcomer = await server.call("POST", "/generate", b'{"inputs": "Hi"}', headers)
+    displaced = await asyncio.wait_for(asked[1], 10)
+    asked[0].cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
     assert newcomer.status == 200 and server.permits.left == 2
     if route.fails_as_event or (stream and route.path != "/generate"):
         assert (displaced.status, displaced.told) == (200, ERROR)

@@ -1,6 +1,5 @@
 """Large bodies are read in a child process, and get the same answers as small bodies."""
 
-import asyncio
 import json
 from functools import partial
 from pathlib import Path
@@ -160,21 +159,17 @@ def test_a_childs_answer_has_no_unused_nested_values_of_the_body():
     assert orjson.loads(HANDLERS[CHAT_BODY.name](job_of(chat, LIMITS))) == answer
 
 
-def test_a_child_process_reads_and_renders():
+async def test_a_child_process_reads_and_renders():
     messages = [{"role": "user", "content": "é" * 1000}] * 40
-
-    async def test() -> None:
-        pool = ProcessPool(ENTRY, setup_of(TEMPLATE, CallWays(), CallWays()), PoolLimits(1, 4))
-        pool.start()
-        try:
-            job = job_of(orjson.dumps({"messages": messages, "seed": 2**64 - 1, "temperature": 0.1}), LIMITS)
-            asked = read_answer(CHAT_BODY, await pool.run(CHAT_BODY.name, job, 30)).asked
-        finally:
-            await pool.close()
-        assert asked.prompt == TEMPLATE.render(Conversation(tuple(Message(**message) for message in messages)))
-        assert asked.seed == 2**64 - 1
-
-    asyncio.run(test())
+    pool = ProcessPool(ENTRY, setup_of(TEMPLATE, CallWays(), CallWays()), PoolLimits(1, 4))
+    pool.start()
+    try:
+        job = job_of(orjson.dumps({"messages": messages, "seed": 2**64 - 1, "temperature": 0.1}), LIMITS)
+        asked = read_answer(CHAT_BODY, await pool.run(CHAT_BODY.name, job, 30)).asked
+    finally:
+        await pool.close()
+    assert asked.prompt == TEMPLATE.render(Conversation(tuple(Message(**message) for message in messages)))
+    assert asked.seed == 2**64 - 1
 
 
 values = st.recursive(

@@ -3,30 +3,26 @@ import asyncio
 from text_generation_router.offload.malloc import Tidying
 
 
-def test_memory_is_given_back_after_the_last_of_several_pieces_of_work() -> None:
+async def test_memory_is_given_back_after_the_last_of_several_pieces_of_work() -> None:
     given: list[str] = []
     at_work: list[str] = []
+    tidying, done = Tidying(lambda: given.append("".join(at_work)), [0.0]), asyncio.Event()
 
-    async def run() -> None:
-        tidying, done = Tidying(lambda: given.append("".join(at_work)), [0.0]), asyncio.Event()
-
-        async def work(name: str) -> None:
-            with tidying.after():
-                at_work.append(name)
-                await done.wait()
-                at_work.remove(name)
-
+    async def work(name: str) -> None:
         with tidying.after():
-            pass
-        tasks = [asyncio.create_task(work(name)) for name in "ab"]
-        await asyncio.sleep(0.05)
-        assert given == [], "others are at work"
-        done.set()
-        await asyncio.gather(*tasks)
-        while not given:
-            await asyncio.sleep(0.001)
+            at_work.append(name)
+            await done.wait()
+            at_work.remove(name)
 
-    asyncio.run(run())
+    with tidying.after():
+        pass
+    tasks = [asyncio.create_task(work(name)) for name in "ab"]
+    await asyncio.sleep(0.05)
+    assert given == [], "others are at work"
+    done.set()
+    await asyncio.gather(*tasks)
+    while not given:
+        await asyncio.sleep(0.001)
     assert given == [""]
 
 

@@ -334,28 +334,25 @@ def test_shards_that_refuse_the_first_warm_up_end_the_start() -> None:
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
-def test_a_closed_engine_ends_waiting_requests_accepts_no_request_and_leaves_no_task() -> None:
+async def test_a_closed_engine_ends_waiting_requests_accepts_no_request_and_leaves_no_task() -> None:
     class NeverAnswers(FakeShards):
         async def run(self, step: Step) -> StepAnswer | None:
             self.steps.append(step)
             await asyncio.Event().wait()
 
-    async def run() -> None:
-        world = World(NeverAnswers)
-        await world.engine.start()
-        listener = world.ask([1, 2], 3)
-        await asyncio.sleep(0.01)
-        assert len(world.forward_steps) == MAX_IN_FLIGHT
-        for _ in range(2):
-            await world.engine.close()
-        assert listener.end is not None and listener.end.reason is EndReason.CLOSED
-        world.engine.cancel(listener.index)
-        with pytest.raises(RefusedError) as refused:
-            world.ask([1, 2], 3)
-        assert refused.value.reason is Refusal.CLOSED
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(run())
+    world = World(NeverAnswers)
+    await world.engine.start()
+    listener = world.ask([1, 2], 3)
+    await asyncio.sleep(0.01)
+    assert len(world.forward_steps) == MAX_IN_FLIGHT
+    for _ in range(2):
+        await world.engine.close()
+    assert listener.end is not None and listener.end.reason is EndReason.CLOSED
+    world.engine.cancel(listener.index)
+    with pytest.raises(RefusedError) as refused:
+        world.ask([1, 2], 3)
+    assert refused.value.reason is Refusal.CLOSED
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @both_ways

@@ -139,35 +139,27 @@ def test_a_shard_of_another_epoch_than_announced_is_not_taken(tmp_path: Path) ->
     launched(path, use)
 
 
-def test_without_a_launcher_a_socket_that_answers_again_is_the_next_epoch(tmp_path: Path) -> None:
+async def test_without_a_launcher_a_socket_that_answers_again_is_the_next_epoch(tmp_path: Path) -> None:
     path = tmp_path / "s-0"
-
-    async def run() -> None:
-        shard_groups = StandaloneGroups(str(path))
-        shard = await start_shard(path, 1)
-        group = await shard_groups.next()
-        await stop_shard(shard, path)
-        await group.close()
-        waiting = asyncio.create_task(shard_groups.next())
-        shard = await start_shard(path, 1)
-        group = await asyncio.wait_for(waiting, timeout=30)
-        assert await group.is_healthy()
-        await group.close()
-        await stop_shard(shard, path)
-
-    asyncio.run(run())
+    shard_groups = StandaloneGroups(str(path))
+    shard = await start_shard(path, 1)
+    group = await shard_groups.next()
+    await stop_shard(shard, path)
+    await group.close()
+    waiting = asyncio.create_task(shard_groups.next())
+    shard = await start_shard(path, 1)
+    group = await asyncio.wait_for(waiting, timeout=30)
+    assert await group.is_healthy()
+    await group.close()
+    await stop_shard(shard, path)
 
 
-def test_without_a_launcher_shards_that_were_never_there_are_an_error(
+async def test_without_a_launcher_shards_that_were_never_there_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("text_generation_router.engine.shards.CONNECT_S", 0.2)
-
-    async def run() -> None:
-        with pytest.raises(ShardsError, match="Could not connect"):
-            await StandaloneGroups(str(tmp_path / "nothing")).next()
-
-    asyncio.run(run())
+    with pytest.raises(ShardsError, match="Could not connect"):
+        await StandaloneGroups(str(tmp_path / "nothing")).next()
 
 
 def test_when_the_launcher_has_ended_its_shards_are_lost_and_none_will_come(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Engines in a file, or in the files of a folder."""
 
-import asyncio
 from collections.abc import Collection
 from pathlib import Path
 
@@ -22,51 +21,45 @@ def test_other_texts_are_refused(text: str) -> None:
         endpoints_in(text)
 
 
-def test_changes_are_told_and_what_cannot_be_understood_changes_nothing(tmp_path: Path) -> None:
+async def test_changes_are_told_and_what_cannot_be_understood_changes_nothing(tmp_path: Path) -> None:
     file, told = tmp_path / "engines", []
 
     async def connect(endpoints: Collection[Endpoint]) -> None:
         told.append([endpoint.target for endpoint in endpoints])
 
-    async def scenario() -> None:
-        following = FollowedFile(file, connect)
-        for text in (None, "h:1\n", "h:1\n", "h:1,h:2", "", "no address", "h:2"):
-            if text is not None:
-                file.write_text(text)
-            await following.look()
-        file.unlink()
+    following = FollowedFile(file, connect)
+    for text in (None, "h:1\n", "h:1\n", "h:1,h:2", "", "no address", "h:2"):
+        if text is not None:
+            file.write_text(text)
         await following.look()
-
-    asyncio.run(scenario())
+    file.unlink()
+    await following.look()
     assert told == [["h:1"], ["h:1", "h:2"], ["h:2"]]
 
 
-def test_a_folder_has_the_addresses_of_all_its_files_but_of_unfinished_and_hidden_ones(tmp_path: Path) -> None:
+async def test_a_folder_has_the_addresses_of_all_its_files_but_of_unfinished_and_hidden_ones(tmp_path: Path) -> None:
     told = []
 
     async def connect(endpoints: Collection[Endpoint]) -> None:
         told.append([endpoint.target for endpoint in endpoints])
 
-    async def scenario() -> None:
-        following = FollowedFile(tmp_path, connect)
-        await following.look()
-        for name in ("1.7.partial", "1.tmp", "1~", ".nfs0001"):
-            (tmp_path / name).write_text("other:1")
-        (tmp_path / "folder").mkdir()
-        await following.look()
-        (tmp_path / "0").write_text("h:1\n")
-        await following.look()
-        (tmp_path / "1").write_text("h:2\n")
-        await following.look()
-        (tmp_path / "2").write_text("no address")
-        await following.look()
-        (tmp_path / "2").unlink()
-        (tmp_path / "0").unlink()
-        await following.look()
-        (tmp_path / "1").unlink()
-        await following.look()
-
-    asyncio.run(scenario())
+    following = FollowedFile(tmp_path, connect)
+    await following.look()
+    for name in ("1.7.partial", "1.tmp", "1~", ".nfs0001"):
+        (tmp_path / name).write_text("other:1")
+    (tmp_path / "folder").mkdir()
+    await following.look()
+    (tmp_path / "0").write_text("h:1\n")
+    await following.look()
+    (tmp_path / "1").write_text("h:2\n")
+    await following.look()
+    (tmp_path / "2").write_text("no address")
+    await following.look()
+    (tmp_path / "2").unlink()
+    (tmp_path / "0").unlink()
+    await following.look()
+    (tmp_path / "1").unlink()
+    await following.look()
     assert told == [["h:1"], ["h:1", "h:2"], ["h:2"]]
 
 

@@ -137,24 +137,21 @@ async def test_a_writer_is_closed_behind_another_server() -> None:
     assert not writer.is_open
 
 
-def test_written_events_count_as_signs_of_life() -> None:
-    async def test() -> list[bytes]:
-        sent: list[bytes] = []
-        writer = DirectWriter()
+async def test_written_events_count_as_signs_of_life() -> None:
+    sent: list[bytes] = []
+    writer = DirectWriter()
 
-        async def events() -> AsyncIterator[bytes]:
-            for _ in range(20):
-                writer.note_sent()
-                await asyncio.sleep(0.01)
-            yield b"data: last\n\n"
+    async def events() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            writer.note_sent()
+            await asyncio.sleep(0.01)
+        yield b"data: last\n\n"
 
-        async def receive() -> Any:
-            await asyncio.Event().wait()
+    async def receive() -> Any:
+        await asyncio.Event().wait()
 
-        async def send(message: Any) -> None:
-            sent.append(message.get("body", b""))
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
 
-        await EventStream(events(), {}, writer=writer, keep_alive_s=0.15)({"type": "http"}, receive, send)  # type: ignore[arg-type]
-        return sent
-
-    assert b":\n\n" not in asyncio.run(test())
+    await EventStream(events(), {}, writer=writer, keep_alive_s=0.15)({"type": "http"}, receive, send)  # type: ignore[arg-type]
+    assert b":\n\n" not in sent

@@ -13,7 +13,7 @@ def test_an_array_encoded_in_pieces_equals_the_array_encoded_at_once(size):
     assert to_json({"rows": asyncio.run(rows_json(rows, dict))}) == to_json({"rows": rows})
 
 
-def test_other_tasks_run_between_two_pieces():
+async def test_other_tasks_run_between_two_pieces():
     turns = 0
 
     async def others() -> None:
@@ -22,10 +22,7 @@ def test_other_tasks_run_between_two_pieces():
             turns += 1
             await asyncio.sleep(0)
 
-    async def encode() -> None:
-        task = asyncio.create_task(others())
-        await rows_json(range(10 * ROWS_PER_PIECE), str)
-        task.cancel()
-
-    asyncio.run(encode())
+    task = asyncio.create_task(others())
+    await rows_json(range(10 * ROWS_PER_PIECE), str)
+    task.cancel()
     assert turns >= 9

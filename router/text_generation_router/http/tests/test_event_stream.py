@@ -38,7 +38,7 @@ def test_no_comment_between_events_that_are_on_time():
     assert asyncio.run(drive(EventStream(quick(), {}), asyncio.Event())) == [b"", *[b"data: 1\n\n"] * 5, b""]
 
 
-def test_a_disconnect_closes_the_events_and_calls_close():
+async def test_a_disconnect_closes_the_events_and_calls_close():
     closed = []
 
     async def endless() -> AsyncGenerator[bytes, None]:
@@ -49,32 +49,26 @@ def test_a_disconnect_closes_the_events_and_calls_close():
         finally:
             closed.append("events")
 
-    async def run() -> None:
-        gone = asyncio.Event()
-        stream = EventStream(endless(), {}, close=lambda: closed.append("close"))
-        await drive(stream, gone, lambda message: gone.set() if message.get("body") else None)
-
-    asyncio.run(run())
+    gone = asyncio.Event()
+    stream = EventStream(endless(), {}, close=lambda: closed.append("close"))
+    await drive(stream, gone, lambda message: gone.set() if message.get("body") else None)
     assert closed == ["events", "close"]
 
 
-def test_close_is_called_even_if_no_event_was_asked_for():
+async def test_close_is_called_even_if_no_event_was_asked_for():
     closed = []
 
     async def never() -> AsyncGenerator[bytes, None]:
         raise AssertionError("asked for an event")
         yield b""
 
-    async def run() -> None:
-        stream = EventStream(never(), {}, close=lambda: closed.append("close"))
+    stream = EventStream(never(), {}, close=lambda: closed.append("close"))
 
-        async def receive():
-            return {"type": "http.disconnect"}
+    async def receive():
+        return {"type": "http.disconnect"}
 
-        async def send(message):
-            await asyncio.Event().wait()  # a client that reads nothing
+    async def send(message):
+        await asyncio.Event().wait()  # a client that reads nothing
 
-        await asyncio.wait_for(stream({"type": "http"}, receive, send), 10)
-
-    asyncio.run(run())
+    await asyncio.wait_for(stream({"type": "http"}, receive, send), 10)
     assert closed == ["close"]

@@ -144,16 +144,12 @@ async def test_running_requests_finish_and_new_ones_are_refused_by_a_server_that
         assert not router.failed.is_set()
 
 
-def test_objects_are_frozen_and_collections_are_rare_while_the_server_runs_and_not_later():
+async def test_objects_are_frozen_and_collections_are_rare_while_the_server_runs_and_not_later():
     usual = gc.get_threshold()
-
-    async def run() -> None:
-        async with serving() as router:
-            assert (await router.ask("/health", "GET")).startswith(b"HTTP/1.1 200 ")
-            assert gc.get_freeze_count() > 0 and gc.get_threshold()[0] > usual[0]
-            terminate()
-
-    asyncio.run(run())
+    async with serving() as router:
+        assert (await router.ask("/health", "GET")).startswith(b"HTTP/1.1 200 ")
+        assert gc.get_freeze_count() > 0 and gc.get_threshold()[0] > usual[0]
+        terminate()
     assert gc.get_freeze_count() == 0 and gc.get_threshold() == usual
 
 
@@ -184,79 +180,66 @@ async def test_a_second_signal_cuts_the_streams():
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /whole HT", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"])
-def test_idle_and_half_open_connections_do_not_delay_the_end(sent):
-    async def run() -> bytes:
-        async with serving() as router:
-            reader, writer = await asyncio.open_connection(*router.address)
-            writer.write(sent)
-            await router.ask("/health", "GET")
-            terminate()
-            answer = await reader.read()
-        writer.close()
-        return answer
-
-    assert asyncio.run(run()).startswith(b"HTTP/1.1 200 " if sent.startswith(b"GET") else b"")
+async def test_idle_and_half_open_connections_do_not_delay_the_end(sent):
+    async with serving() as router:
+        reader, writer = await asyncio.open_connection(*router.address)
+        writer.write(sent)
+        await router.ask("/health", "GET")
+        terminate()
+        answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 200 " if sent.startswith(b"GET") else b"")
 
 
-def test_a_client_that_does_not_read_does_not_keep_the_server():
-    async def run() -> None:
-        async with serving(patience_s=0.3) as router:
-            router.server.flush_s = 0.2
+async def test_a_client_that_does_not_read_does_not_keep_the_server():
+    async with serving(patience_s=0.3) as router:
+        router.server.flush_s = 0.2
 
-            async def flood() -> AsyncGenerator[bytes, None]:
-                while True:
-                    yield b"data: " + b"x" * 10_000 + b"\n\n"
-                    await asyncio.sleep(0)
+        async def flood() -> AsyncGenerator[bytes, None]:
+            while True:
+                yield b"data: " + b"x" * 10_000 + b"\n\n"
+                await asyncio.sleep(0)
 
-            async def endless(request: Request) -> Response:
-                return EventStream(flood(), {})
+        async def endless(request: Request) -> Response:
+            return EventStream(flood(), {})
 
-            router.app.add_route("/endless", endless)
-            client = socket.create_connection(router.address)
-            client.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
-            while not any(one.flow.write_paused for one in router.server.server_state.connections):
-                await asyncio.sleep(0.01)
-            terminate()
-        client.close()
-
-    asyncio.run(run())
+        router.app.add_route("/endless", endless)
+        client = socket.create_connection(router.address)
+        client.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        while not any(one.flow.write_paused for one in router.server.server_state.connections):
+            await asyncio.sleep(0.01)
+        terminate()
+    client.close()
 
 
-def test_an_answer_that_is_still_being_read_is_not_cut():
+async def test_an_answer_that_is_still_being_read_is_not_cut():
     content = b"x" * 30_000_000
+    async with serving() as router:
+        router.server.flush_s = 0.2
 
-    async def run() -> bytes:
-        async with serving() as router:
-            router.server.flush_s = 0.2
+        async def large(request: Request) -> Response:
+            return Response(content)
 
-            async def large(request: Request) -> Response:
-                return Response(content)
-
-            router.app.add_route("/large", large, methods=["POST"])
-            reader, writer = await asyncio.open_connection(*router.address, limit=2**10)
-            writer.write(b"POST /large HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-            await reader.readuntil(b"\r\n\r\n")
-            terminate()
-            await asyncio.sleep(1)
-            answer = await reader.read()
-        writer.close()
-        return answer
-
-    assert asyncio.run(run()) == content
+        router.app.add_route("/large", large, methods=["POST"])
+        reader, writer = await asyncio.open_connection(*router.address, limit=2**10)
+        writer.write(b"POST /large HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        terminate()
+        await asyncio.sleep(1)
+        answer = await reader.read()
+    writer.close()
+    assert answer == content
 
 
-def test_a_signal_during_start_ends_it():
+async def test_a_signal_during_start_ends_it():
     async def start() -> None:
         StopOnSignal()
         terminate()
         await asyncio.sleep(PATIENCE_S)
 
-    async def run() -> bool:
-        task = asyncio.create_task(start())
-        await asyncio.wait({task}, timeout=PATIENCE_S / 2)
-        return task.cancelled()
-
-    assert asyncio.run(run())
+    task = asyncio.create_task(start())
+    await asyncio.wait({task}, timeout=PATIENCE_S / 2)
+    assert task.cancelled()
 
 
 class KeptConnection:

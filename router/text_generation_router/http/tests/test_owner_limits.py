@@ -6,25 +6,22 @@ from text_generation_router.errors import OverloadedError
 from text_generation_router.http.room import OwnerLimits
 
 
-def test_each_owner_has_its_own_number_of_places():
-    async def run() -> list[str]:
-        places, inside = OwnerLimits(2, wait_s=60), []
-        leave = asyncio.Event()
+async def test_each_owner_has_its_own_number_of_places():
+    places, inside = OwnerLimits(2, wait_s=60), []
+    leave = asyncio.Event()
 
-        async def enter(owner: str) -> None:
-            async with places.one_of(owner):
-                inside.append(owner)
-                await leave.wait()
+    async def enter(owner: str) -> None:
+        async with places.one_of(owner):
+            inside.append(owner)
+            await leave.wait()
 
-        tasks = [asyncio.create_task(enter(owner)) for owner in "aaaabbb"]
-        await asyncio.sleep(0.01)
-        seen = sorted(inside)
-        leave.set()
-        await asyncio.gather(*tasks)
-        assert sorted(inside) == list("aaaabbb") and places.owners == 0
-        return seen
-
-    assert asyncio.run(run()) == list("aabb")
+    tasks = [asyncio.create_task(enter(owner)) for owner in "aaaabbb"]
+    await asyncio.sleep(0.01)
+    seen = sorted(inside)
+    leave.set()
+    await asyncio.gather(*tasks)
+    assert sorted(inside) == list("aaaabbb") and places.owners == 0
+    assert seen == list("aabb")
 
 
 async def test_the_wait_for_a_place_ends_with_an_error():

@@ -110,15 +110,11 @@ def test_other_tasks_run_between_the_families_that_are_written_and_shown(tmp_pat
     assert asyncio.run(turns_while(render_in_turns(worker.joint))) > 2 * families
 
 
-def test_the_last_values_are_written_at_the_end(tmp_path):
+async def test_the_last_values_are_written_at_the_end(tmp_path):
     metrics, file = Metrics(), tmp_path / "shard-metrics-front0"
-
-    async def run() -> None:
-        async with joined_with_others(metrics, str(file)):
-            while not file.exists():
-                await asyncio.sleep(0)
-            metrics.request_success.inc()
-
-    asyncio.run(run())
+    async with joined_with_others(metrics, str(file)):
+        while not file.exists():
+            await asyncio.sleep(0)
+        metrics.request_success.inc()
     page = read_page(file)
     assert page is not None and sum(page["tgi_request_success"].samples.values()) == 1

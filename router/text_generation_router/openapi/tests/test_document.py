@@ -35,7 +35,7 @@ def test_the_document_has_exactly_the_routes_of_the_application(server):
     assert server.get("/openapi.json").json == DOCUMENT
 
 
-def test_requests_that_come_while_the_document_is_made_wait_for_it(server, monkeypatch: pytest.MonkeyPatch):
+async def test_requests_that_come_while_the_document_is_made_wait_for_it(server, monkeypatch: pytest.MonkeyPatch):
     """One child process makes it, so that streams go on."""
     started: list[ChildProcess] = []
 
@@ -45,11 +45,7 @@ def test_requests_that_come_while_the_document_is_made_wait_for_it(server, monke
 
     monkeypatch.setattr(routes, "ChildProcess", SimpleNamespace(start=start))
     document = routes.DocumentRoutes(server.services).document
-
-    async def ask() -> list[bytes]:
-        return [answer.body for answer in await asyncio.gather(*(document(None) for _ in range(5)))]
-
-    answers = asyncio.run(ask())
+    answers = [answer.body for answer in await asyncio.gather(*(document(None) for _ in range(5)))]
     assert len(started) == 1 and not started[0].is_usable
     assert set(answers) == {answers[0]} and json.loads(answers[0]) == DOCUMENT
 

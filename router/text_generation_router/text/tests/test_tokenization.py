@@ -239,39 +239,32 @@ def blocked(loaded, monkeypatch):
     gate.set()
 
 
-def test_texts_that_cannot_be_cut_do_not_delay_other_texts(blocked):
+async def test_texts_that_cannot_be_cut_do_not_delay_other_texts(blocked):
     loaded, gate = blocked
-
-    async def run():
-        large = [asyncio.create_task(loaded.encode(UNCUTTABLE, False, Share("a"), 1)) for _ in range(5)]
-        await asyncio.sleep(0)
-        async with asyncio.timeout(10):
-            for text in ("the fox", "the lazy dog " * 2 * LARGE_PART_CHARS):
-                await loaded.encode(text, False, Share("b"), 1)
-            gate.set()
-            assert len({found.values for found in await asyncio.gather(*large)}) == 1
-
-    asyncio.run(run())
+    large = [asyncio.create_task(loaded.encode(UNCUTTABLE, False, Share("a"), 1)) for _ in range(5)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        for text in ("the fox", "the lazy dog " * 2 * LARGE_PART_CHARS):
+            await loaded.encode(text, False, Share("b"), 1)
+        gate.set()
+        assert len({found.values for found in await asyncio.gather(*large)}) == 1
 
 
-def test_other_tenants_get_the_thread_after_each_part_of_a_text(loaded):
+async def test_other_tenants_get_the_thread_after_each_part_of_a_text(loaded):
     """The only thread tokenizes a text of many parts; meanwhile a short text of another tenant arrives."""
     loaded._threads.close()
     loaded._threads = FairThreads(1, 8, "test")
     finished = []
 
-    async def run():
-        async def encode(name, text):
-            await loaded.encode(text, False, Share(name))
-            finished.append(name)
+    async def encode(name, text):
+        await loaded.encode(text, False, Share(name))
+        finished.append(name)
 
-        long = asyncio.create_task(encode("long", "the lazy dog " * 20 * PART_CHARS))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        short = asyncio.create_task(encode("short", "the fox"))
-        await asyncio.gather(long, short)
-
-    asyncio.run(run())
+    long = asyncio.create_task(encode("long", "the lazy dog " * 20 * PART_CHARS))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    short = asyncio.create_task(encode("short", "the fox"))
+    await asyncio.gather(long, short)
     assert finished == ["short", "long"]
 
 

@@ -112,7 +112,7 @@ async def test_a_refusal_names_the_field_of_each_request():
     assert fakes.begun == ["bad"]
 
 
-def test_what_differs_is_checked_apart():
+async def test_what_differs_is_checked_apart():
     calls = CallsForm("hermes", {"f": None}, [], is_required=True, several=True)
     others = [ASKED, replace(ASKED, text="b"), replace(ASKED, kind=GrammarKind.RULES)]
     wanted = [
@@ -120,15 +120,11 @@ def test_what_differs_is_checked_apart():
         for asked in (*others, replace(ASKED, needs_properties=True), replace(ASKED, is_loose=True))
     ]
     wanted += [WantedGrammar(None, ChatForm(None, calls, ids)) for ids in ({}, {"<tool_call>": 7})]
-
-    async def run() -> None:
-        fakes = Fakes()
-        checker = GrammarChecker(fakes, 4)
-        for each in wanted * 2:
-            await checker.grammar(each, Share())
-        assert len(fakes.begun) == len(wanted)
-
-    asyncio.run(run())
+    fakes = Fakes()
+    checker = GrammarChecker(fakes, 4)
+    for each in wanted * 2:
+        await checker.grammar(each, Share())
+    assert len(fakes.begun) == len(wanted)
 
 
 def test_what_is_wanted_reaches_a_child_as_it_is():
@@ -138,33 +134,26 @@ def test_what_is_wanted_reaches_a_child_as_it_is():
     assert WantedGrammar.of_json(wanted.to_json()) == wanted
 
 
-def test_a_text_that_is_not_unicode_or_too_deep_is_refused():
+async def test_a_text_that_is_not_unicode_or_too_deep_is_refused():
     deep: Any = {}
     for _ in range(300):
         deep = {"a": deep}
     calls = CallsForm("hermes", {"f": deep}, [], is_required=True, several=True)
-
-    async def run() -> None:
-        checker = GrammarChecker(Fakes(), 4)
-        for wanted in (WantedGrammar(replace(ASKED, text="\ud800")), WantedGrammar(None, ChatForm(None, calls, {}))):
-            with pytest.raises(GrammarError, match=f"`{wanted.field}`: it is not valid Unicode, or has more than 64"):
-                await checker.grammar(wanted, Share())
-
-    asyncio.run(run())
+    checker = GrammarChecker(Fakes(), 4)
+    for wanted in (WantedGrammar(replace(ASKED, text="\ud800")), WantedGrammar(None, ChatForm(None, calls, {}))):
+        with pytest.raises(GrammarError, match=f"`{wanted.field}`: it is not valid Unicode, or has more than 64"):
+            await checker.grammar(wanted, Share())
 
 
-def test_a_caller_that_leaves_does_not_end_the_check_of_another():
-    async def run() -> str:
-        fakes = Fakes(waits=True)
-        grammar = checking_with(fakes)
-        first, second = (asyncio.ensure_future(grammar()) for _ in range(2))
-        await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.sleep(0)
-        fakes.may_end.set()
-        return await second
-
-    assert asyncio.run(run()) == "checked a+"
+async def test_a_caller_that_leaves_does_not_end_the_check_of_another():
+    fakes = Fakes(waits=True)
+    grammar = checking_with(fakes)
+    first, second = (asyncio.ensure_future(grammar()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    fakes.may_end.set()
+    assert await second == "checked a+"
 
 
 async def test_an_owner_has_one_child_and_a_tenant_few_places():
