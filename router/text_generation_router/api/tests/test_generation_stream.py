@@ -1,7 +1,7 @@
 """One request's stream between an engine and a reader: events, credits, failures."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import pairwise
 from typing import cast
@@ -103,14 +103,6 @@ def world() -> AbstractAsyncContextManager[World]:
     return made()
 
 
-def run(use: Callable[[World], Awaitable[None]], *stop: str) -> None:
-    async def with_world() -> None:
-        async with made(*stop) as world:
-            await use(world)
-
-    asyncio.run(with_world())
-
-
 async def read(stream: GenerationStream) -> list[TokenEvent]:
     return [event async for event in stream]
 
@@ -128,8 +120,8 @@ async def test_several_tokens_of_one_step_are_as_many_events(world: World) -> No
     assert world.engine.calls == [] and world.failures == {}
 
 
-def test_a_stop_string_ends_the_request_at_its_token_and_drops_later_tokens_of_the_step() -> None:
-    async def use(world: World) -> None:
+async def test_a_stop_string_ends_the_request_at_its_token_and_drops_later_tokens_of_the_step() -> None:
+    async with made("cd") as world:
         world.take(2)
         world.take(3, 4, 5)
         world.stream.ended(Ended(EndReason.STOPPED))
@@ -140,27 +132,21 @@ def test_a_stop_string_ends_the_request_at_its_token_and_drops_later_tokens_of_t
         world.stream.cancel()
         assert world.engine.calls == [("end", 2)] and world.failures == {}
 
-    run(use, "cd")
 
-
-def test_the_reason_of_the_engine_goes_before_a_stop_string_at_the_same_token() -> None:
-    async def use(world: World) -> None:
+async def test_the_reason_of_the_engine_goes_before_a_stop_string_at_the_same_token() -> None:
+    async with made("cd") as world:
         world.take(2, 3, ended=Ended(EndReason.LENGTH))
         *_, last = await read(world.stream)
         assert last.finish is not None and last.finish.reason is FinishReason.LENGTH
         assert world.engine.calls == []
 
-    run(use, "cd")
 
-
-def test_a_stop_string_before_the_engines_end_cuts_the_text_there() -> None:
-    async def use(world: World) -> None:
+async def test_a_stop_string_before_the_engines_end_cuts_the_text_there() -> None:
+    async with made("cd") as world:
         world.take(2, 3, 4, ended=Ended(EndReason.LENGTH))
         *_, last = await read(world.stream)
         assert last.finish is not None and last.finish.reason is FinishReason.STOP_SEQUENCE
         assert last.finish.generated_text == "cd"
-
-    run(use, "cd")
 
 
 async def test_a_request_at_its_deadline_ends_with_an_event_without_a_token(world: World) -> None:
@@ -222,10 +208,9 @@ async def test_a_stream_with_tokens_has_begun_also_after_its_end(world: World) -
     assert world.stream.has_begun
 
 
-def test_a_reader_that_is_far_behind_gives_no_credit_until_half_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_is_far_behind_gives_no_credit_until_half_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("text_generation_router.api.common.generation_stream.CREDITS", 6)
-
-    async def use(world: World) -> None:
+    async with made() as world:
         assert world.submit_call == ("submit", 6)
         calls = world.engine.calls
         world.take(*[2] * 5)
@@ -239,19 +224,14 @@ def test_a_reader_that_is_far_behind_gives_no_credit_until_half_is_read(monkeypa
             await anext(world.stream)
         assert calls.pop() == ("credit", 3)
 
-    run(use)
 
-
-def test_top_tokens_use_up_credits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_top_tokens_use_up_credits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("text_generation_router.api.common.generation_stream.CREDITS", 8)
-
-    async def use(world: World) -> None:
+    async with made() as world:
         world.take(2, 3, tops=3)
         event = await anext(world.stream)
         assert [token.text for token in event.top_tokens] == ["a", "b", "c"]
         assert world.engine.calls == [("credit", 4)]
-
-    run(use)
 
 
 async def test_readers_of_one_step_get_their_tokens_in_several_turns_of_the_event_loop() -> None:
@@ -338,10 +318,9 @@ async def test_an_event_that_cannot_be_written_fails_its_request(world: World) -
     assert world.engine.calls == [("cancel", 7)] and world.failures == {"generation": 1}
 
 
-def test_written_events_give_their_credits_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_written_events_give_their_credits_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("text_generation_router.api.common.generation_stream.CREDITS", 4)
-
-    async def use(world: World) -> None:
+    async with made() as world:
         page = Page()
         reading, _ = await begin_reading(world, page)
         for letter in range(8):
@@ -350,8 +329,6 @@ def test_written_events_give_their_credits_back(monkeypatch: pytest.MonkeyPatch)
         given = sum(count for call, count in world.engine.calls if call == "credit")
         assert given >= 4 and page.text == "abcdefgh"
         reading.cancel()
-
-    run(use)
 
 
 def test_an_error_of_ours_in_one_of_several_texts_ends_the_answer() -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +44,21 @@ async def stop_shard(server: grpc.aio.Server, path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def launched(path: Path, use: Callable[[LaunchedGroups, Link], Awaitable[None]]) -> None:
-    async def run() -> None:
-        ours, theirs = socket.socketpair()
-        launcher = await Link.open(theirs)
-        shard_groups = LaunchedGroups(await Link.open(ours), str(path))
-        try:
-            await asyncio.wait_for(use(shard_groups, launcher), timeout=30)
-        finally:
-            await shard_groups.close()
-            launcher.close()
+@asynccontextmanager
+async def launched(path: Path) -> AsyncIterator[tuple[LaunchedGroups, Link]]:
+    ours, theirs = socket.socketpair()
+    launcher = await Link.open(theirs)
+    shard_groups = LaunchedGroups(await Link.open(ours), str(path))
+    try:
+        async with asyncio.timeout(30):
+            yield shard_groups, launcher
+    finally:
+        await shard_groups.close()
+        launcher.close()
 
-    asyncio.run(run())
 
-
-def test_a_ping_is_answered_before_and_after_there_are_shards(tmp_path: Path) -> None:
-    async def use(shard_groups: LaunchedGroups, launcher: Link) -> None:
+async def test_a_ping_is_answered_before_and_after_there_are_shards(tmp_path: Path) -> None:
+    async with launched(tmp_path / "s-0") as (shard_groups, launcher):
         for _ in range(2):
             launcher.send(LinkMessage(LinkEvent.PING))
             assert await launcher.receive() == LinkMessage(LinkEvent.PONG)
@@ -69,13 +69,10 @@ def test_a_ping_is_answered_before_and_after_there_are_shards(tmp_path: Path) ->
             LinkMessage(LinkEvent.PONG),
         ]
 
-    launched(tmp_path / "s-0", use)
 
-
-def test_the_shards_of_an_epoch_are_handed_out_once_and_when_the_launcher_says_so(tmp_path: Path) -> None:
+async def test_the_shards_of_an_epoch_are_handed_out_once_and_when_the_launcher_says_so(tmp_path: Path) -> None:
     path = tmp_path / "s-0"
-
-    async def use(shard_groups: LaunchedGroups, launcher: Link) -> None:
+    async with launched(path) as (shard_groups, launcher):
         shard = await start_shard(path, 1)
         waiting = asyncio.create_task(shard_groups.next())
         assert not (await asyncio.wait([waiting], timeout=0.2))[0]
@@ -94,13 +91,10 @@ def test_the_shards_of_an_epoch_are_handed_out_once_and_when_the_launcher_says_s
         await second.close()
         await stop_shard(shard, path)
 
-    launched(path, use)
 
-
-def test_launcher_and_router_report_lost_groups_to_each_other(tmp_path: Path) -> None:
+async def test_launcher_and_router_report_lost_groups_to_each_other(tmp_path: Path) -> None:
     path = tmp_path / "s-0"
-
-    async def use(shard_groups: LaunchedGroups, launcher: Link) -> None:
+    async with launched(path) as (shard_groups, launcher):
         shard = await start_shard(path, 3)
         launcher.send(LinkMessage(LinkEvent.READY, 3))
         group = await shard_groups.next()
@@ -119,13 +113,10 @@ def test_launcher_and_router_report_lost_groups_to_each_other(tmp_path: Path) ->
         await group.close()
         await stop_shard(shard, path)
 
-    launched(path, use)
 
-
-def test_a_shard_of_another_epoch_than_announced_is_not_taken(tmp_path: Path) -> None:
+async def test_a_shard_of_another_epoch_than_announced_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "s-0"
-
-    async def use(shard_groups: LaunchedGroups, launcher: Link) -> None:
+    async with launched(path) as (shard_groups, launcher):
         shard = await start_shard(path, 5)
         launcher.send(LinkMessage(LinkEvent.READY, 4))
         waiting = asyncio.create_task(shard_groups.next())
@@ -135,8 +126,6 @@ def test_a_shard_of_another_epoch_than_announced_is_not_taken(tmp_path: Path) ->
         assert group.epoch == 5
         await group.close()
         await stop_shard(shard, path)
-
-    launched(path, use)
 
 
 async def test_without_a_launcher_a_socket_that_answers_again_is_the_next_epoch(tmp_path: Path) -> None:
@@ -162,10 +151,9 @@ async def test_without_a_launcher_shards_that_were_never_there_are_an_error(
         await StandaloneGroups(str(tmp_path / "nothing")).next()
 
 
-def test_when_the_launcher_has_ended_its_shards_are_lost_and_none_will_come(tmp_path: Path) -> None:
+async def test_when_the_launcher_has_ended_its_shards_are_lost_and_none_will_come(tmp_path: Path) -> None:
     path = tmp_path / "s-0"
-
-    async def use(shard_groups: LaunchedGroups, launcher: Link) -> None:
+    async with launched(path) as (shard_groups, launcher):
         shard = await start_shard(path, 1)
         launcher.send(LinkMessage(LinkEvent.READY, 1))
         group = await shard_groups.next()
@@ -175,5 +163,3 @@ def test_when_the_launcher_has_ended_its_shards_are_lost_and_none_will_come(tmp_
             await shard_groups.next()
         await group.close()
         await stop_shard(shard, path)
-
-    launched(path, use)

@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,41 +141,40 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
-def over(path: Path, use: Callable[[ShardedClient, list[Rank]], Awaitable[None]], size: int = 2) -> None:
-    async def run() -> None:
-        urls = [f"unix://{path}/s-{rank}" for rank in range(size)]
-        ranks = [Rank(rank, urls) for rank in range(size)]
-        servers, sockets = [], []
-        for rank, url in zip(ranks, urls, strict=True):
-            servers.append(grpc.aio.server())
-            pb_grpc.add_TextGenerationServiceServicer_to_server(rank, servers[-1])
-            servers[-1].add_insecure_port(url)
-            await servers[-1].start()
-            if path.name == "frames":
-                sockets.append(await listen_for_frames(rank, f"{path}/s-{rank.rank}.steps"))
-        group = await ShardedClient.connect(f"{path}/s-0")
-        for rank in ranks:
-            rank.asked.clear()
-        try:
-            await asyncio.wait_for(use(group, ranks), 20)
-        finally:
-            await group.close()
-            for server in servers:
-                await server.stop(grace=None)
-            for listening in sockets:
-                listening.close()
-                await listening.wait_closed()
-            await asyncio.sleep(0.01)  # the connections close
-
-    asyncio.run(run())
+@asynccontextmanager
+async def over(path: Path, size: int = 2) -> AsyncIterator[tuple[ShardedClient, list[Rank]]]:
+    urls = [f"unix://{path}/s-{rank}" for rank in range(size)]
+    ranks = [Rank(rank, urls) for rank in range(size)]
+    servers, sockets = [], []
+    for rank, url in zip(ranks, urls, strict=True):
+        servers.append(grpc.aio.server())
+        pb_grpc.add_TextGenerationServiceServicer_to_server(rank, servers[-1])
+        servers[-1].add_insecure_port(url)
+        await servers[-1].start()
+        if path.name == "frames":
+            sockets.append(await listen_for_frames(rank, f"{path}/s-{rank.rank}.steps"))
+    group = await ShardedClient.connect(f"{path}/s-0")
+    for rank in ranks:
+        rank.asked.clear()
+    try:
+        async with asyncio.timeout(20):
+            yield group, ranks
+    finally:
+        await group.close()
+        for server in servers:
+            await server.stop(grace=None)
+        for listening in sockets:
+            listening.close()
+            await listening.wait_closed()
+        await asyncio.sleep(0.01)  # the connections close
 
 
 def first(**sampling: Any) -> FirstChunk:
     return FirstChunk((3, 4, 5), np.array([30, 40, 50], np.int32), 2, Sampling(**sampling))
 
 
-def test_the_first_shard_says_what_the_model_is_and_where_the_others_are(place: Path) -> None:
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+async def test_the_first_shard_says_what_the_model_is_and_where_the_others_are(place: Path) -> None:
+    async with over(place) as (group, ranks):
         blocks = QueryBlocks(32, 4)
         assert group.info == ModelInfo(
             "torch.bfloat16", "cuda", 320, 512, (2, 7), "triton", 2, EPOCH, blocks, "no bytes"
@@ -182,11 +183,9 @@ def test_the_first_shard_says_what_the_model_is_and_where_the_others_are(place: 
         assert await group.views() == [ShardView(3, 100), ShardView(4, 101)]
         assert await group.is_healthy() and [len(rank.asked) for rank in ranks] == [2, 2]
 
-    over(place, use)
 
-
-def test_a_warm_up_asks_all_ranks_and_the_smallest_counts(place: Path) -> None:
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+async def test_a_warm_up_asks_all_ranks_and_the_smallest_counts(place: Path) -> None:
+    async with over(place) as (group, ranks):
         assert await group.warmup(64, 200, 16, 1000, 8) == WarmupAnswer(899, 200)
         assert await group.warmup(64, None, 16, None, None) == WarmupAnswer(899, 200)
         for rank in ranks:
@@ -198,18 +197,15 @@ def test_a_warm_up_asks_all_ranks_and_the_smallest_counts(place: Path) -> None:
             chosen = ("max_total_tokens", "max_batch_total_tokens", "max_batch_size")
             assert not any(least.HasField(name) for name in chosen)
 
-    over(place, use)
 
-
-def test_a_step_with_chunks_carries_the_whole_request(place: Path) -> None:
+async def test_a_step_with_chunks_carries_the_whole_request(place: Path) -> None:
     sampling = dict(
         temperature=0.5, top_k=7, top_p=0.25, typical_p=0.75, do_sample=True, seed=2**64 - 1, repetition_penalty=1.5,
         frequency_penalty=-0.5, watermark=True,
     )  # fmt: skip
     chunks = (Chunk(9, 0, 2, False, first(top_n_tokens=3, **sampling)), Chunk(8, 4, 6, True, None))
     step = ForwardStep(5, (1, 2), np.array([70, 80], np.int32), chunks)
-
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+    async with over(place) as (group, ranks):
         answer = await group.run(step)
         assert answer is not None and (answer.forward_ns, answer.total_ns) == (30, 40)
         for rank in ranks:
@@ -224,21 +220,17 @@ def test_a_step_with_chunks_carries_the_whole_request(place: Path) -> None:
             assert new.parameters == pb.NextTokenChooserParameters(**sampling)
             assert later == pb.Request(id=8, start=4, end=6, last=True)
 
-    over(place, use)
 
-
-def test_a_step_without_running_requests_has_no_cached_batch(place: Path) -> None:
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+async def test_a_step_without_running_requests_has_no_cached_batch(place: Path) -> None:
+    async with over(place, size=1) as (group, ranks):
         chunk = Chunk(9, 0, 3, True, first())
         await group.run(ForwardStep(1, (), np.empty(0, np.int32), (chunk,)))
         asked = ranks[0].asked[0]
         assert not asked.batch.requests[0].parameters.do_sample and not asked.HasField("cached_batch")
 
-    over(place, use, size=1)
 
-
-def test_a_decode_step_is_answered_by_the_first_rank(place: Path) -> None:
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+async def test_a_decode_step_is_answered_by_the_first_rank(place: Path) -> None:
+    async with over(place) as (group, ranks):
         answer = await group.run(ForwardStep(6, (9, 2**40), np.array([70, 80], np.int32), ()))
         assert answer is not None
         assert (answer.number, answer.request_ids, answer.token_ids) == (6, [9, 2**40], [17, 18])
@@ -252,11 +244,9 @@ def test_a_decode_step_is_answered_by_the_first_rank(place: Path) -> None:
             assert list(asked.batches) == [pb.CachedBatch(id=BATCH_ID, request_ids=[9, 2**40], size=2)]
             assert np.frombuffer(asked.slots, "<i4").tolist() == [70, 80]
 
-    over(place, use)
 
-
-def test_log_probabilities_of_prompts_are_asked_for_and_read_request_by_request(place: Path) -> None:
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+async def test_log_probabilities_of_prompts_are_asked_for_and_read_request_by_request(place: Path) -> None:
+    async with over(place) as (group, ranks):
         plain, own, best = first(), replace(first(), prompt_logprobs=0), replace(first(), prompt_logprobs=2)
         chunks = [Chunk(i, 0, 2, False, about) for i, about in ((7, plain), (8, own), (2**40, best))]
         step = ForwardStep(5, (), np.empty(0, np.int32), (*chunks, Chunk(2**40, 2, 3, False, None)))
@@ -281,11 +271,9 @@ def test_log_probabilities_of_prompts_are_asked_for_and_read_request_by_request(
         answer = await group.run(ForwardStep(6, (8,), np.array([70], np.int32), ()))
         assert answer is not None and not answer.prompt_logprobs
 
-    over(place, use)
 
-
-def test_rows_leave_by_a_filter_or_with_their_batch_or_all_together(place: Path) -> None:
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+async def test_rows_leave_by_a_filter_or_with_their_batch_or_all_together(place: Path) -> None:
+    async with over(place) as (group, ranks):
         for step in (FilterStep(1, (5, 6)), FilterStep(2, ()), ClearStep(3)):
             assert await group.run(step) is None
         for rank in ranks:
@@ -295,8 +283,6 @@ def test_rows_leave_by_a_filter_or_with_their_batch_or_all_together(place: Path)
                 pb.ClearCacheRequest(epoch=EPOCH, step=3),
             ]
             assert rank.frames == (3 if place.name == "frames" else 0)
-
-    over(place, use)
 
 
 CODES = grpc.StatusCode
@@ -308,32 +294,26 @@ WARMUP_ENDS = {
 
 
 @pytest.mark.parametrize("refusing", [0, 1])
-def test_a_refusal_of_any_rank_raises_the_error_that_belongs_to_its_status(place: Path, refusing: int) -> None:
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
-        for calls, ends in ((lambda: group.run(ClearStep(1)), STEP_ENDS), (warm_up(group), WARMUP_ENDS)):
+async def test_a_refusal_of_any_rank_raises_the_error_that_belongs_to_its_status(place: Path, refusing: int) -> None:
+    async with over(place) as (group, ranks):
+        warm_up = partial(group.warmup, 64, None, 16, None, None)
+        for calls, ends in ((partial(group.run, ClearStep(1)), STEP_ENDS), (warm_up, WARMUP_ENDS)):
             for ranks[refusing].refusal, kind in ends.items():
                 with pytest.raises(ShardsError, match=f"rank {refusing} does not want to") as refused:
                     await calls()
                 assert type(refused.value) is kind
         assert not await group.is_healthy()
 
-    def warm_up(group: ShardedClient) -> Callable[[], Awaitable[Any]]:
-        return lambda: group.warmup(64, None, 16, None, None)
 
-    over(place, use)
-
-
-def test_a_group_is_lost_once_and_for_the_first_reason(place: Path) -> None:
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+async def test_a_group_is_lost_once_and_for_the_first_reason(place: Path) -> None:
+    async with over(place) as (group, _):
         group.lose("shard 1 was ended by signal 9")
         group.lose("the launcher has ended")
         assert await group.lost == "shard 1 was ended by signal 9"
 
-    over(place, use)
 
-
-def test_a_health_check_is_false_when_the_group_is_closed_and_is_cancelled_when_its_task_is(place: Path) -> None:
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+async def test_a_health_check_is_false_when_the_group_is_closed_and_is_cancelled_when_its_task_is(place: Path) -> None:
+    async with over(place) as (group, ranks):
         ranks[1].is_stuck = True
         cancelled, closed = (asyncio.create_task(group.is_healthy()) for _ in range(2))
         while len(ranks[1].asked) < 2:
@@ -344,16 +324,12 @@ def test_a_health_check_is_false_when_the_group_is_closed_and_is_cancelled_when_
         await group.close()
         assert not await closed
 
-    over(place, use)
 
-
-def test_an_answer_may_be_larger_than_grpcs_own_limit_of_4_megabytes(place: Path) -> None:
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+async def test_an_answer_may_be_larger_than_grpcs_own_limit_of_4_megabytes(place: Path) -> None:
+    async with over(place, size=1) as (group, ranks):
         ranks[0].tops = 1_200_000
         answer = await group.run(ForwardStep(6, (9, 2**40), np.array([70, 80], np.int32), ()))
         assert answer is not None and len(answer.top_ids) == ranks[0].tops
-
-    over(place, use, size=1)
 
 
 def lost_by(place: Path, data: bytes) -> list[str]:
@@ -406,8 +382,10 @@ async def test_a_shard_that_listens_no_more_is_an_error_and_one_without_the_sock
         await StepConnection.open(str(tmp_path / "s"), 10)
 
 
-def test_the_first_rank_compiles_grammars_and_may_refuse_them(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+async def test_the_first_rank_compiles_grammars_and_may_refuse_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with over(place) as (group, ranks):
         assert [await group.compile("good"), await group.compile("bad")] == ["", "too complex"]
         assert [[asked.grammar for asked in rank.asked] for rank in ranks] == [["good", "bad"], []]
         ranks[0].refusal = grpc.StatusCode.UNAVAILABLE
@@ -425,25 +403,18 @@ def test_the_first_rank_compiles_grammars_and_may_refuse_them(place: Path, monke
                 await call
         assert not await group.is_healthy()
 
-    over(place, use)
 
-
-def test_a_rank_that_stands_still_says_nothing_of_a_grammar(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rank_that_stands_still_says_nothing_of_a_grammar(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's next step with the request waits for the rank, as any other does."""
-
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+    async with over(place) as (group, ranks):
         monkeypatch.setattr(shards, "COMPILE_S", 0.05)
         ranks[0].is_stuck = True
         with pytest.raises(ShardsError):
             await group.compile("good")
 
-    over(place, use)
 
-
-def test_a_missing_socket_for_steps_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def use(group: ShardedClient, ranks: list[Rank]) -> None:
+async def test_a_missing_socket_for_steps_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with over(tmp_path):
         pass
-
-    over(tmp_path, use)
     (line,) = [message for message in caplog.messages if "no socket for steps" in message]
     assert line.startswith(f"2 of 2 shards have no socket for steps, such as {tmp_path}/s-0.steps")

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -77,35 +77,30 @@ class Linked:
             await asyncio.sleep(0.005)
 
 
-def run(use: Callable[[Linked], Awaitable[None]]) -> None:
-    async def linked() -> None:
-        async with AsyncExitStack() as stack:
-            links = Linked()
-            await links.open(stack)
-            await use(links)
-            await links.until_idle()
-            assert links.front.counts.broken_rules == 0
-
-    asyncio.run(asyncio.wait_for(linked(), 120))
+@asynccontextmanager
+async def linked() -> AsyncIterator[Linked]:
+    async with asyncio.timeout(120), AsyncExitStack() as stack:
+        links = Linked()
+        await links.open(stack)
+        yield links
+        await links.until_idle()
+        assert links.front.counts.broken_rules == 0
 
 
-def test_a_slow_link_changes_no_text_and_loses_no_engine() -> None:
-    async def use(links: Linked) -> None:
+async def test_a_slow_link_changes_no_text_and_loses_no_engine() -> None:
+    async with linked() as links:
         links.relays[0].delay_s = 0.05
         await links.ask_all()
         await links.finish()
         assert links.front.counts.lost_engines == 0
 
-    run(use)
 
-
-def test_streams_of_a_silent_engine_go_on_elsewhere_without_suspicion_and_what_it_says_later_is_dropped(
+async def test_streams_of_a_silent_engine_go_on_elsewhere_without_suspicion_and_what_it_says_later_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "SILENT_S", 1.0)
     monkeypatch.setattr(security, "PING_AFTER_MS", 600_000)  # so that the frozen engine does not notice the lost link
-
-    async def use(links: Linked) -> None:
+    async with linked() as links:
         await links.ask_all()
         for listener in links.asked:  # the silent engine makes tokens too
             links.front.credit(listener.index, 20)
@@ -119,11 +114,9 @@ def test_streams_of_a_silent_engine_go_on_elsewhere_without_suspicion_and_what_i
         await links.until_idle()
         await links.until_connected()
 
-    run(use)
 
-
-def test_a_link_that_is_cut_for_a_moment_gives_nothing_twice_and_leaves_no_suspects() -> None:
-    async def use(links: Linked) -> None:
+async def test_a_link_that_is_cut_for_a_moment_gives_nothing_twice_and_leaves_no_suspects() -> None:
+    async with linked() as links:
         await links.ask_all()
         for _ in range(3):
             links.relays[0].cut()
@@ -134,13 +127,10 @@ def test_a_link_that_is_cut_for_a_moment_gives_nothing_twice_and_leaves_no_suspe
             assert not links.suspects, "the engine lives"
         await links.finish()
 
-    run(use)
 
-
-def test_no_stream_ends_while_all_links_are_cut_or_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_stream_ends_while_all_links_are_cut_or_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SILENT_S", 1.0)
-
-    async def use(links: Linked) -> None:
+    async with linked() as links:
         await links.ask_all()
         links.relays[0].freeze()
         links.relays[1].cut()
@@ -152,13 +142,10 @@ def test_no_stream_ends_while_all_links_are_cut_or_frozen(monkeypatch: pytest.Mo
             relay.thaw()
         await links.finish()
 
-    run(use)
 
-
-def test_an_engine_frees_the_rows_of_a_front_whose_link_is_frozen_and_serves_the_others() -> None:
+async def test_an_engine_frees_the_rows_of_a_front_whose_link_is_frozen_and_serves_the_others() -> None:
     """gRPC's pings notice a frozen link on both sides, although no connection ends."""
-
-    async def use(links: Linked) -> None:
+    async with linked() as links:
         await links.ask_all()
         for relay in links.relays:
             relay.freeze()
@@ -174,11 +161,9 @@ def test_an_engine_frees_the_rows_of_a_front_whose_link_is_frozen_and_serves_the
             relay.thaw()
         await links.finish()
 
-    run(use)
 
-
-def test_a_silence_is_the_engines_own_if_another_engine_sends_messages() -> None:
-    async def use(links: Linked) -> None:
+async def test_a_silence_is_the_engines_own_if_another_engine_sends_messages() -> None:
+    async with linked() as links:
         connection = next(iter(links.front._connections.values()))[0]
         now = asyncio.get_running_loop().time()
         own, other = (links.front._fleet.engines[number] for number in (connection.number, 1 - connection.number))
@@ -187,5 +172,3 @@ def test_a_silence_is_the_engines_own_if_another_engine_sends_messages() -> None
         own.heard_s = other.heard_s = now - 9
         assert connection._silence() is EngineLoss.OUTSIDE
         own.heard_s = other.heard_s = now
-
-    run(use)

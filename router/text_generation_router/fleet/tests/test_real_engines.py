@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -84,23 +85,18 @@ class Deployment:
         return listener
 
 
-def run(
-    folder: Path,
-    use: Callable[[Deployment], Awaitable[None]],
-    count: int = 2,
-    placement: Placement | None = None,
-    **limits: int,
-) -> None:
-    async def deployed() -> None:
-        deployment = Deployment(folder, count, placement, **limits)
-        try:
-            await deployment.start()
-            await asyncio.wait_for(use(deployment), 60)
-            assert deployment.front.counts.broken_rules == 0
-        finally:
-            await deployment.stop()
-
-    asyncio.run(deployed())
+@asynccontextmanager
+async def deployed(
+    folder: Path, count: int = 2, placement: Placement | None = None, **limits: int
+) -> AsyncIterator[Deployment]:
+    deployment = Deployment(folder, count, placement, **limits)
+    try:
+        await deployment.start()
+        async with asyncio.timeout(60):
+            yield deployment
+        assert deployment.front.counts.broken_rules == 0
+    finally:
+        await deployment.stop()
 
 
 async def texts_are_right(asked: list[Listener], count: int) -> None:
@@ -108,8 +104,8 @@ async def texts_are_right(asked: list[Listener], count: int) -> None:
         assert await listener.all_ids() == expected_tokens(prompt(number), count)
 
 
-def test_texts_go_on_unbroken_when_one_of_two_engines_dies(tmp_path: Path) -> None:
-    async def use(deployment: Deployment) -> None:
+async def test_texts_go_on_unbroken_when_one_of_two_engines_dies(tmp_path: Path) -> None:
+    async with deployed(tmp_path) as deployment:
         asked = [deployment.ask(number, 40) for number in range(8)]
         for listener in asked:
             await listener.until_tokens(3)
@@ -119,11 +115,9 @@ def test_texts_go_on_unbroken_when_one_of_two_engines_dies(tmp_path: Path) -> No
         await texts_are_right(asked, 40)
         assert deployment.front.counts.lost_engines == 1 and deployment.front.counts.resumes == dead.made
 
-    run(tmp_path, use)
 
-
-def test_texts_go_on_unbroken_when_one_of_two_engines_is_closed_and_none_is_a_suspect(tmp_path: Path) -> None:
-    async def use(deployment: Deployment) -> None:
+async def test_texts_go_on_unbroken_when_one_of_two_engines_is_closed_and_none_is_a_suspect(tmp_path: Path) -> None:
+    async with deployed(tmp_path) as deployment:
         asked = [deployment.ask(number, 40) for number in range(8)]
         for listener in asked:
             await listener.until_tokens(3)
@@ -132,11 +126,9 @@ def test_texts_go_on_unbroken_when_one_of_two_engines_is_closed_and_none_is_a_su
         counts = deployment.front.counts
         assert counts.moves == deployment.replicas[0].made and not counts.resumes
 
-    run(tmp_path, use)
 
-
-def test_texts_go_on_unbroken_when_the_only_engine_dies_and_another_comes(tmp_path: Path) -> None:
-    async def use(deployment: Deployment) -> None:
+async def test_texts_go_on_unbroken_when_the_only_engine_dies_and_another_comes(tmp_path: Path) -> None:
+    async with deployed(tmp_path, 1) as deployment:
         asked = [deployment.ask(number, 40) for number in range(6)]
         for listener in asked:
             await listener.until_tokens(3)
@@ -146,11 +138,9 @@ def test_texts_go_on_unbroken_when_the_only_engine_dies_and_another_comes(tmp_pa
         await deployment.replicas[0].start()
         await texts_are_right([*asked, waiting], 40)
 
-    run(tmp_path, use, 1)
 
-
-def test_requests_leave_an_engine_that_drains(tmp_path: Path) -> None:
-    async def use(deployment: Deployment) -> None:
+async def test_requests_leave_an_engine_that_drains(tmp_path: Path) -> None:
+    async with deployed(tmp_path, max_rows=1, max_batch_size=1) as deployment:
         first, second = deployment.replicas
         asked = [deployment.ask(number, 60) for number in range(8)]
         await asyncio.gather(*deployment.answers)
@@ -161,11 +151,9 @@ def test_requests_leave_an_engine_that_drains(tmp_path: Path) -> None:
         assert first.made == 1 and second.made >= 7 and deployment.front.counts.moves > 0
         assert deployment.front.counts.lost_engines == 0
 
-    run(tmp_path, use, max_rows=1, max_batch_size=1)
 
-
-def test_running_requests_leave_an_engine_that_drains_until_it_has_none(tmp_path: Path) -> None:
-    async def use(deployment: Deployment) -> None:
+async def test_running_requests_leave_an_engine_that_drains_until_it_has_none(tmp_path: Path) -> None:
+    async with deployed(tmp_path) as deployment:
         first, second = deployment.replicas
         asked = [deployment.ask(number, 400) for number in range(6)]
         for listener in asked:
@@ -178,8 +166,6 @@ def test_running_requests_leave_an_engine_that_drains_until_it_has_none(tmp_path
         await first.stop()
         await texts_are_right(asked, 400)
         assert 0 < deployment.front.counts.moves <= first.made and not deployment.front.counts.resumes
-
-    run(tmp_path, use)
 
 
 def certificates(folder: Path, authority: Authority, role: Role) -> Path:
@@ -231,8 +217,8 @@ async def test_tcp_without_certificates_is_refused(tmp_path: Path) -> None:
     await front.close()
 
 
-def test_a_front_that_leaves_frees_its_rows(tmp_path: Path) -> None:
-    async def use(deployment: Deployment) -> None:
+async def test_a_front_that_leaves_frees_its_rows(tmp_path: Path) -> None:
+    async with deployed(tmp_path, 1) as deployment:
         listener = deployment.ask(0, 400)
         await listener.until_tokens(2)
         await deployment.front.close()
@@ -241,8 +227,6 @@ def test_a_front_that_leaves_frees_its_rows(tmp_path: Path) -> None:
         async with asyncio.timeout(5):
             while not scheduler.is_idle:
                 await asyncio.sleep(0.01)
-
-    run(tmp_path, use, 1)
 
 
 def test_a_chat_s_next_turn_goes_where_its_last_one_was_computed_from_any_front(tmp_path: Path) -> None:
@@ -311,10 +295,8 @@ def known_blocks(placement: BestScore, engine: int) -> set[int]:
     return {block for block, engines in placement.index._engines.items() if engines >> engine & 1}
 
 
-def test_an_engine_alone_is_never_asked_for_news_of_its_cache(tmp_path: Path) -> None:
-    async def use(deployment: Deployment) -> None:
+async def test_an_engine_alone_is_never_asked_for_news_of_its_cache(tmp_path: Path) -> None:
+    async with deployed(tmp_path, 1, placement=BestScore(KEY)) as deployment:
         listener = deployment.ask(0, 200)
         assert await listener.all_ids() == expected_tokens(prompt(0), 200)
         assert not cache_is_observed(deployment.replicas[0])
-
-    run(tmp_path, use, 1, placement=BestScore(KEY))

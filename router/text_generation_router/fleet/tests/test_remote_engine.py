@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -78,14 +78,6 @@ def front(tmp_path: Path) -> AbstractAsyncContextManager[Asker]:
     return opened(tmp_path)
 
 
-def run(folder: Path, use: Callable[[Asker], Awaitable[None]], *more: Any) -> None:
-    async def with_front() -> None:
-        async with opened(folder, *more) as front:
-            await use(front)
-
-    asyncio.run(with_front())
-
-
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not holds():
@@ -130,19 +122,20 @@ async def test_streams_outlive_their_engine_and_give_the_same_texts(front: Asker
     assert all(len(listener.end.replays) == 1 for listener in listeners if listener.end)
 
 
-def test_requests_go_on_with_another_engine_at_once(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], max_tokens=9) as first, FakeService(front.paths[1]) as second:
-            await front.engine.start()
-            await until(lambda: len(first.hellos) == len(second.hellos) == 1)
-            await asyncio.sleep(0.05)
-            listeners = [front.ask(ids, 30) for ids in PROMPTS * 2]
-            await until(lambda: first.made == 9)
-            await first.die()
-            assert [await each.all_ids() for each in listeners] == [expected_tokens(ids, 30) for ids in PROMPTS * 2]
-            assert first.submits and second.submits
-
-    run(tmp_path, use, 2)
+async def test_requests_go_on_with_another_engine_at_once(tmp_path: Path) -> None:
+    async with (
+        opened(tmp_path, 2) as front,
+        FakeService(front.paths[0], max_tokens=9) as first,
+        FakeService(front.paths[1]) as second,
+    ):
+        await front.engine.start()
+        await until(lambda: len(first.hellos) == len(second.hellos) == 1)
+        await asyncio.sleep(0.05)
+        listeners = [front.ask(ids, 30) for ids in PROMPTS * 2]
+        await until(lambda: first.made == 9)
+        await first.die()
+        assert [await each.all_ids() for each in listeners] == [expected_tokens(ids, 30) for ids in PROMPTS * 2]
+        assert first.submits and second.submits
 
 
 async def test_the_engine_may_come_later_than_its_front(front: Asker) -> None:
@@ -204,27 +197,27 @@ async def test_credits_reach_the_engine(front: Asker) -> None:
         assert await listener.all_ids() == expected_tokens([1], 9) and "credit" in service.orders
 
 
-def test_a_silent_engine_is_lost_and_its_requests_go_on_elsewhere(tmp_path: Path, monkeypatch) -> None:
+async def test_a_silent_engine_is_lost_and_its_requests_go_on_elsewhere(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("text_generation_router.fleet.connection.SILENT_S", 0.3)
-
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], max_tokens=7) as silent, FakeService(front.paths[1]) as other:
-            other.load.is_draining = True
-            await front.engine.start()
-            await until(lambda: len(silent.hellos) == len(other.hellos) == 1)
-            await asyncio.sleep(0.05)
-            listener = front.ask([1], 30)
-            await listener.until_tokens(7)
-            silent.tells_load = False
-            other.load.is_draining = False
-            assert await listener.all_ids() == expected_tokens([1], 30)
-            assert front.engine.counts.lost_engines >= 1 and 1 not in front.engine._fleet.suspects
-
-    run(tmp_path, use, 2)
+    async with (
+        opened(tmp_path, 2) as front,
+        FakeService(front.paths[0], max_tokens=7) as silent,
+        FakeService(front.paths[1]) as other,
+    ):
+        other.load.is_draining = True
+        await front.engine.start()
+        await until(lambda: len(silent.hellos) == len(other.hellos) == 1)
+        await asyncio.sleep(0.05)
+        listener = front.ask([1], 30)
+        await listener.until_tokens(7)
+        silent.tells_load = False
+        other.load.is_draining = False
+        assert await listener.all_ids() == expected_tokens([1], 30)
+        assert front.engine.counts.lost_engines >= 1 and 1 not in front.engine._fleet.suspects
 
 
 @pytest.mark.parametrize("end", ["dies", "dies while the front writes", "is silent, then dies"])
-def test_requests_of_an_engine_that_dies_are_suspects_unless_it_was_silent_before(
+async def test_requests_of_an_engine_that_dies_are_suspects_unless_it_was_silent_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     monkeypatch.setattr("text_generation_router.fleet.connection.QUIET_S", 0.2)
@@ -233,7 +226,7 @@ def test_requests_of_an_engine_that_dies_are_suspects_unless_it_was_silent_befor
     async def write_to_a_dead_engine(call: Any, message: pb.FrontMessage) -> None:
         raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), WRITE_FAILED)
 
-    async def use(front: Asker) -> None:
+    async with opened(tmp_path) as front:
         async with FakeService(front.paths[0], max_tokens=4) as service:
             await front.engine.start()
             listener = front.ask([1], 30)
@@ -246,21 +239,15 @@ def test_requests_of_an_engine_that_dies_are_suspects_unless_it_was_silent_befor
         await until(lambda: front.engine.counts.lost_engines == 1)
         assert (listener.index in front.engine._fleet.suspects) is not is_silent
 
-    run(tmp_path, use)
 
-
-def test_an_engine_that_answers_no_submit_is_cut_off(tmp_path: Path, monkeypatch) -> None:
+async def test_an_engine_that_answers_no_submit_is_cut_off(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("text_generation_router.fleet.connection.ANSWER_S", 0.1)
-
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], answers=False) as service:
-            await front.engine.start()
-            listener = front.ask([1], 3)
-            await until(lambda: front.engine.counts.broken_rules > 0)
-            service.answers = True
-            assert await listener.all_ids() == expected_tokens([1], 3)
-
-    run(tmp_path, use)
+    async with opened(tmp_path) as front, FakeService(front.paths[0], answers=False) as service:
+        await front.engine.start()
+        listener = front.ask([1], 3)
+        await until(lambda: front.engine.counts.broken_rules > 0)
+        service.answers = True
+        assert await listener.all_ids() == expected_tokens([1], 3)
 
 
 def foreign(message: pb.EngineMessage) -> pb.EngineMessage:
@@ -282,7 +269,7 @@ def missing(message: pb.EngineMessage) -> None:
 
 
 @pytest.mark.parametrize("lie", [missing, misshapen, outside_of_the_vocabulary, foreign])
-def test_an_engine_that_lies_is_cut_off_and_texts_stay_right(
+async def test_an_engine_that_lies_is_cut_off_and_texts_stay_right(
     tmp_path: Path, lie: Callable[[pb.EngineMessage], pb.EngineMessage | None]
 ) -> None:
     turns = count()
@@ -291,14 +278,11 @@ def test_an_engine_that_lies_is_cut_off_and_texts_stay_right(
         is_due = message.HasField("tokens") and not message.tokens.ended and next(turns) % 7 == 6
         return lie(message) if is_due else message
 
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], alter=seventh):
-            await front.engine.start()
-            listeners = [front.ask(ids, 20) for ids in PROMPTS]
-            assert [await listener.all_ids() for listener in listeners] == [expected_tokens(p, 20) for p in PROMPTS]
-            assert front.engine.counts.broken_rules >= 2
-
-    run(tmp_path, use)
+    async with opened(tmp_path) as front, FakeService(front.paths[0], alter=seventh):
+        await front.engine.start()
+        listeners = [front.ask(ids, 20) for ids in PROMPTS]
+        assert [await listener.all_ids() for listener in listeners] == [expected_tokens(p, 20) for p in PROMPTS]
+        assert front.engine.counts.broken_rules >= 2
 
 
 async def test_tokens_that_are_told_twice_are_given_once(front: Asker) -> None:
@@ -318,14 +302,15 @@ async def test_tokens_that_are_told_twice_are_given_once(front: Asker) -> None:
         assert front.engine.counts.dropped_tokens > 0 and front.engine.counts.broken_rules == 0
 
 
-def test_an_engine_of_an_unknown_version_is_not_used(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0], version=0), FakeService(front.paths[1]) as good:
-            await front.engine.start()
-            assert await front.ask([1], 3).all_ids() == expected_tokens([1], 3) and len(good.submits) == 1
-            assert front.engine.counts.broken_rules >= 1
-
-    run(tmp_path, use, 2)
+async def test_an_engine_of_an_unknown_version_is_not_used(tmp_path: Path) -> None:
+    async with (
+        opened(tmp_path, 2) as front,
+        FakeService(front.paths[0], version=0),
+        FakeService(front.paths[1]) as good,
+    ):
+        await front.engine.start()
+        assert await front.ask([1], 3).all_ids() == expected_tokens([1], 3) and len(good.submits) == 1
+        assert front.engine.counts.broken_rules >= 1
 
 
 async def test_a_news_call_that_ends_is_made_again_and_costs_nothing(front: Asker) -> None:
@@ -341,16 +326,16 @@ def news(sequence: int, added: list[int], is_snapshot: bool = False) -> pb.Cache
     return pb.Cache(sequence=sequence, is_snapshot=is_snapshot, added=packed(added, UINT64))
 
 
-def test_news_of_caches_are_wanted_while_there_are_several_engines_and_told_again_after_a_gap(
+async def test_news_of_caches_are_wanted_while_there_are_several_engines_and_told_again_after_a_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "WATCH_S", 0.01)
     placement = BestScore(bytes(32))
 
-    async def use(front: Asker) -> None:
-        def known(number: int) -> int:
-            return placement.index.num_blocks(number)
+    def known(number: int) -> int:
+        return placement.index.num_blocks(number)
 
+    async with opened(tmp_path, 2, placement) as front:
         async with FakeService(front.paths[0]) as first:
             first.caches = lambda: [news(1, [1, 2], True), news(2, [3]), *([news(4, [5])] * (len(calls) < 3))]
             calls = first.wanted_cache
@@ -364,51 +349,53 @@ def test_news_of_caches_are_wanted_while_there_are_several_engines_and_told_agai
             await until(lambda: calls == [False, True, True, False])
         assert not front.engine.counts.broken_rules
 
-    run(tmp_path, use, 2, placement)
-
 
 @pytest.mark.parametrize(
     "cache", [news(1, list(range(MAX_HASHES + 1)), True), pb.Cache(sequence=1, is_snapshot=True, removed=b"1234567")]
 )
-def test_an_engine_that_tells_nonsense_of_its_cache_is_cut_off(tmp_path: Path, cache: pb.Cache) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0]) as liar, FakeService(front.paths[1]):
-            liar.caches = lambda: [cache]
-            await front.engine.start()
-            await until(lambda: front.engine.counts.broken_rules > 0)
-            assert await front.ask([1, 2], 30).all_ids() == expected_tokens([1, 2], 30)
+async def test_an_engine_that_tells_nonsense_of_its_cache_is_cut_off(tmp_path: Path, cache: pb.Cache) -> None:
+    async with (
+        opened(tmp_path, 2, BestScore(bytes(32))) as front,
+        FakeService(front.paths[0]) as liar,
+        FakeService(front.paths[1]),
+    ):
+        liar.caches = lambda: [cache]
+        await front.engine.start()
+        await until(lambda: front.engine.counts.broken_rules > 0)
+        assert await front.ask([1, 2], 30).all_ids() == expected_tokens([1, 2], 30)
 
-    run(tmp_path, use, 2, BestScore(bytes(32)))
 
-
-def test_an_engine_that_floods_a_front_with_news_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_floods_a_front_with_news_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(values, "BURST_BYTES", 200_000)
     monkeypatch.setattr(values, "BYTES_PER_S", 20_000)  # a busy machine may send less than the usual rate
+    async with (
+        opened(tmp_path, 2, BestScore(bytes(32))) as front,
+        FakeService(front.paths[0]) as liar,
+        FakeService(front.paths[1]),
+    ):
+        liar.caches = lambda: (news(number, [number], number == 1) for number in count(1))
+        await front.engine.start()
+        await until(lambda: front.engine.counts.broken_rules > 0)
+        assert await front.ask([1, 2], 30).all_ids() == expected_tokens([1, 2], 30)
 
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0]) as liar, FakeService(front.paths[1]):
-            liar.caches = lambda: (news(number, [number], number == 1) for number in count(1))
-            await front.engine.start()
-            await until(lambda: front.engine.counts.broken_rules > 0)
-            assert await front.ask([1, 2], 30).all_ids() == expected_tokens([1, 2], 30)
 
-    run(tmp_path, use, 2, BestScore(bytes(32)))
-
-
-def test_engines_are_added_and_taken_away(tmp_path: Path) -> None:
-    async def use(front: Asker) -> None:
-        async with FakeService(front.paths[0]) as first, FakeService(front.paths[1]) as second:
-            await front.engine.start()
-            await until(lambda: len(second.hellos) == 1)
-            listener = front.ask([1], 300)
-            await listener.until_tokens(2)
-            await front.engine.connect(front.endpoints[1:] if first.submits else front.endpoints[:1])
-            assert await listener.all_ids() == expected_tokens([1], 300)
-            assert len(first.submits) == len(second.submits) == 1
-            await front.engine.connect(front.endpoints)
-            await until(lambda: len(first.hellos) + len(second.hellos) == 3)
-
-    run(tmp_path, use, 2)
+async def test_engines_are_added_and_taken_away(tmp_path: Path) -> None:
+    async with (
+        opened(tmp_path, 2) as front,
+        FakeService(front.paths[0]) as first,
+        FakeService(front.paths[1]) as second,
+    ):
+        await front.engine.start()
+        await until(lambda: len(second.hellos) == 1)
+        listener = front.ask([1], 300)
+        await listener.until_tokens(2)
+        await front.engine.connect(front.endpoints[1:] if first.submits else front.endpoints[:1])
+        assert await listener.all_ids() == expected_tokens([1], 300)
+        assert len(first.submits) == len(second.submits) == 1
+        await front.engine.connect(front.endpoints)
+        await until(lambda: len(first.hellos) + len(second.hellos) == 3)
 
 
 async def test_log_probabilities_of_a_prompt_come_with_its_first_token(front: Asker) -> None:
