@@ -386,24 +386,24 @@ struct gemm_codes_arguments {
   long x_type;   /* F32 or BF16 */
   long rows;
   long x_inputs;
-  long inputs;        /* inputs of W, a multiple of CODES_STEP. x is 0 for those that it does not have */
-  const void *codes;  /* [outputs / 32, inputs, 32]; of 4 bits [outputs / 32, inputs / 8, 32] words, of 2 halves */
-  const void *high;   /* [outputs / 32, inputs / 8, 32]: bytes of PLANES5, halves of PLANES6; or null */
-  long type;          /* any type */
-  const float *table; /* [16] for TABLE4, or null */
-  long outputs;       /* a multiple of 32 */
-  long group;         /* inputs of a group, a multiple of CODES_STEP; the last group may have fewer */
-  const void *scales; /* [outputs / 32, groups, scale_width], or null: 1 */
-  long scale_type;    /* F32, BF16, F16, F8, I8, U8, E8M0 or TABLE8 */
-  long scale_width;   /* 32, or 2: one for each panel */
-  const float *scale_table; /* [256] for TABLE8, or null */
-  const void *factors;      /* [outputs / 32, groups / groups_of_factor, 32], or null: 1 */
-  long factor_type;         /* F32, BF16 or F16 */
-  long groups_of_factor;    /* the last factor may belong to fewer groups */
-  const float *extras;      /* [outputs], or null: 0 */
-  const int8_t *zeros;      /* [outputs / 32, groups, 32], or null: the middle of I4 and planes without offsets, or 0 */
-  const void *offsets;      /* [outputs / 32, groups, 32], or null; only without zeros */
-  long offset_type;         /* as scale_type, without TABLE8 */
+  long inputs;                /* inputs of W, a multiple of CODES_STEP. x is 0 for those that it does not have */
+  const void *codes;          /* [outputs / 32, inputs, 32]; of less than 8 bits [outputs / 32, inputs / 8, 32] words */
+  const void *high;           /* [outputs / 32, inputs / 8, 32]: upper bits of planes; or null */
+  long type;                  /* any type */
+  const float *table;         /* [16] for TABLE4, or null */
+  long outputs;               /* a multiple of 32 */
+  long group;                 /* inputs of a group, a multiple of CODES_STEP; the last group may have fewer */
+  const void *scales;         /* [outputs / 32, groups, scale_width], or null: 1 */
+  long scale_type;            /* F32, BF16, F16, F8, I8, U8, E8M0 or TABLE8 */
+  long scale_width;           /* 32, or 2: one for each panel */
+  const float *scale_table;   /* [256] for TABLE8, or null */
+  const void *factors;        /* [outputs / 32, groups / groups_of_factor, 32], or null: 1 */
+  long factor_type;           /* F32, BF16 or F16 */
+  long groups_of_factor;      /* the last factor may belong to fewer groups */
+  const float *extras;        /* [outputs], or null: 0 */
+  const int8_t *zeros;        /* [outputs / 32, groups, 32], or null: without offsets the middle, or 0 */
+  const void *offsets;        /* [outputs / 32, groups, 32], or null; only without zeros */
+  long offset_type;           /* as scale_type, without TABLE8 */
   const void *offset_factors; /* as factors, in their type, or null: 1 */
   const float *output_scales; /* [outputs], or null: 1 */
   const int32_t *order;       /* [inputs]: the number of x that each input of W multiplies, or null: the same number */
