@@ -55,9 +55,13 @@ INLINE vu load_words(const char *p) {
 }
 
 INLINE vu load_halves(const char *p) {
+#if defined(__AVX2__) && !defined(__AVX512F__) /* the compiler would convert 4 at a time */
+  return (vu)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+#else
   vu16 halves;
   memcpy(&halves, p, sizeof halves);
   return __builtin_convertvector(halves, vu);
+#endif
 }
 
 /* Brings the codes of a step into words, for LANES outputs from the pair's output `at` on. Shifted copies of a plane
