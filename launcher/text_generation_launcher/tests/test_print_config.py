@@ -1,6 +1,7 @@
 """--print-config: values with their sources, what is refused, in environments as platforms make them; and what is not
 shown."""
 
+import json
 import os
 import re
 import subprocess
@@ -23,7 +24,8 @@ from text_generation_launcher.tests.slowness import Seconds, assert_within
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment and a command line, some lines of the answer, and the causes of what is refused."""
+    """An environment and a command line, some lines of the answer, and the causes of what is refused. {model} and
+    {file} stand for `places`."""
 
     name: str
     variables: dict[str, str]
@@ -32,9 +34,7 @@ class Environment:
     refused: Sequence[str] = ()
 
 
-ENVIRONMENTS = [
-    Environment(**each) for each in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["environment"]
-]
+ENVIRONMENTS = [Environment(**each) for each in json.loads(Path(__file__).with_suffix(".json").read_text())]
 
 
 @pytest.fixture
