@@ -83,6 +83,7 @@ ROOMS = (
         (f"{COMMON}/quantized/tests/test_*.py",),
     ),
     MutatedRoom("GGUF", (f"{COMMON}/gguf/*.py",), (f"{COMMON}/gguf/tests/test_*.py",)),
+    MutatedRoom("adapters", (f"{COMMON}/adapters/*.py",), (f"{COMMON}/adapters/tests/test_*.py",)),
     MutatedRoom("replicas on Ray", (f"{LAUNCHER}/ray/*.py",), (f"{LAUNCHER}/ray/tests/test_*.py",)),
     MutatedRoom(
         "launcher",

@@ -96,7 +96,7 @@ async def serve(model: Path, uds_path: str, step: str) -> None:
     shard: Any = SimpleNamespace(
         runner=runner, tokenizer=tokenizer, model_config=facts, dtype=torch.float32, device=torch.device("cpu"),
         kernels="none", block_queries=1, queries_per_token=1, group=SimpleNamespace(rank=0),
-        grammars=SimpleNamespace(prepare=lambda: grammars),
+        grammars=SimpleNamespace(prepare=lambda: grammars), adapters=(),
     )  # fmt: skip
     worker = Worker(epoch=1)
     servicer = Servicer([f"unix://{uds_path}-0"], worker)
