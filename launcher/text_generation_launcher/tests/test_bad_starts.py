@@ -109,7 +109,7 @@ def test_an_adapter_beside_the_weights_that_it_was_merged_into_is_ignored_with_a
     (folder / "adapter_model.safetensors").write_bytes(b"no header")
     _, lines = refused(["--model-id", str(folder)], {}, capsys, monkeypatch)
     [warning] = [line for line in lines if "adapter_model.safetensors of " in line]
-    assert " WARNING " in warning and "is ignored: adapters are not supported" in warning
+    assert " WARNING " in warning and "is ignored: adapters are named by --lora-adapters" in warning
     assert "error: text-generation-server not found in PATH" in lines
 
 

@@ -209,7 +209,7 @@ class EngineNote:
 
 @dataclass(frozen=True, slots=True)
 class StateNews:
-    """The newest state of an engine: the JSON of a view's `EngineState`, or why there is none."""
+    """The newest state of an engine: the JSON of a view's `EngineSnapshot`, or why there is none."""
 
     state: bytes = b""
     problem: str = ""

@@ -16,7 +16,7 @@ from text_generation_router.view.reading import TenantDigests, queue_of, rows_of
 from text_generation_router.view.slot_map import slot_runs_of, uses_of
 from text_generation_router.view.steps import StepRing
 from text_generation_router.view.tree import TreeWalk
-from text_generation_router.view.values import EngineState, FrontNote, ShardNote, TreeColumns
+from text_generation_router.view.values import EngineSnapshot, FrontNote, ShardNote, TreeColumns
 
 logger = logging.getLogger("text_generation_router")
 
@@ -102,7 +102,7 @@ class StateMaker:
         slots = slot_runs_of(uses_of(scheduler))
         await asyncio.sleep(0)
         counters = scheduler.counters
-        state = EngineState(
+        state = EngineSnapshot(
             rows=rows,
             num_running=num_running,
             queue=queue,

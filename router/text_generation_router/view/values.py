@@ -101,7 +101,7 @@ class FrontNote:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineState:
+class EngineSnapshot:
     rows: RowColumns
     num_running: int
     queue: WaitColumns

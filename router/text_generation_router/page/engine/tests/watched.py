@@ -12,7 +12,7 @@ from text_generation_router.page.engine.history import History
 from text_generation_router.page.engine.records import Records
 from text_generation_router.page.engine.routes import ShownParts
 from text_generation_router.view.values import (
-    EngineState,
+    EngineSnapshot,
     FrontNote,
     RowColumns,
     ShardNote,
@@ -22,7 +22,7 @@ from text_generation_router.view.values import (
     WaitColumns,
 )
 
-STATE = EngineState(
+STATE = EngineSnapshot(
     rows=RowColumns((7,), ("d1f0",), (1.5,), (40,), (16,), (40,), (40,), (12,), (60,), (30,), (52,), (0,)),
     num_running=1,
     queue=WaitColumns((8, 9), ("d1f0", "00ab"), (0.5, 0.4), (30, 31), (0, 0), (9, 9), ("memory", "turn")),
