@@ -17,7 +17,12 @@ MAX_DIRECT_DEPENDENCIES = 25
 MAX_RELEASE_WORDS = 600
 MAX_UPGRADING_LINES = 10
 # An import of a script that runs in the environment of a peer.
-ELSEWHERE = {"benchmark/text_generation_benchmark/peers/gguf_file.py: gguf"}
+ELSEWHERE = {
+    "benchmark/text_generation_benchmark/peers/gguf_file.py: gguf",
+    "benchmark/text_generation_benchmark/peers/llama_library.py: gguf",
+    "benchmark/text_generation_benchmark/peers/llama_library.py: llama_cpp",
+    "benchmark/text_generation_benchmark/peers/llama_server.py: xllamacpp",
+}
 
 
 def entries(lock: Path) -> Iterator[tuple[Requirement, frozenset[str]]]:
