@@ -107,11 +107,11 @@ def _pattern(file: Path, field: str, text: str) -> re.Pattern[str]:
         raise _refused(file, field, text, f"it is not a pattern ({error})") from None
 
 
-def _rank(file: Path, field: str, value: object, most: int) -> int:
+def _rank(file: Path, field: str, value: object, max_rank: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _refused(file, field, value, "a rank is a whole number from 1 on")
-    if value > most:
-        raise _refused(file, field, value, f"a rank of at most {most} is served: see --max-lora-rank")
+    if value > max_rank:
+        raise _refused(file, field, value, f"a rank of at most {max_rank} is served: see --max-lora-rank")
     return value
 
 

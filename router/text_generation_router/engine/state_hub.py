@@ -21,7 +21,7 @@ class StateViewer:
         self._changed.set()
 
     async def next(self, wait_s: float | None = None) -> StateNews | None:
-        """News that were not returned before. None: there are none within `wait_s` seconds."""
+        """The newest state that this viewer has not got yet. None: no state came within `wait_s` seconds."""
         try:
             await asyncio.wait_for(self._changed.wait(), wait_s)
         except TimeoutError:

@@ -22,7 +22,7 @@ from text_generation_router.page.engine.records import Records
 
 # The paths of the view begin so. None of them gets a CORS header.
 PREFIX = "/engine/"
-# Most viewers of a front, seconds between two events of a viewer at least and at most, and bytes a second of a viewer.
+# Maximum number of viewers of a front; minimum and maximum seconds between two events of a viewer; its bytes a second.
 MAX_VIEWERS, MIN_PAUSE_S, MAX_PAUSE_S, BYTES_PER_S = 32, 0.2, 1.0, 16 * 2**10
 # Seconds after which a stream ends and the page asks again, so that a front that leaves does not wait for viewers.
 STREAM_S = 10.0
