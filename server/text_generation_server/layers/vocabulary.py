@@ -20,7 +20,8 @@ LookUp = Callable[[Tensor], Tensor]
 def look_up_in(weight: Weight, kernels: Kernels, dtype: torch.dtype) -> LookUp:
     """Reads rows of a table that is kept in its form, and gives them in `dtype`."""
     if isinstance(weight, Dense):
-        return lambda ids_T: kernels.embed(ids_T, weight.values)
+        values = weight.values.to(dtype)
+        return lambda ids_T: kernels.embed(ids_T, values)
     return lambda ids_T: exact_weight(on_outputs(weight, lambda numbers: numbers[ids_T])).to(dtype)
 
 

@@ -51,10 +51,11 @@ class Experts:
 
 def make_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> ExpertKernel:
     """What the experts compute on this rank."""
-    of_own = parts.config.names.experts is ExpertLayout.apart
-    if are_codes(parts, moe, names) or (of_own and not parts.loader.is_dense):
+    of_own, loader = parts.config.names.experts is ExpertLayout.apart, parts.loader
+    is_widened = not loader.is_dense or loader.keeps_float16(f"{names_of_expert(names, 0).gate}.weight")
+    if are_codes(parts, moe, names) or (of_own and is_widened):
         experts = codes_of_experts(parts, moe, names, group)
-        if (found := parts.kernels.experts_of_codes(experts, moe.clamped, parts.loader.dtype)) is not None:
+        if (found := parts.kernels.experts_of_codes(experts, moe.clamped, loader.dtype)) is not None:
             return found
         if runs_one_by_one(parts.config):
             size = moe.intermediate_size, parts.split.expert_intermediate

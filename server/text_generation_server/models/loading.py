@@ -134,6 +134,13 @@ class Loader:
     def has_codes(self, layer: str) -> bool:
         return self._packed is not None and self._packed.has(layer)
 
+    def keeps_float16(self, name: str) -> bool:
+        """Whether a linear layer's weight is float16 and stays so in a model that computes in bfloat16, which has fewer
+        digits: the products of CPUs widen it."""
+        stored = self._files.describe(name)
+        is_half = stored is not None and stored.type == TYPE_OF[torch.float16]
+        return is_half and self.dtype == torch.bfloat16 and self._platform.device.type == "cpu"
+
     def whole(self, name: str, factor: float = 1.0) -> Tensor:
         return _multiplied(self._place(self._files.get(name)), factor)
 
@@ -149,7 +156,7 @@ class Loader:
     def table(self, layer: str, rows: range, count: int) -> Weight:
         """Rows of the embedding or the head, in the form of the files, and zeros until there are `count`."""
         packed = self._packed_rows(layer, rows)
-        weight = Dense(self.rows(f"{layer}.weight", rows)) if packed is None else packed
+        weight = Dense(self._linear(f"{layer}.weight", 0, rows)) if packed is None else packed
         return on_outputs(weight, lambda numbers: pad_rows(numbers, count))
 
     def head(self, table: Weight) -> Weight:
@@ -196,13 +203,22 @@ class Loader:
         if (packed := self._packed_rows(layer, rows)) is not None:
             return packed
         name = f"{layer}.weight"
-        return Dense(self.columns(name, rows).t() if self._transposed else self.rows(name, rows))
+        found = self._linear(name, int(self._transposed), rows)
+        return Dense(found.t() if self._transposed else found)
 
     def _inputs(self, layer: str, part: range) -> Weight:
         if (packed := self._packed_weight(layer)) is not None:
             return inputs_of(packed, part)
         name = f"{layer}.weight"
-        return Dense(self.rows(name, part).t().contiguous() if self._transposed else self.columns(name, part))
+        found = self._linear(name, int(not self._transposed), part)
+        return Dense(found.t().contiguous() if self._transposed else found)
+
+    def _linear(self, name: str, dim: int, part: range) -> Tensor:
+        """The `part` of a dimension of a linear layer's weight."""
+        found = self._files.get_slice(name, dim, part.start, part.stop)
+        placed = self._place(found, found.dtype if self.keeps_float16(name) else None)
+        # Copied, because a slice of inputs is a view of the mapped file, and each of its rows would keep whole pages.
+        return placed.contiguous() if dim else placed
 
     def _packed_rows(self, layer: str, rows: range) -> Weight | None:
         packed = self._packed_weight(layer)
@@ -237,9 +253,9 @@ class Loader:
     def inputs(self, name: str, part: range, factor: float = 1.0, multiple: int = 1) -> tuple[Weight, float]:
         """The weight of `row_split`, and the factor by which its product is to be multiplied."""
         weight = padded_inputs(self._inputs(name, part), multiple)
-        if isinstance(weight, Dense):
+        if isinstance(weight, Dense) and weight.values.dtype == self.dtype:
             return self._weight_format(_multiplied(weight.values, factor)), 1.0
-        return weight, factor
+        return self._formed(weight), factor
 
     def along(self, name: str, dim: int, part: range) -> Tensor:
         """The `part` of a dimension."""
