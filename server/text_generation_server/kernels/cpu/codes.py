@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from text_generation_common.quantized.tensors.codes import NUMBERS_AT_ONCE, pack_pairs
-from text_generation_common.quantized.tensors.matrix import exact_weight, in_bytes, order_of
-from text_generation_common.quantized.tensors.splits import on_outputs, padded_inputs, size_of
+from text_generation_common.quantized.tensors.checks import NAN_IN_F8
+from text_generation_common.quantized.tensors.codes import NUMBERS_AT_ONCE
+from text_generation_common.quantized.tensors.matrix import in_bytes, order_of
+from text_generation_common.quantized.tensors.splits import padded_inputs, size_of
 from text_generation_common.quantized.values import Codes, Dense, Fp8, Int4, Int8, Planes, Table4, Weight
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.build import CONSTANTS
@@ -21,12 +22,11 @@ from text_generation_server.kernels.cpu.linear import (
     aligned,
     in_panels,
     places,
-    row_of_each,
+    rows_of_codes,
 )
 from text_generation_server.kernels.cpu.scales import NO_GROUPS, group_panels
 
 STEP = CONSTANTS["CODES_STEP"]
-NAN_IN_F8 = 0x7F  # beside the sign
 WEIGHT_TYPES = TYPES | {torch.float16: CONSTANTS["F16"]}
 
 
@@ -57,7 +57,6 @@ class CodesLinear:
         self._high = None if high is None else packed(high)
         self._groups = None if isinstance(weight, Dense) else group_panels(weight.groups, of_places, packed)
         self._group = self._inputs if self._groups is None else self._groups.size
-        self._form = on_outputs(weight, lambda numbers: numbers[:0].clone())
         self._has_rows = not gated and factor == 1 and (order is None or order_of(weight) is not None)
         self._fixed: dict[str, Argument] = {
             "x_type": TYPES[x_type], "x_inputs": self._x_inputs, "inputs": self._inputs, "codes": self._codes,
@@ -68,6 +67,8 @@ class CodesLinear:
             "gated": int(gated), "y_type": TYPES[y_type], "columns": self._outputs,
             **(NO_GROUPS if self._groups is None else self._groups.words),
         }  # fmt: skip
+        exact = {} if self._groups is None else self._groups.exact
+        self._table = library.table("gemm_codes", [{**self._fixed, **exact}])  # for `rows`
 
     def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
         x, count = x.contiguous(), x.shape[0]
@@ -96,27 +97,7 @@ class CodesLinear:
         return self._has_rows
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        form = self._form
-        if isinstance(form, Dense) and form.values.dtype == torch.float16:
-            return self._rows_of_halves(ids_T)
-        codes = row_of_each(self._codes, ids_T)
-        if isinstance(form, Dense):
-            return codes[:, : self._x_inputs]
-        assert self._groups is not None
-        if self._high is not None:
-            assert isinstance(form, Planes)
-            form = replace(form, high=row_of_each(self._high, ids_T).view(torch.uint8))
-        q = pack_pairs(_of_words(codes)) if codes.dtype == torch.int32 else codes.view(form.q.dtype)
-        return exact_weight(replace(form, q=q, groups=self._groups.groups(ids_T)))[:, : self._x_inputs]
-
-    def _rows_of_halves(self, ids_T: Tensor) -> Tensor:
-        """In x's type. Made by a kernel, so that decode steps are recorded."""
-        out = torch.empty((len(ids_T), self._x_inputs), dtype=self._x_type)
-        self._library.call(
-            self._threads if len(ids_T) > 1 else 1, "embed_halves", ids=ids_T, tokens=len(ids_T), panels=self._codes,
-            inputs=self._inputs, width=self._x_inputs, type=TYPES[self._x_type], out=out,
-        )  # fmt: skip
-        return out
+        return rows_of_codes(self._library, self._threads, self._table, ids_T, self._x_inputs, self._x_type)
 
 
 def in_steps(weight: Weight) -> tuple[Weight, Tensor | None]:
@@ -179,12 +160,6 @@ def _high(weight: Weight) -> Tensor | None:
     if not isinstance(weight, Planes) or weight.high is None:
         return None
     return weight.high if weight.bits - 4 == 1 else weight.high.contiguous().view(torch.int16)
-
-
-def _of_words(words: Tensor) -> Tensor:
-    """The codes of 4 bits, [N, K], in words that `_codes` has made."""
-    shifts = torch.arange(STEP // 2).unsqueeze(1) * 4 + torch.tensor([0, 16])
-    return (words.unsqueeze(-1) >> shifts.flatten() & 15).to(torch.uint8).flatten(1)
 
 
 def _output_scales(weight: Weight, factor: float) -> Tensor | None:

@@ -122,10 +122,11 @@ def test_a_rows_bits_depend_on_no_other_row_and_on_no_thread(kernels: CpuKernels
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_an_embedding_are_read_from_the_panels(kernels: CpuKernels, form: str) -> None:
-    weight = weight_of(form, 90, 132, 64)
-    linear, ids = layer(kernels, weight), torch.tensor([89, 0, 16, 17, 0], dtype=torch.int32)
-    assert isinstance(linear, HoldsRows) and linear.has_rows
-    assert torch.equal(linear.rows(ids).float(), exact_weight(weight)[ids])
+    weight, ids = weight_of(form, 90, 132, 64), torch.tensor([89, 0, 16, 17, 0], dtype=torch.int32)
+    for x_type in TYPES:
+        linear = layer(kernels, weight, x_type=x_type)
+        assert isinstance(linear, HoldsRows) and linear.has_rows
+        assert torch.equal(linear.rows(ids), exact_weight(weight)[ids].to(x_type))
 
 
 def coded_weight(kind: str, outputs: int, inputs: int, size: int) -> Weight:
@@ -187,7 +188,9 @@ def test_scales_in_few_bits_are_those_of_the_numbers(
     assert all(torch.equal(linear(x[:count]), y[:count]) for count in (1, 3, 4))
     if not gated:
         ids = torch.tensor([47, 0, 16, 17, 0], dtype=torch.int32)
-        assert isinstance(linear, HoldsRows) and torch.equal(linear.rows(ids), exact[ids])
+        for x_type in TYPES:
+            linear = layer(kernels, weight, x_type=x_type)
+            assert isinstance(linear, HoldsRows) and torch.equal(linear.rows(ids), exact[ids].to(x_type))
 
 
 # Bits for each weight, of which the panels of 4,096 inputs take 1.03 times the file's at most.
@@ -220,12 +223,12 @@ def test_blocks_of_gguf_files_keep_their_numbers_and_their_size(kernels: CpuKern
     for x_type in TYPES:
         linear, x = layer(kernels, weight, x_type=x_type), random(40, len(part)).to(x_type)
         assert isinstance(linear, CodesLinear)
-        assert torch.equal(linear.rows(torch.arange(32)), exact)
+        assert torch.equal(linear.rows(torch.arange(32, dtype=torch.int32)), exact.to(x_type))
         if len(part) == 512:
             most = MOST_BITS.get(kind, 1.03 * 8 * BY_NAME[kind].bytes / BY_NAME[kind].block)
             assert 8 * linear.nbytes <= most * exact.numel()
         y, expected = linear(x).nan_to_num(), x.double() @ exact.double().T
-        sizes = x.double().abs() @ exact.double().abs().T  # those of MXFP4 are up to 2^127, and sums are infinite
+        sizes = x.double().abs() @ exact.double().abs().T  # numbers of MXFP4 are up to 2^127: infinite sums
         assert bool(((y - expected).abs() <= 1e-6 * sizes).logical_or(sizes > 1e37).all())
         assert all(torch.equal(linear(x[:rows]).nan_to_num(), y[:rows]) for rows in range(1, 40))
 

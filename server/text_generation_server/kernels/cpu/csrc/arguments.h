@@ -54,15 +54,15 @@ struct embed_panels_arguments {
   void *out;          /* [T, words] */
 };
 
-/* Copies the embeddings of tokens out of the panels of gemm_codes. */
-struct embed_halves_arguments {
-  const int32_t *ids; /* [T] */
-  long tokens;        /* T */
-  const void *panels; /* [vocabulary / 32, inputs, 32] in F16 */
-  long inputs;
-  long width; /* numbers of an embedding: inputs, or fewer */
-  long type;  /* type of out: F32 or BF16 */
-  void *out;  /* [T, width] */
+/* The embeddings of tokens, of codes in panels: the numbers that they stand for, without the scale of each output. */
+struct embed_codes_arguments {
+  const int32_t *ids;  /* [T] */
+  long tokens;         /* T */
+  const void *product; /* struct gemm_codes_arguments: the weight */
+  long in_pairs;       /* whether codes of 8 bits lie in the panels of gemm: [vocabulary / 16, inputs / 2, 16, 2] */
+  long width;          /* numbers of an embedding: inputs, or fewer */
+  long type;           /* type of out: F32 or BF16 */
+  void *out;           /* [T, width] */
 };
 
 /* out = x / sqrt(mean(x²) + eps) * weight for each token. With a residual, residual += x is computed first, and then

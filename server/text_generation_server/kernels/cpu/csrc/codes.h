@@ -12,7 +12,7 @@ struct codes_product {
   long chosen;
   struct product g;
   float table[32]; /* 16 numbers or bytes of TABLE4 or, for pairs, the numbers of 64 codes as bfloat16 */
-  int type;        /* of the codes: that of the arguments, or BYTES4 */
+  int type;        /* type of the codes: that of the arguments, or BYTES4 */
   float unit;      /* what a widened code is divided by */
   float zero;      /* the zero point of all codes, if neither zeros nor offsets are given */
   int has_factors; /* whether any factor is not 1 */

@@ -1,5 +1,6 @@
 /* The kernels between matrix products and attention. Each works on one token or one row at a time. */
-#include "product.h"
+#include "team.h"
+#include "vectors.h"
 
 #define TOKENS_AT_ONCE 4 /* number of tokens that a thread takes at a time */
 
@@ -23,26 +24,6 @@ EXPORT void embed_panels(const void *arguments, struct team *team, int me) {
   FOR_EACH_ITEM(t, tokens, TOKENS_AT_ONCE, team) {
     const uint32_t *from = panels + ids[t] / outputs * words * outputs + ids[t] % outputs;
     for (long i = 0; i < words; i++) out[t * words + i] = from[i * outputs];
-  }
-}
-
-EXPORT void embed_halves(const void *arguments, struct team *team, int me) {
-  (void)me;
-  const struct embed_halves_arguments *a = arguments;
-  const int32_t *ids = a->ids;
-  enum type type = (enum type)a->type;
-  long size = bytes_of(type);
-  FOR_EACH_ITEM(t, a->tokens, TOKENS_AT_ONCE, team) {
-    const uint16_t *from = (const uint16_t *)a->panels + ids[t] / PAIR_OUTPUTS * a->inputs * PAIR_OUTPUTS;
-    char *to = (char *)a->out + t * a->width * size;
-    for (long i = 0; i < a->width; i += LANES) {
-      long count = a->width - i < LANES ? a->width - i : LANES;
-      uint16_t halves[LANES] = {0};
-      char numbers[4 * LANES];
-      for (long j = 0; j < count; j++) halves[j] = from[(i + j) * PAIR_OUTPUTS + ids[t] % PAIR_OUTPUTS];
-      store(numbers, 0, load_f16(halves), type);
-      memcpy(to + i * size, numbers, count * size);
-    }
   }
 }
 

@@ -376,7 +376,7 @@ static void choose_widening(struct codes_product *p) {
   const struct gemm_codes_arguments *a = p->a;
   p->type = (int)a->type;
   p->unit = p->type == F8 ? F8_UNIT : 1;
-  p->zero = p->type == I4 ? 8 : has_bytes(p->type) ? 1 << (low_bits(p->type) + high_bits(p->type) - 1) : 0;
+  p->zero = zero_of_type(p->type);
   for (int i = 0; i < 16; i++) p->table[i] = p->type == TABLE4 ? a->table[i] : (float)i;
   p->pairs = multiplies_pairs(a, p->table);
   if (p->pairs) table_for_pairs(p->table, p->type);

@@ -64,7 +64,7 @@ static void multiply_by_factors(const char *factors, enum type type, long run, l
   }
 }
 
-static void multiply_by_unit(float numbers[][PAIR_OUTPUTS], long count, float unit) {
+INLINE void multiply_by_unit(float numbers[][PAIR_OUTPUTS], long count, float unit) {
   for (long g = 0; g < count; g++)
     for (long o = 0; o < PAIR_OUTPUTS; o += LANES) store(numbers[g], o, load(numbers[g], o, F32) * unit, F32);
 }

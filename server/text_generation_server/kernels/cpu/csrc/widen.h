@@ -28,6 +28,11 @@ INLINE int high_bits(int type) { return type == PLANES5 ? 1 : type == PLANES6 ? 
 /* Whether a step's codes become bytes first: inputs 0, 4, 1, 5 in one word of a lane, 2, 6, 3, 7 in another. */
 INLINE int has_bytes(int type) { return type >= PLANES2; }
 
+/* The zero point of codes without zero points and offsets. */
+INLINE float zero_of_type(int type) {
+  return type == I4 ? 8 : has_bytes(type) && type != BYTES4 ? (float)(1 << (low_bits(type) + high_bits(type) - 1)) : 0;
+}
+
 /* Bytes of a step of a pair of panels. */
 INLINE long bytes_of_step(int type, int pairs) {
   if (low_bits(type)) return CODES_STEP * PAIR_OUTPUTS * low_bits(type) / 8;
@@ -181,7 +186,7 @@ INLINE __m512bh widen_pairs(const char *step, const vu codes[BYTES_OF_PLANES], i
 
 #if LOOKS_UP_BYTES
 /* Numbers of TABLE4 as bytes: table[i] = unit * (bytes[i] - zero). False, and nothing is changed, if they are not. */
-static int as_bytes(const float *table, uint8_t bytes[16], float *unit, float *zero) {
+INLINE int as_bytes(const float *table, uint8_t bytes[16], float *unit, float *zero) {
   for (float of_one = 0x1p-24f; of_one <= 0x1p24f; of_one *= 2) {
     float least = 0, most = 0;
     for (int i = 0; i < 16; i++) {
