@@ -233,7 +233,7 @@ fuzz-formats: install-test
 
 # Quantized layers as the formats' own libraries write them, into common/text_generation_common/quantized/tests/goldens. The libraries
 # get an environment of their own, .venv-quantizers. Some files only: ARGS="awq modelopt"
-fixtures-quantized: .venv-quantizers/installed
+fixtures-quantized: install-test .venv-quantizers/installed
 	.venv-quantizers/bin/python common/text_generation_common/quantized/tests/make_goldens.py $(ARGS)
 
 .venv-quantizers/installed: requirements/torch.txt

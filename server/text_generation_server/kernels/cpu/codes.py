@@ -102,7 +102,7 @@ class CodesLinear:
         return self._has_rows
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        return rows_of_codes(self._library, self._threads, self._table, ids_T, self._x_inputs, self._x_type)
+        return rows_of_codes(self._library, self._threads, self._table, ids_T, width=self._x_inputs, dtype=self._x_type)
 
 
 def in_steps(weight: Weight) -> tuple[Weight, Tensor | None]:

@@ -118,7 +118,13 @@ class PackedLinear:
     def rows(self, ids_T: Tensor) -> Tensor:
         if self._scales_N is not None:
             return rows_of_codes(
-                self._library, self._threads, self._table, ids_T, self._inputs, torch.bfloat16, in_pairs=True
+                self._library,
+                self._threads,
+                self._table,
+                ids_T,
+                width=self._inputs,
+                dtype=torch.bfloat16,
+                in_pairs=True,
             )
         return _rows(self._library, self._threads, self._weight, ids_T, self._inputs)
 
@@ -183,7 +189,7 @@ def _rows(library: Library, threads: int, panels: Tensor, ids_T: Tensor, inputs:
 
 
 def rows_of_codes(
-    library: Library, threads: int, product: Tensor, ids_T: Tensor, width: int, dtype: torch.dtype,
+    library: Library, threads: int, product: Tensor, ids_T: Tensor, *, width: int, dtype: torch.dtype,
     in_pairs: bool = False,
 ) -> Tensor:  # fmt: skip
     """Rows of the weight of a product by codes, whose arguments `product` has. A kernel makes them, so decode steps can

@@ -17,6 +17,7 @@
 #define MIN_BLOCK_ROWS 24 /* fewest rows of a block, if there are as many */
 #define BLOCK_OF_X 262144 /* numbers of x in a block between them */
 #define CODES_AHEAD 8192  /* bytes between the codes in use and those that are prefetched */
+#define KEPT_INPUTS 128   /* inputs of a part whose codes are kept as float32, in half of the nearest cache */
 #define ROW_PADDING 16    /* numbers between rows of x, so that they do not share places in the cache */
 
 /* Inputs of one part, of a pair of panels, and rows of x. */
@@ -209,8 +210,11 @@ void sum_codes(const struct codes_product *p, long rows, long pair, float sums[]
   long high_bytes = PAIR_OUTPUTS * high_bits(p->type);
   const char *codes = (const char *)a->codes + pair * steps * bytes;
   struct scales_of_part numbers;
+  /* A part ends where a segment does, so the order of additions is the same for parts of either size. */
+  int is_short = rows > ROWS_OF_CODES && !p->pairs && KEPT_INPUTS % a->group == 0;
+  long most = is_short ? KEPT_INPUTS : PART_INPUTS_OF_CODES;
   for (long i = 0, end, segment = 0; i < a->inputs; i = end) {
-    end = i + PART_INPUTS_OF_CODES < a->inputs ? i + PART_INPUTS_OF_CODES : a->inputs;
+    end = i + most < a->inputs ? i + most : a->inputs;
     long first = i / a->group, segments = (end - 1) / a->group + 1 - first;
     widen_scales(&numbers, a, pair, p->groups, first, segments);
     if (p->unit != 1 && a->scales) multiply_by_unit(numbers.scales, segments, p->unit);

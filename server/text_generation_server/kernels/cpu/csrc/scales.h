@@ -57,9 +57,13 @@ static void widen_shared(const char *from, long count, enum type type, float to[
 static void multiply_by_factors(const char *factors, enum type type, long run, long first, long count,
                                 float to[][PAIR_OUTPUTS]) {
   float numbers[1][PAIR_OUTPUTS] __attribute__((aligned(64)));
-  long bytes = PAIR_OUTPUTS * bytes_of(type);
-  for (long g = 0; g < count; g++) {
-    if (g == 0 || (first + g) % run == 0) widen_numbers(factors + (first + g) / run * bytes, 1, type, 0, numbers);
+  const char *factor = factors + first / run * PAIR_OUTPUTS * bytes_of(type);
+  for (long g = 0, left = 0; g < count; g++, left--) { /* counted, because a division takes longer than a group */
+    if (left == 0) {
+      widen_numbers(factor, 1, type, 0, numbers);
+      factor += PAIR_OUTPUTS * bytes_of(type);
+      left = g ? run : run - first % run;
+    }
     for (long o = 0; o < PAIR_OUTPUTS; o += LANES) store(to[g], o, load(to[g], o, F32) * load(numbers[0], o, F32), F32);
   }
 }
