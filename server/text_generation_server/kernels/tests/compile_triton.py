@@ -95,7 +95,13 @@ def compile_others(dtype: torch.dtype) -> None:
     kernels.layer_norm(x, x[0], None, 1e-5)
     kernels.add_layer_norm(x, x, x[0], x[0], 1e-5)
     down, up = torch.zeros(3, 40, 96, dtype=dtype), torch.zeros(3, 20, 320, dtype=dtype)
-    kernels.adapt(x, int32(5), AdapterMatrices(down, up, int32(3, 2), int32(2), (64, 320)))
+    matrices = AdapterMatrices(down, up, int32(3, 2), int32(2), (64, 320))
+    kernels.adapt(x, int32(5), matrices)
+    kernels.adapt(x, int32(5), replace(matrices, bias=torch.zeros(3, 320)))
+    of_ids = AdapterMatrices(
+        torch.zeros(3, 9, 16, dtype=dtype), up[:, :16, :96].contiguous(), int32(3, 1), int32(1), (96,)
+    )
+    kernels.adapt_embeddings(x, int32(5), int32(5), of_ids)
     kernels.silu_mul(x)
     for activation in Activation:
         kernels.activate(x, activation, gated=activation == Activation.gelu)
