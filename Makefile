@@ -60,7 +60,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py clients/python/text_generation/__i
 
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
-.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-image test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats fixtures-gguf gguf-quality gguf-texts demo-model test-demo-model bench bench-guard bench-peers \
+.PHONY: install install-test torch editable test-packages kernels run test test-wheel test-image test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats fixtures-quantized fixtures-gguf gguf-quality gguf-texts demo-model test-demo-model bench bench-guard bench-peers \
 	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-page test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
 
 # What serving needs, with the kernels for this machine's processor. Every file is checked against the hashes in requirements/
@@ -230,6 +230,18 @@ fuzz-files: install-test
 fuzz-formats: install-test
 	cd common/text_generation_common/gguf/tests && $(abspath $(BIN))/python test_hostile_headers.py $(or $(ARGS),20000 1)
 	cd common/text_generation_common/quantized/tests && $(abspath $(BIN))/python test_fuzz.py $(or $(ARGS),20000 1)
+
+# Quantized layers as the formats' own libraries write them, into common/text_generation_common/quantized/tests/goldens. The libraries
+# get an environment of their own, .venv-quantizers. Some files only: ARGS="awq modelopt"
+fixtures-quantized: .venv-quantizers/installed
+	.venv-quantizers/bin/python common/text_generation_common/quantized/tests/make_goldens.py $(ARGS)
+
+.venv-quantizers/installed: requirements/torch.txt
+	$(PYTHON) -m venv .venv-quantizers
+	.venv-quantizers/bin/pip install --quiet --requirement requirements/torch.txt setuptools wheel transformers accelerate \
+		compressed-tensors bitsandbytes auto-round nvidia-modelopt
+	.venv-quantizers/bin/pip install --quiet --no-deps --no-build-isolation autoawq
+	touch $@
 
 # What llama.cpp's own converter makes of a model of each architecture, written into gguf_goldens.json. LLAMA: the folder of
 # llama.cpp's source, which is in a package: pip download --no-binary :all: --no-deps llama-cpp-python. Other ones: ARGS=FIXTURE

@@ -1,14 +1,18 @@
-"""The demo model with weights in GPTQ's 4 bits, served without a flag: it still adds numbers."""
+"""The demo model with weights in GPTQ's 4 bits, served without a flag: it adds, resumes texts and follows grammars."""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from asks import WORDS, asks
+from calls import at_once, stream
 from demo_model.corpus import sum_question
+from faults import streams_though_a_shard_is_killed
 from safetensors.torch import load_file, save_file
 from server_process import ServerProcess
 from test_demo_model import assert_most_are_right
+from test_forms import SCHEMA, is_person
 from written_codes import LINEAR, words
 
 from text_generation_common.model_files import demo_directory
@@ -42,6 +46,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_the_demo_model_in_4_bits_on_two_shards_still_adds(folder: Path) -> None:
-    with ServerProcess("--model-id", str(folder), "--dtype", "bfloat16", "--num-shard", "2", *MEMORY) as server:
-        assert_most_are_right(server, sum_question, 30, 24)
+def test_the_demo_model_in_4_bits_on_two_shards_is_served_as_any_other(folder: Path) -> None:
+    with ServerProcess("--model-id", str(folder), "--dtype", "float32", "--num-shard", "2", *MEMORY) as server:
+        assert_most_are_right(server, sum_question, 16, 12)
+        streams_though_a_shard_is_killed(server, asks(4, 60), rank=1)
+        prompt = stream(" ".join(WORDS), max_new_tokens=20)
+        (cold,), (warm,) = at_once(server.url, prompt), at_once(server.url, prompt)
+        form = {"type": "json", "value": SCHEMA}
+        (person,) = at_once(server.url, stream("A fox", grammar=form, do_sample=True, max_new_tokens=60))
+    assert warm[-1]["generated_text"] == cold[-1]["generated_text"]
+    cached, length = warm[-1]["details"]["cached_tokens"], warm[-1]["details"]["input_length"]
+    assert cold[-1]["details"]["cached_tokens"] < cached and cached >= length - 1
+    assert is_person(person[-1]["generated_text"])

@@ -232,12 +232,13 @@ def _check_memory(
         in_codes = made_codes(config) if made else {}
 
         def codes(layer: str, size: LinearSize) -> int | None:
-            return made(size.outputs, size.inputs) if made and layer in in_codes else None
+            outputs = size.outputs * max(1, size.experts)
+            return made(outputs, size.inputs) if made and layer in in_codes else None
 
         kind = str(plan.compute.quantize) if in_codes else dtype
         weights = weight_bytes(config, NUMBER_BYTES[dtype], codes)
     weights += of_adapters * NUMBER_BYTES[dtype]
-    _check_weights(plan, weights, kind, machine, SMALLER if kind == dtype and config.moe is None else "")
+    _check_weights(plan, weights, kind, machine, SMALLER if kind == dtype else "")
     numbers: Dtype | KvCacheDtype = plan.compute.kv_cache_dtype or dtype
     per_slot = slot_bytes(config, plan.num_shard, numbers)
     available = cpu_bytes(machine.free_bytes - weights, plan.num_shard)

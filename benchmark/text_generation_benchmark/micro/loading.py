@@ -1,5 +1,5 @@
-"""The memory that a shard takes while it loads quantized weights: a model of random codes in each format, loaded in a
-process of its own on compiled kernels, whose memory is sampled."""
+"""The memory and the seconds that a shard takes to load quantized weights: a model of random codes in each format,
+whose file is in the page cache, is loaded in two processes on compiled kernels. The memory of one is sampled."""
 
 import json
 import multiprocessing
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,17 +19,19 @@ from torch import Tensor
 
 from text_generation_benchmark.output import columns
 from text_generation_benchmark.shapes import LlamaShape
+from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import read_config
 from text_generation_common.models.quantized_layers import QuantizedLayers, quantized_layers
 from text_generation_common.models.tensors import linear_sizes, shapes, weight_bytes
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import select_backend
 from text_generation_server.models import get_model
+from text_generation_server.models.model import Model
 from text_generation_server.models.stored_codes import StoredCodes
 from text_generation_server.platforms import Platform
 from text_generation_server.weights.files import SafetensorsFiles
 
-MIB = 2**20
+MIB, GB = 2**20, 10**9
 EVERY_S = 0.001
 Tensors = Mapping[str, Tensor]  # by their endings
 
@@ -104,8 +107,10 @@ def load(formats: tuple[str, ...] = tuple(FORMATS), hidden: int = 2048, layers: 
 def _row(name: str, shape: LlamaShape) -> Mapping[str, str]:
     with TemporaryDirectory() as folder:
         tensors = write(Path(folder), name, shape)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            packed, peak, kept = process.submit(loaded, Path(folder)).result()
+        stored = (Path(folder) / "model.safetensors").stat().st_size
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as process:
+            seconds = process.submit(seconds_of, Path(folder)).result()
+            packed, peak, kept = process.submit(memory_of, Path(folder)).result()
     allowed = packed + sum(sorted(tensors)[-2:])
     return {
         "format": name,
@@ -113,6 +118,8 @@ def _row(name: str, shape: LlamaShape) -> Mapping[str, str]:
         "packed + 2 largest tensors": f"{allowed / MIB:.1f}",
         "peak, MiB": f"{peak / MIB:.1f}",
         "kept, MiB": f"{kept / MIB:.1f}",
+        "seconds": f"{seconds:.2f}",
+        "seconds for each GB of the file": f"{seconds / stored * GB:.2f}",
     }
 
 
@@ -130,28 +137,51 @@ def write(folder: Path, name: str, shape: LlamaShape) -> list[int]:
     return [tensor.nbytes for tensor in tensors.values()]
 
 
-def loaded(folder: Path) -> tuple[int, int, int]:
-    """Bytes of the weights as they are counted, and what this process takes more than before while it loads them, and
-    afterwards."""
-    config, files = read_config(folder), SafetensorsFiles(folder)
-    layers = quantized_layers(folder, files.describe)
-    assert isinstance(layers, QuantizedLayers)
-    device = torch.device("cpu")
-    platform = Platform(device, select_backend(device).kernels, Group(0, 1, Alone()))
-    before = taken()
-    with sampled() as samples:
-        model = get_model(
-            files,
-            config,
-            platform,
+@dataclass(frozen=True)
+class Source:
+    """A model in a folder, and what loads it."""
+
+    config: ModelConfig
+    files: SafetensorsFiles
+    layers: QuantizedLayers
+    platform: Platform
+
+    @classmethod
+    def of(cls, folder: Path) -> "Source":
+        files, device = SafetensorsFiles(folder), torch.device("cpu")
+        layers = quantized_layers(folder, files.describe)
+        assert isinstance(layers, QuantizedLayers)
+        platform = Platform(device, select_backend(device).kernels, Group(0, 1, Alone()))
+        return cls(read_config(folder), files, layers, platform)
+
+    def load(self) -> Model:
+        return get_model(
+            self.files,
+            self.config,
+            self.platform,
             dtype=torch.bfloat16,
             max_total_tokens=512,
             on_tensor=lambda: None,
-            packed=StoredCodes(layers, files),
+            packed=StoredCodes(self.layers, self.files),
         )
+
+
+def seconds_of(folder: Path) -> float:
+    source, started_s = Source.of(folder), time.monotonic()
+    source.load()
+    return time.monotonic() - started_s
+
+
+def memory_of(folder: Path) -> tuple[int, int, int]:
+    """Bytes of the weights as they are counted, and what this process takes more than before while it loads them, and
+    afterwards."""
+    source, before = Source.of(folder), taken()
+    with sampled() as samples:
+        model = source.load()
     samples.append(taken())
     del model
-    return weight_bytes(config, 2, layers.code_bytes), max(samples) - before, samples[-1] - before
+    weights = weight_bytes(source.config, 2, source.layers.code_bytes)
+    return weights, max(samples) - before, samples[-1] - before
 
 
 @contextmanager

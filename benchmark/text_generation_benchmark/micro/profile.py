@@ -37,6 +37,7 @@ PRODUCTS, ATTENTION, SAMPLING = "matrix products", "attention", "sampling"
 PARTS = {
     "gemm": PRODUCTS,
     "gemm_f32": PRODUCTS,
+    "gemm_codes": PRODUCTS,
     "attend": ATTENTION,
     "attend_runs": ATTENTION,
     "attend_chunk": ATTENTION,
@@ -51,11 +52,13 @@ PARTS = {
     "route": "experts: choice",
     "experts_up": "experts: products",
     "experts_down": "experts: products",
+    "experts_codes": "experts: products",
     "experts_sum": "experts: sums",
     "check_finite": SAMPLING,
     "draw": SAMPLING,
     "embed": "embedding, places, advance",
     "embed_panels": "embedding, places, advance",
+    "embed_codes": "embedding, places, advance",
     "place": "embedding, places, advance",
     "advance": "embedding, places, advance",
 }

@@ -61,7 +61,7 @@ MICROS = {
     "detokenize": Micro("the demo model's tokenizer", "random tokens into text", "µs per token", scheduling.detokenize),
     "choice": Micro("a front with 125 engines, their loads and caches", "hashing; choosing", "µs", choice.choose),
     "news": Micro("a front and an engine, over gRPC", "processor time for a message on each side", "µs", news.news),
-    "load": Micro("a shard that loads random codes", "memory, not time", "MiB", loading.load),
+    "load": Micro("a shard that loads random codes", "its memory, and seconds for each GB", "MiB", loading.load),
     "router": Micro("a router, a shard without a model", "processor time for a token", "µs per token", router.router),
 }
 

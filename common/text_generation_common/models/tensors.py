@@ -98,11 +98,11 @@ def matrix_sizes(config: ModelConfig) -> dict[str, LinearSize]:
 
 
 def made_codes(config: ModelConfig) -> dict[str, LinearSize]:
-    """What --quantize makes codes of: linear layers, and experts with tensors of their own."""
+    """What --quantize makes codes of: linear layers and experts."""
     names = config.names
     layers = [names.layer(number) for number in range(config.num_layers)]
     kept = {names.embedding, names.head, *(name for of in layers for name in (of.router, of.shared_score))}
-    return {name: size for name, size in matrix_sizes(config).items() if name not in kept and not size.experts}
+    return {name: size for name, size in matrix_sizes(config).items() if name not in kept}
 
 
 def linear_sizes(config: ModelConfig) -> dict[str, LinearSize]:

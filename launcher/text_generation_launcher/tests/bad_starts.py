@@ -358,7 +358,7 @@ BAD: dict[str, Bad] = {
     ),
     "experts larger than memory": configured(
         "the weights need ",
-        "choose a smaller model, or a machine with more memory",
+        "choose a smaller model, --quantize int8, or a machine with more memory",
         "--load-format dummy",
         **(HUGE | MOE),
     ),

@@ -99,7 +99,7 @@ def test_codes_are_counted_as_they_are_kept(folder: Path) -> None:
         plan = resolve(with_flags(LauncherConfig(), model_id=str(folder), quantize=quantize), {})
         with pytest.raises(ArgumentValidation) as refusal:
             check_model(plan, folder, Machine(False, GIB), is_whole=False)
-        found = re.match(r"the weights need ([\d.]+) GiB in (bfloat16|gptq), .*more memory$", str(refusal.value))
+        found = re.match(r"the weights need ([\d.]+) GiB in (bfloat16|gptq|int8), .*more memory$", str(refusal.value))
         assert found and ("--quantize int8" in found[0]) == (found[2] == "bfloat16")
         return float(found[1])
 
@@ -109,6 +109,22 @@ def test_codes_are_counted_as_they_are_kept(folder: Path) -> None:
     assert quantized == pytest.approx(dense * 4.25 / 16, abs=0.1)
     second_expert = 32 * 3 * 4096 * 14336 * 4.25 / 8 / GIB
     assert gib(Quantize.gptq, **MOE) == pytest.approx(quantized + second_expert, abs=0.1)
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "granitemoe"])
+def test_experts_are_counted_as_the_codes_that_they_become(folder: Path, model_type: str) -> None:
+    """Also where they lie in one tensor."""
+
+    def refusal(**flags: object) -> float:
+        config = json.loads((folder / CONFIG).read_text()) | LARGE | MOE
+        (folder / CONFIG).write_text(json.dumps(config | {"model_type": model_type}))
+        plan = resolve(with_flags(LauncherConfig(), model_id=str(folder), **flags), {})
+        with pytest.raises(ArgumentValidation, match="the weights need") as told:
+            check_model(plan, folder, Machine(False, GIB), is_whole=False)
+        return float(str(told.value).split()[3])
+
+    dense, codes = (refusal(dtype=Dtype.bfloat16, quantize=quantize) for quantize in (None, Quantize.int8))
+    assert codes == pytest.approx(dense / 2, rel=0.03)
 
 
 @pytest.mark.parametrize(("place", "field"), [("h.", "n_layer"), ("model.layers.", "num_hidden_layers")])

@@ -86,7 +86,8 @@ class HoldsRows(Protocol):
     def has_rows(self) -> bool: ...
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        """Rows of the weight, to the bit: of codes, in float32. ids are int32. To be called only if `has_rows`."""
+        """Rows of the weight in the type of x: exact numbers, rounded once. ids are int32. To be called only if
+        `has_rows`."""
         ...
 
 

@@ -10,7 +10,7 @@ from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.tensors.splits import on_outputs
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_server.distributed import Group
-from text_generation_server.kernels.interface import HoldsRows, Kernels
+from text_generation_server.kernels.interface import HoldsRows, Kernels, LinearKernel
 from text_generation_server.layers.linear import make_linear
 
 # Rows of an embedding table, by their numbers (int32).
@@ -20,8 +20,16 @@ LookUp = Callable[[Tensor], Tensor]
 def look_up_in(weight: Weight, kernels: Kernels, dtype: torch.dtype) -> LookUp:
     """Reads rows of a table that is kept in its form, and gives them in `dtype`."""
     if isinstance(weight, Dense):
-        return lambda ids_T: kernels.embed(ids_T, weight.values)
+        values = weight.values.to(dtype)
+        return lambda ids_T: kernels.embed(ids_T, values)
+    if (rows := rows_of(make_linear(kernels, weight, None, x_type=dtype, y_type=torch.float32))) is not None:
+        return rows
     return lambda ids_T: exact_weight(on_outputs(weight, lambda numbers: numbers[ids_T])).to(dtype)
+
+
+def rows_of(linear: LinearKernel) -> LookUp | None:
+    """Reads rows of a layer's weight; None if the layer does not keep it."""
+    return linear.rows if isinstance(linear, HoldsRows) and linear.has_rows else None
 
 
 class Embedding:
@@ -54,7 +62,6 @@ class Head:
     ) -> None:  # fmt: skip
         """The logits are multiplied, then become softcap * tanh(logit / softcap). `dtype`: that of hidden states."""
         self._linear = make_linear(kernels, weight, bias, x_type=dtype, y_type=torch.float32)
-        self._dtype = dtype
         self._multiplier = multiplier if softcap is None else multiplier / softcap
         self._softcap = softcap
         self._vocab_size = vocab_size
@@ -71,10 +78,7 @@ class Head:
 
     def look_up(self) -> LookUp | None:
         """Reads rows of the weight; None if the head does not keep the weight in another form."""
-        linear, dtype = self._linear, self._dtype
-        if not isinstance(linear, HoldsRows) or not linear.has_rows:
-            return None
-        return lambda ids_T: linear.rows(ids_T).to(dtype)
+        return rows_of(self._linear)
 
     def of_part(self, hidden_TH: Tensor) -> Tensor:
         """The logits of this rank's ids, and after them columns of padding."""

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import Activation, ModelConfig, Moe
 from text_generation_common.models.names import ExpertLayout, LayerNames, expert_name
 from text_generation_common.quantized.tensors.matrix import exact_weight
@@ -51,14 +52,19 @@ class Experts:
 
 def make_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> ExpertKernel:
     """What the experts compute on this rank."""
-    of_own = parts.config.names.experts is ExpertLayout.apart
-    if are_codes(parts, moe, names) or (of_own and not parts.loader.is_dense):
+    loader = parts.loader
+    if are_codes(parts, moe, names) or not loader.is_dense or loader.keeps_float16(names_of_expert(names, 0).gate):
         experts = codes_of_experts(parts, moe, names, group)
-        if (found := parts.kernels.experts_of_codes(experts, moe.clamped, parts.loader.dtype)) is not None:
+        if (found := parts.kernels.experts_of_codes(experts, moe.clamped, loader.dtype)) is not None:
             return found
         if runs_one_by_one(parts.config):
             size = moe.intermediate_size, parts.split.expert_intermediate
             return ExpertMlps([MLP(parts, names_of_expert(names, number), size) for number in range(moe.experts)])
+        if not loader.is_dense:
+            raise ModelError(
+                f"--quantize is not supported for the experts of this {parts.config.model_type} without compiled"
+                " kernels: start without it, or install a C compiler and the package again"
+            )
     weights = load_experts(parts, moe, names, group)
     return lambda x_TH, routes: parts.kernels.experts(x_TH, routes, weights)
 

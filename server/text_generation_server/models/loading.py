@@ -134,6 +134,13 @@ class Loader:
     def has_codes(self, layer: str) -> bool:
         return self._packed is not None and self._packed.has(layer)
 
+    def keeps_float16(self, layer: str) -> bool:
+        """Whether a linear layer's weight is float16 and stays so in a model that computes in bfloat16, which has fewer
+        digits: the products of CPUs widen it."""
+        stored = self._files.describe(self._stored_name(layer))
+        is_half = stored is not None and stored.type == TYPE_OF[torch.float16]
+        return is_half and self.dtype == torch.bfloat16 and self._platform.device.type == "cpu"
+
     def whole(self, name: str, factor: float = 1.0) -> Tensor:
         return _multiplied(self._place(self._files.get(name)), factor)
 
@@ -149,7 +156,7 @@ class Loader:
     def table(self, layer: str, rows: range, count: int) -> Weight:
         """Rows of the embedding or the head, in the form of the files, and zeros until there are `count`."""
         packed = self._packed_rows(layer, rows)
-        weight = Dense(self.rows(f"{layer}.weight", rows)) if packed is None else packed
+        weight = Dense(self._part(layer, 0, rows)) if packed is None else packed
         return on_outputs(weight, lambda numbers: pad_rows(numbers, count))
 
     def head(self, table: Weight) -> Weight:
@@ -193,16 +200,38 @@ class Loader:
         return self._weight_format(weight.values) if isinstance(weight, Dense) else weight
 
     def _outputs(self, layer: str, rows: range) -> Weight:
-        if (packed := self._packed_rows(layer, rows)) is not None:
-            return packed
-        name = f"{layer}.weight"
-        return Dense(self.columns(name, rows).t() if self._transposed else self.rows(name, rows))
+        packed = self._packed_rows(layer, rows)
+        return Dense(self._linear(layer, 0, rows)) if packed is None else packed
 
     def _inputs(self, layer: str, part: range) -> Weight:
-        if (packed := self._packed_weight(layer)) is not None:
-            return inputs_of(packed, part)
-        name = f"{layer}.weight"
-        return Dense(self.rows(name, part).t().contiguous() if self._transposed else self.columns(name, part))
+        packed = self._packed_weight(layer)
+        return Dense(self._linear(layer, 1, part)) if packed is None else inputs_of(packed, part)
+
+    def _linear(self, layer: str, dim: int, part: range) -> Tensor:
+        """The `part` of a dimension of a linear layer's weight [N, K], or of the weight of one expert."""
+        if "[" in layer:
+            return self._of_expert(layer, dim, part)
+        return self._part(layer, 1 - dim, part).t().contiguous() if self._transposed else self._part(layer, dim, part)
+
+    def _part(self, layer: str, dim: int, part: range) -> Tensor:
+        """The `part` of a dimension of a layer's tensor."""
+        found = self._files.get_slice(f"{layer}.weight", dim, part.start, part.stop)
+        placed = self._place(found, found.dtype if self.keeps_float16(layer) else None)
+        # Copied, because a slice of inputs is a view of the mapped file, and each of its rows would keep whole pages.
+        return placed.contiguous() if dim else placed
+
+    def _of_expert(self, layer: str, dim: int, part: range) -> Tensor:
+        """The same for one expert, of a tensor for all experts."""
+        number, name = int(layer.partition("[")[2].removesuffix("]")), self._stored_name(layer)
+        found = self._files.get_slice(name, 0, number, number + 1)[0]
+        numbers = found if name.endswith(".weight") else found.t()  # see ExpertLayout.turned
+        wanted = numbers.narrow(dim, part.start, len(part))
+        return self._place(wanted, found.dtype if self.keeps_float16(layer) else None).contiguous()
+
+    def _stored_name(self, layer: str) -> str:
+        """The name of the tensor that has the weight of a layer, or of the expert that `expert_name` names."""
+        of_all = layer.partition("[")[0]
+        return of_all if self._files.describe(of_all) is not None else f"{of_all}.weight"
 
     def _packed_rows(self, layer: str, rows: range) -> Weight | None:
         packed = self._packed_weight(layer)
@@ -237,9 +266,9 @@ class Loader:
     def inputs(self, name: str, part: range, factor: float = 1.0, multiple: int = 1) -> tuple[Weight, float]:
         """The weight of `row_split`, and the factor by which its product is to be multiplied."""
         weight = padded_inputs(self._inputs(name, part), multiple)
-        if isinstance(weight, Dense):
-            return self._weight_format(_multiplied(weight.values, factor)), 1.0
-        return weight, factor
+        if self.is_dense and isinstance(weight, Dense) and weight.values.dtype == self.dtype:
+            return Dense(_multiplied(weight.values, factor)), 1.0
+        return self._formed(weight), factor
 
     def along(self, name: str, dim: int, part: range) -> Tensor:
         """The `part` of a dimension."""

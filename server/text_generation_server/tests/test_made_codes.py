@@ -1,10 +1,14 @@
 """Codes that are made while a model is loaded: for --quantize, --head-dtype, and --load-format dummy."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from shard_tools import CPU, generate, make_checkpoint, make_platform, random_ids
+from family_checkpoints import make_family
+from safetensors.torch import load_file, save_file
+from shard_tools import CPU, generate, make_checkpoint, make_platform, random_ids, warm_runner
+from torch import Tensor
 
 from text_generation_common.flags.kinds import HeadDtype
 from text_generation_common.models.config import read_config
@@ -12,7 +16,11 @@ from text_generation_common.models.tensors import made_codes
 from text_generation_common.quantized.announcement import announcement_of
 from text_generation_common.quantized.methods import description_of
 from text_generation_common.quantized.tensors.matrix import exact_weight
-from text_generation_server.layers.weights import HEAD_FORMATS, fp8, int4, int8
+from text_generation_common.quantized.values import Dense
+from text_generation_server.kernels import select_backend
+from text_generation_server.kernels.cpu import CpuKernels
+from text_generation_server.kernels.cpu.experts_of_codes import ExpertsOfCodes
+from text_generation_server.layers.weights import HEAD_FORMATS, WeightFormat, fp8, int4, int8
 from text_generation_server.models import get_model
 from text_generation_server.models.loading import DummyFiles, Files
 from text_generation_server.models.random_codes import RandomCodes
@@ -71,6 +79,61 @@ def test_a_copy_of_the_head_errs_as_its_type_does_and_the_embedding_stays(tmp_pa
         errors[head] = float((ours - theirs).norm() / theirs.norm())
         assert len(generate(runner, prompt, 3).tokens[7]) == 3
     assert errors["float32"] < 1e-6 < errors["bfloat16"] < 4e-3 and errors["int8"] < 0.012 < errors["int4"] < 0.12
+
+
+def rounded(weight: Tensor, change: WeightFormat, turned: bool) -> Tensor:
+    """A weight, or those of all experts, of numbers that the format holds exactly. `turned`: [inputs, outputs]."""
+    if weight.dim() > 2:
+        return torch.stack([rounded(each, change, turned) for each in weight])
+    return rounded(weight.T, change, False).T.contiguous() if turned else exact_weight(change(weight)).to(weight.dtype)
+
+
+def rounded_family(path: Path, family: str, change: WeightFormat, dtype: torch.dtype = torch.float32) -> None:
+    make_family(path, family, calm=True)
+    tensors = load_file(path / "model.safetensors")
+    kept = ("embed_tokens", "lm_head", "router", "gate.weight", "norm", "bias", "sinks")
+    for name in [name for name in tensors if not any(part in name for part in kept)]:
+        tensors[name] = rounded(tensors[name], change, turned=tensors[name].dim() > 2 and family == "gpt_oss")
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, path / "model.safetensors")
+
+
+def experts_of(runner: ModelRunner) -> Any:
+    return runner._model._blocks[1]._mlp._compute  # type: ignore[attr-defined]
+
+
+# Experts apart; gates and ups in one tensor, with a factor of downs; in turns and with biases.
+FAMILIES = ["mixtral", "granitemoe", "gpt_oss"]
+
+
+@pytest.fixture
+def compiled() -> CpuKernels:
+    if not isinstance(kernels := select_backend(CPU).kernels, CpuKernels):
+        pytest.skip("needs a C compiler (cc) when the package is installed")
+    return kernels
+
+
+@pytest.mark.parametrize("change", [int8, int4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_become_codes_however_they_lie_in_the_files(
+    tmp_path: Path, compiled: CpuKernels, family: str, change: WeightFormat
+) -> None:
+    rounded_family(tmp_path, family, change)
+    runner = warm_runner(tmp_path, kernels=compiled, weight_format=change)
+    assert isinstance(experts_of(runner), ExpertsOfCodes)
+    ours, exact = (generate(each, random_ids(20), 8) for each in (runner, warm_runner(tmp_path, kernels=compiled)))
+    assert ours.tokens == exact.tokens
+    torch.testing.assert_close(torch.tensor(ours.logprobs[7]), torch.tensor(exact.logprobs[7]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_in_float16_stay_so_where_a_model_computes_in_bfloat16(
+    tmp_path: Path, compiled: CpuKernels, family: str
+) -> None:
+    rounded_family(tmp_path, family, lambda weight: Dense(weight.half()), torch.float16)
+    experts = experts_of(warm_runner(tmp_path, kernels=compiled, dtype=torch.bfloat16))
+    assert isinstance(experts, ExpertsOfCodes)
+    codes = [linear._codes for products in (experts._up, experts._down) for linear in products._linears]
+    assert {of.dtype for of in codes} == {torch.float16}
 
 
 SETTINGS = {

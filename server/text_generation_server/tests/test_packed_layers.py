@@ -16,7 +16,7 @@ from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import LinearSize, linear_sizes
 from text_generation_common.quantized.tensors.matrix import exact_weight
-from text_generation_common.quantized.values import Weight
+from text_generation_common.quantized.values import Dense, Weight
 from text_generation_common.weights.headers import Stored
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.kernels import reference, select_backend
@@ -39,7 +39,8 @@ class TensorsInMemory:
         return sorted(self.tensors)
 
     def describe(self, name: str) -> Stored | None:
-        return Stored("F32", tuple(self.tensors[name].shape)) if name in self.tensors else None
+        found = self.tensors.get(name)
+        return None if found is None else Stored("F16" if found.dtype == torch.float16 else "F32", tuple(found.shape))
 
     def get(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -130,6 +131,18 @@ def test_a_model_of_codes_has_the_logits_of_the_numbers(tmp_path: Path, form: st
     torch.testing.assert_close(torch.tensor(ours.logprobs[7]), torch.tensor(exact.logprobs[7]), atol=1e-3, rtol=1e-3)
 
 
+def test_float16_is_kept_where_a_model_computes_in_bfloat16() -> None:
+    half, x = inputs(24, 64).half(), inputs(4, 64).bfloat16()
+    platform = make_platform(reference)  # type: ignore[arg-type]
+    loader = Loader(TensorsInMemory({"o.weight": half}), platform, torch.bfloat16, lambda: None)
+    (outputs,), (part, factor) = loader.outputs(stacked(("o", 24, range(24)))), loader.inputs("o", range(8, 40), 0.3)
+    assert isinstance(outputs, Dense) and torch.equal(outputs.values, half) and factor == 0.3
+    assert isinstance(part, Dense) and torch.equal(part.values, half[:, 8:40])
+    y = loader.row_split("o", range(64), False, factor=0.3)(x)
+    torch.testing.assert_close(y, (0.3 * (x.float() @ half.float().T)).bfloat16(), atol=0.0, rtol=2**-7)
+    assert loader.rows("o.weight", range(24)).dtype == torch.bfloat16
+
+
 def test_decode_steps_with_layers_in_every_form_are_recorded(tmp_path: Path) -> None:
     """Layers of one product have different forms, whose products write into one tensor."""
     kernels = select_backend(CPU).kernels
@@ -143,6 +156,7 @@ def test_decode_steps_with_layers_in_every_form_are_recorded(tmp_path: Path) -> 
     }
     tensors = {name: files.get(name) for name in files.names if name.removesuffix(".weight") not in weights}
     tensors |= {f"{name}.codes": torch.zeros(len(weight.q)) for name, weight in weights.items()}
+    tensors = {name: of.half() if "embed" in name or "head" in name else of for name, of in tensors.items()}
     programs = DecodePrograms(kernels.library, kernels.threads)
     of_bfloat16 = (TensorsInMemory(tensors), config, Layers(weights), torch.bfloat16)
     recorded, called = said(*of_bfloat16, kernels=kernels, graphs=programs), said(*of_bfloat16)

@@ -90,6 +90,15 @@ def test_a_tied_weight_of_codes_is_there_once(tmp_path: Path, name: str, dtype: 
     assert isinstance(model, Decoder) and torch.equal(model._embed(ids), numbers[ids].to(dtype))
 
 
+@pytest.mark.parametrize(
+    ("name", "is_tied"),
+    [("gptq act-order", False), ("awq", True), ("fp8 blocks", True), ("int8", True), ("int8", False), ("nf4", False)],
+)
+def test_decode_steps_with_an_embedding_of_codes_are_recorded(tmp_path: Path, name: str, is_tied: bool) -> None:
+    folder, _ = make_pair(tmp_path, name, (TABLE,), tie_word_embeddings=is_tied)
+    check_recorded(folder)
+
+
 # Each format of files once, and each family: experts apart, in one tensor, beside a shared one or a layer without.
 EXPERTS = {
     "qwen3_moe": "fp8 blocks",
@@ -114,10 +123,15 @@ def test_quantized_experts_are_computed_as_their_numbers(tmp_path: Path, family:
 
 
 def test_decode_steps_with_experts_of_codes_are_recorded(tmp_path: Path) -> None:
+    check_recorded(make_experts(tmp_path, "qwen2_moe", "nf4")[0])
+
+
+def check_recorded(folder: Path) -> None:
+    """That no step runs kernel by kernel."""
     kernels = select_backend(CPU).kernels
     if not isinstance(kernels, CpuKernels) or not kernels.library.has("gemm"):
         pytest.skip("needs compiled products of bfloat16")
-    programs, (folder, _) = DecodePrograms(kernels.library, kernels.threads), make_experts(tmp_path, "qwen2_moe", "nf4")
+    programs = DecodePrograms(kernels.library, kernels.threads)
     recorded = generate(warm_runner(folder, dtype=torch.bfloat16, kernels=kernels, graphs=programs), PROMPT, NEW)
     assert set(programs._programs) == {1}
     called = generate(warm_runner(folder, dtype=torch.bfloat16, kernels=kernels), PROMPT, NEW)

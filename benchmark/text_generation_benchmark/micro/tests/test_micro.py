@@ -51,7 +51,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(arguments: list[str], re
 @pytest.mark.parametrize("name", loading.FORMATS)
 def test_the_memory_of_loading_is_measured_in_each_format(tmp_path: Path, name: str) -> None:
     tensors = loading.write(tmp_path, name, LlamaShape(512, 1408, 1, heads=8, kv_heads=2, vocabulary=64))
-    packed, peak, kept = loading.loaded(tmp_path)
+    packed, peak, kept = loading.memory_of(tmp_path)
     assert 0.9 * sum(tensors) < packed < 1.1 * sum(tensors) and peak >= kept
 
 
@@ -61,7 +61,8 @@ def test_each_way_to_detokenize_is_measured() -> None:
     assert len(table_of("detokenize", "rounds=1")) == 2 + len(scheduling.STOPS)
 
 
-def test_a_full_server_with_a_long_queue_is_measured() -> None:
+def test_a_full_server_with_a_long_queue_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "KEYSTROKES", 500)
     times = scheduling.decide(20)
     decisions, answers, *_ = times.values()
     assert len(decisions) >= 5 and min(decisions) > 0 and min(answers) > 0

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from text_generation_common.quantized.scheme import Scheme
 from text_generation_common.quantized.tensors.checks import Layer, broken
-from text_generation_common.quantized.tensors.codes import by_outputs, halves_swapped
+from text_generation_common.quantized.tensors.codes import CODES_AT_ONCE, by_outputs, halves_swapped
 from text_generation_common.quantized.values import CodedScales, Groups, SharedNumbers, Table4, Weight
 
 BLOCK_SIZES = frozenset(2**power for power in range(5, 13))
@@ -23,7 +23,7 @@ def read_bnb4(layer: Layer, scheme: Scheme) -> Weight:
     block = _block_size(layer, state, "blocksize")
     size = math.gcd(block, layer.inputs)
     stored = layer[".weight"].reshape(layer.outputs, layer.inputs // 2)
-    q = by_outputs(layer.outputs, layer.inputs, lambda outputs: halves_swapped(stored[outputs]))
+    q = by_outputs(layer.outputs, layer.inputs, lambda outputs: halves_swapped(stored[outputs]), CODES_AT_ONCE)
     return Table4(q, Groups(size, _scales(layer, state, block, size)), layer.finite(".weight.quant_map"))
 
 

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, contiguous_format, uint8
+from torch import Tensor, contiguous_format, int32, uint8
 from torch.nn.functional import pad
 
 BYTE = 8  # bits
 NUMBERS_AT_ONCE = 2**20
+LOWER_HALVES = 0x0F0F0F0F
+CODES_AT_ONCE = 2**22  # numbers of 4 bits, whose words are turned without a byte for each
 
 
 def bytes_of(words: Tensor) -> Tensor:
@@ -60,16 +62,39 @@ def spread(packed: Tensor, bits: int, run: int) -> Tensor:
     return torch.stack(shifted, dim=-2).flatten(-3)
 
 
+def turn(words: Tensor) -> None:
+    """Changes int32 [8, ...]. Eight words that belong together become others: word i gets at place j the 4 bits that
+    word j had at place i. Half of the bits of two words change places in each round."""
+    for shift, mask in ((16, 0x0000FFFF), (8, 0x00FF00FF), (4, 0x0F0F0F0F)):
+        first, second = words.view(16 // shift, 2, shift // 4, -1).unbind(1)
+        moved = (first >> shift).bitwise_xor_(second).bitwise_and_(mask)
+        second.bitwise_xor_(moved)
+        first.bitwise_xor_(moved.bitwise_left_shift_(shift))
+
+
 def awq_pairs(words: Tensor) -> Tensor:
     """`pack_pairs` of the transposed columns of int32 [K, W]: uint8 [8 W, K / 2], without a byte for each number."""
-    first, second = words[0::2], words[1::2]
-    even = first & 0x0F0F0F0F | (second & 0x0F0F0F0F) << 4
-    odd = first >> 4 & 0x0F0F0F0F | second & ~0x0F0F0F0F
-    halves = [half.view(uint8).view(*first.shape, 4) for half in (even, odd)]
-    found = halves[0].new_empty(words.shape[1], 8, len(first))
+    inputs, width = words.shape
+    if inputs % BYTE:
+        words = pad(words, (0, 0, 0, -inputs % BYTE))
+    eights = words.reshape(-1, BYTE, width).transpose(0, 1).clone(memory_format=contiguous_format)
+    turn(eights)
+    found = words.new_empty(width, BYTE, eights.shape[1])
     for column, place in enumerate(AWQ_PLACES):
-        found[:, column] = halves[place % 2][..., place // 2].t()
-    return found.flatten(0, 1)
+        found[:, column] = eights[place].t()
+    return found.view(uint8).flatten(0, 1)[:, : inputs // 2]
+
+
+def sorted_pairs(words: Tensor, order: Tensor) -> Tensor:
+    """`pack_pairs` of the numbers of 4 bits in int32 [N, K / 8], in another order: uint8 [N, K / 2]. N is a multiple of
+    8. A row of words that have one input of 8 outputs each is moved as a whole."""
+    steps = words.shape[1]
+    eights = words.view(-1, BYTE, steps).permute(1, 2, 0).clone(memory_format=contiguous_format)
+    turn(eights)
+    places = (order % BYTE * steps + order // BYTE).view(steps, BYTE).t().flatten()
+    eights = eights.flatten(0, 1).index_select(0, places).view(eights.shape)
+    turn(eights)
+    return eights.permute(2, 0, 1).contiguous().view(uint8).flatten(0, 1)
 
 
 def pack_pairs(numbers: Tensor) -> Tensor:
@@ -82,10 +107,12 @@ def pairs(packed: Tensor) -> Tensor:
     return spread(packed, 4, 1)
 
 
-def by_outputs(outputs: int, inputs: int, convert: Callable[[slice], Tensor]) -> Tensor:
+def by_outputs(
+    outputs: int, inputs: int, convert: Callable[[slice], Tensor], at_once: int = NUMBERS_AT_ONCE
+) -> Tensor:  # fmt: skip
     """What `convert` makes of slices of outputs, in one tensor. A slice has few numbers, because numbers take several
     times the memory of their codes while they are unpacked."""
-    step = max(1, NUMBERS_AT_ONCE // inputs // BYTE) * BYTE
+    step = max(1, at_once // inputs // BYTE) * BYTE
     parts = (convert(slice(start, start + step)) for start in range(0, outputs, step))
     first = next(parts)
     found, end = first.new_empty(outputs, first.shape[1]), len(first)
@@ -97,7 +124,10 @@ def by_outputs(outputs: int, inputs: int, convert: Callable[[slice], Tensor]) ->
 
 
 def halves_swapped(packed: Tensor) -> Tensor:
-    return (packed >> 4) | (packed << 4)
+    """uint8, by words, because torch shifts bytes one by one."""
+    count = packed.numel()
+    words = pad(packed.reshape(-1), (0, -count % 4)).view(int32)
+    return ((words >> 4 & LOWER_HALVES) | (words & LOWER_HALVES) << 4).view(uint8)[:count].view(packed.shape)
 
 
 def by_bits(change: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

@@ -7,10 +7,13 @@ from text_generation_common.quantized.layout import WEIGHT_SHAPE
 from text_generation_common.quantized.scheme import Packing, Scheme
 from text_generation_common.quantized.tensors.checks import Layer, broken
 from text_generation_common.quantized.tensors.codes import (
+    BYTE,
+    CODES_AT_ONCE,
     awq_pairs,
     by_outputs,
     bytes_of,
     pack_pairs,
+    sorted_pairs,
     unpack,
     unpack_awq,
 )
@@ -36,7 +39,7 @@ def read_awq(layer: Layer, scheme: Scheme) -> Weight:
     def packed(outputs: slice) -> Tensor:
         return awq_pairs(words[:, outputs.start // 8 : outputs.stop // 8])
 
-    return Int4(by_outputs(layer.outputs, layer.inputs, packed), groups)
+    return Int4(by_outputs(layer.outputs, layer.inputs, packed, CODES_AT_ONCE), groups)
 
 
 def read_packed(layer: Layer, scheme: Scheme) -> Weight:
@@ -83,6 +86,13 @@ def _of_words(layer: Layer, scheme: Scheme, words: Tensor, groups: Groups, order
     if scheme.bits == 4 and order is None:  # the bytes of the words are those of the value
         return Int4(bytes_of(words)[:, : layer.inputs // 2].contiguous(), groups)
     is_int8, more = scheme.bits == 8, 0 if groups.zeros is not None else MIDDLE - (1 << (scheme.bits - 1))
+
+    if scheme.bits == 4 and order is not None and not (layer.outputs % BYTE or layer.inputs % BYTE):
+
+        def turned(outputs: slice) -> Tensor:
+            return sorted_pairs(words[outputs], order)
+
+        return Int4(by_outputs(layer.outputs, layer.inputs, turned, CODES_AT_ONCE), groups, order)
 
     def converted(outputs: slice) -> Tensor:
         q = unpack(words[outputs], scheme.bits, layer.inputs)

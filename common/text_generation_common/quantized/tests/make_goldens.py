@@ -1,15 +1,16 @@
 """Writes goldens/*.safetensors: quantized layers as the libraries write them, and the matrices that the libraries make
-of them. Run it by hand in an environment of its own, on a CPU:
-
-    pip install torch transformers compressed-tensors bitsandbytes auto-round accelerate
-    python make_goldens.py
+of them. `make fixtures-quantized` runs it, in an environment of its own. ARGS="awq": that file
+alone; "first": the first four, which share a seed.
 
 Every case has its quantization_config, the shape of the weight, the tensors of the layer `l`, and the matrix `W` in
 float32.
 """
 
+import importlib.util
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import bitsandbytes.functional as bnb
 import torch
@@ -20,6 +21,21 @@ from compressed_tensors.quantization import QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+
+def without_its_init(package):
+    """Lets modules of a package be imported alone: AutoAWQ's own imports need a transformers of 2025."""
+    module = ModuleType(package)
+    module.__path__ = list(importlib.util.find_spec(package).submodule_search_locations)
+    sys.modules[package] = module
+
+
+for package in ("awq", "awq.modules", "awq.modules.linear"):
+    without_its_init(package)
+from awq.modules.linear.gemm import WQLinear_GEMM  # noqa: E402
+from awq.utils.packing_utils import dequantize_gemm  # noqa: E402
+from modelopt.torch.quantization.qtensor.fp8_tensor import FP8QTensor  # noqa: E402
+from modelopt.torch.quantization.qtensor.nvfp4_tensor import NVFP4QTensor  # noqa: E402
 
 FOLDER = Path(__file__).parent / "goldens"
 N, K = 12, 128  # outputs and inputs, where a case has no others
@@ -154,38 +170,101 @@ def bitsandbytes(file, kind, nested, shape):
 
 
 def words():
-    """GPTQ's two formats, packed by AutoRound. The matrix is the formula, and AutoRound's own layer agrees with it as
-    far as its float16 is exact."""
+    """GPTQ's two formats, packed by AutoRound."""
     file = File("auto_round")
-    outputs, inputs = 32, 64
     for module, packing in ((qlinear_torch_zp, "auto_round:auto_gptq"), (qlinear_torch, "auto_round")):
         for bits in (2, 3, 4, 8):
             for size, symmetric in ((32, True), (64, False)):
-                q = torch.randint(0, 2**bits, (outputs, inputs))
-                zeros = torch.randint(1, 2**bits, (outputs, inputs // size)).float()
-                if symmetric:
-                    zeros.fill_(2 ** (bits - 1))
-                scales = (torch.rand(outputs, inputs // size) / 2**bits + 0.01).half().float()
-                by_column = scales.repeat_interleave(size, 1), zeros.repeat_interleave(size, 1)
-                matrix = by_column[0] * (q - by_column[1])
-                linear = torch.nn.Linear(inputs, outputs, bias=False)
-                linear.weight.data = matrix
-                layer = module.QuantLinear(bits, size, inputs, outputs, bias=False)
-                layer.device = torch.device("cpu")  # which `pack` asks for
-                layer.pack(linear, scales, zeros)
-                own = layer(torch.eye(inputs)).t()
-                assert torch.allclose(own.float(), matrix, rtol=2**-9), (bits, size, packing)
-                tensors = {f".{name}": getattr(layer, name) for name in ("qweight", "qzeros", "scales")}
-                settings = {"quant_method": "auto-round", "bits": bits, "group_size": size, "sym": symmetric}
-                case = f"{packing} {bits} bits {symmetric=}"
-                file.add(case, {**settings, "packing_format": packing}, tensors, matrix)
+                auto_round(file, f"{packing} {bits} bits {symmetric=}", module, packing, bits, size, symmetric)
+    file.write()
+
+
+def auto_round(file, case, module, packing, bits, size, symmetric, shape=(32, 64)):
+    """The matrix is the formula, and AutoRound's own layer agrees with it as far as its float16 is exact."""
+    outputs, inputs = shape
+    q, zeros, scales = integers(bits, outputs, inputs, size)
+    if symmetric:
+        zeros.fill_(2 ** (bits - 1))
+    by_column = scales.repeat_interleave(size, 1), zeros.repeat_interleave(size, 1)
+    matrix = by_column[0] * (q - by_column[1])
+    linear = torch.nn.Linear(inputs, outputs, bias=False)
+    linear.weight.data = matrix
+    layer = module.QuantLinear(bits, size, inputs, outputs, bias=False)
+    layer.device = torch.device("cpu")  # which `pack` asks for
+    layer.pack(linear, scales, zeros)
+    own = layer(torch.eye(inputs)).t()
+    assert torch.allclose(own.float(), matrix, rtol=2**-9), (bits, size, packing)
+    tensors = {f".{name}": getattr(layer, name) for name in ("qweight", "qzeros", "scales")}
+    settings = {"quant_method": "auto-round", "bits": bits, "group_size": size, "sym": symmetric}
+    file.add(case, {**settings, "packing_format": packing}, tensors, matrix)
+
+
+def integers(bits, outputs, inputs, size):
+    """Integers, and their zero points and scales in float32, which float16 holds."""
+    q = torch.randint(0, 2**bits, (outputs, inputs))
+    zeros = torch.randint(1, 2**bits, (outputs, inputs // size)).float()
+    return q, zeros, (torch.rand(outputs, inputs // size) / 2**bits + 0.01).half().float()
+
+
+def awq():
+    """AutoAWQ's matrix is float16 for the scales of a file, and float32 for the same scales in float32."""
+    file = File("awq")
+    for size in (32, 64, 128):
+        q, zeros, scales = integers(4, 32, 256, size)
+        linear = torch.nn.Linear(256, 32, bias=False)
+        linear.weight.data = scales.repeat_interleave(size, 1) * (q - zeros.repeat_interleave(size, 1))
+        layer = WQLinear_GEMM.from_linear(linear, 4, size, scales=scales.t(), zeros=zeros.t())
+        matrix = dequantize_gemm(layer.qweight, layer.qzeros, layer.scales.float(), 4, size).t()
+        tensors = {f".{name}": getattr(layer, name) for name in ("qweight", "qzeros", "scales")}
+        assert torch.equal(matrix, linear.weight.data)
+        settings = {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": size, "zero_point": True}
+        file.add(f"awq {size}", settings, tensors, matrix)
+    file.write()
+
+
+def groups_of_128():
+    file = File("groups_of_128")
+    shape = (16, 256)
+    for symmetric in (True, False):
+        for bits in (4, 8):
+            half = 2 ** (bits - 1)
+            weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": 128}
+            zeros = torch.randint(-half, half, (16, 2), dtype=torch.int8) * (not symmetric)
+            tensors = {
+                "weight": torch.randn(shape).to(torch.bfloat16),
+                "weight_scale": (torch.rand(16, 2) / half + 0.01).to(torch.bfloat16),
+                "weight_zero_point": zeros,
+            }
+            compressed(file, f"packed {bits} bits 128 {symmetric=}", "pack-quantized", weights, tensors, shape)
+            case, module = f"auto_round:auto_gptq {bits} bits 128 {symmetric=}", qlinear_torch_zp
+            auto_round(file, case, module, "auto_round:auto_gptq", bits, 128, symmetric, (32, 256))
+    file.write()
+
+
+def modelopt():
+    """NVIDIA's packing of a weight, with the settings that its export writes."""
+    file = File("modelopt")
+    weight, settings = torch.randn(N, K), {"quant_method": "modelopt"}
+    packed, scale, second = NVFP4QTensor.quantize(weight, 16)
+    matrix = packed.dequantize(torch.float32, scale=scale, double_scale=second, block_sizes={-1: 16})
+    tensors = {".weight": packed._quantized_data, ".weight_scale": scale, ".weight_scale_2": second}
+    file.add("modelopt nvfp4", {**settings, "quant_algo": "NVFP4", "group_size": 16}, tensors, matrix)
+    for algorithm, axis in (("FP8", None), ("FP8_PER_CHANNEL_PER_TOKEN", 0)):
+        packed, scale = FP8QTensor.quantize(weight, axis=axis)
+        matrix = packed.dequantize(torch.float32, scale=scale)
+        tensors = {".weight": packed._quantized_data, ".weight_scale": scale.squeeze()}
+        file.add(f"modelopt {algorithm.lower()}", {**settings, "quant_algo": algorithm}, tensors, matrix)
     file.write()
 
 
 if __name__ == "__main__":
-    torch.manual_seed(35)
     FOLDER.mkdir(exist_ok=True)
-    packed_integers()
-    eight_bits()
-    four_bit_floats()
-    words()
+    wanted = sys.argv[1:]
+    if not wanted or wanted == ["first"]:
+        torch.manual_seed(35)
+        for write in (packed_integers, eight_bits, four_bit_floats, words):
+            write()
+    for seed, write in enumerate((awq, groups_of_128, modelopt)):
+        torch.manual_seed(seed)
+        if not wanted or write.__name__ in wanted:
+            write()

@@ -7,6 +7,7 @@ import torch
 from golden_layers import GOLDEN, Case
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.quantized.tensors.codes import awq_pairs, pairs
 from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.tensors.splits import inputs_of, joined, on_outputs, padded_inputs
 from text_generation_common.quantized.values import Dense, Int4, Int8
@@ -22,14 +23,14 @@ def words(rows, bits):
     return torch.tensor(np.array(cut, dtype=np.uint32).astype(np.int32))
 
 
-def gptq(bits, size, *, version=1, act_order=False, symmetric=False, seed=0):
+def gptq(bits, size, *, version=1, act_order=False, symmetric=False, seed=0, outputs=N):
     random = np.random.default_rng(seed)
     groups = np.arange(K) // size
     if act_order:
         groups = random.permutation(groups)
-    q, count = random.integers(0, 2**bits, (K, N)), K // size
-    z = np.full((count, N), 2 ** (bits - 1)) if symmetric else random.integers(0, 2**bits, (count, N))
-    s = random.random((count, N)).astype(np.float16)
+    q, count = random.integers(0, 2**bits, (K, outputs)), K // size
+    z = np.full((count, outputs), 2 ** (bits - 1)) if symmetric else random.integers(0, 2**bits, (count, outputs))
+    s = random.random((count, outputs)).astype(np.float16)
     tensors = {
         "l.qweight": words(q.T, bits).T.contiguous(),
         "l.qzeros": words((z - (version == 1)) % 2**bits, bits),
@@ -40,7 +41,7 @@ def gptq(bits, size, *, version=1, act_order=False, symmetric=False, seed=0):
     settings = {"quant_method": "gptq", "bits": bits, "group_size": -1 if size == K else size}
     settings |= {"sym": symmetric, "desc_act": act_order}
     exact = s.astype(np.float32)[groups] * (q - z[groups]).astype(np.float32)
-    return Case({**settings, "checkpoint_format": form}, (N, K), tensors, torch.tensor(exact.T.copy()))
+    return Case({**settings, "checkpoint_format": form}, (outputs, K), tensors, torch.tensor(exact.T.copy()))
 
 
 def awq(size, seed=0):
@@ -98,6 +99,19 @@ def test_gptq_is_read_as_it_is_defined(bits, size, version):
 def test_awq_is_read_as_it_is_defined(size):
     case = awq(size)
     assert torch.equal(exact_weight(case.read()), case.matrix)
+
+
+def test_an_order_of_inputs_is_kept_by_outputs_that_fill_no_words():
+    case = gptq(4, 64, act_order=True, outputs=44)
+    assert torch.equal(exact_weight(case.read()), case.matrix)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(36, 16), (6, 8), (64, 24)])
+def test_words_of_awq_become_pairs_of_inputs_also_where_these_fill_no_words(inputs, outputs):
+    q = torch.randint(0, 16, (inputs, outputs))
+    columns = torch.arange(outputs).view(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].flatten()
+    found = awq_pairs(words(q[:, columns].tolist(), 4))
+    assert torch.equal(pairs(found), q.T.to(torch.uint8))
 
 
 @pytest.mark.parametrize("scale_type", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu], ids=str)

@@ -5,6 +5,7 @@ import torch
 from golden_layers import GOLDEN, Case
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.quantized.scheme import Packing
 from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.tensors.reading import read_expert
 
@@ -16,7 +17,10 @@ ROUNDED = ("bitsandbytes int8",)
 @pytest.mark.parametrize("name", [name for name in sorted(GOLDEN) if name not in ROUNDED])
 def test_a_layer_is_read_to_the_matrix_of_its_library(name):
     case = GOLDEN[name]
-    assert torch.equal(exact_weight(case.read()).view(torch.int32), case.matrix.view(torch.int32)), name
+    exact = exact_weight(case.read())
+    if name == "modelopt nvfp4":  # the library makes 0 of -0
+        exact += 0
+    assert torch.equal(exact.view(torch.int32), case.matrix.view(torch.int32)), name
 
 
 def of_experts(case, count, shape=None):
@@ -60,4 +64,4 @@ def test_bitsandbytes_in_8_bits_differs_by_one_rounding():
 
 def test_the_golden_files_have_all_formats():
     packings = {case.scheme().packing.name for case in GOLDEN.values()}
-    assert packings == set("awq bnb4 bnb8 fp8 gptq gptq_v2 int8 mxfp4 mxfp4_packed nvfp4 packed".split()) - {"awq"}
+    assert packings == {packing.name for packing in Packing}

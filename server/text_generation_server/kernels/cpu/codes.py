@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from text_generation_common.quantized.tensors.codes import NUMBERS_AT_ONCE, pack_pairs
-from text_generation_common.quantized.tensors.matrix import exact_weight, in_bytes, order_of
-from text_generation_common.quantized.tensors.splits import on_outputs, padded_inputs, size_of
+from text_generation_common.quantized.tensors.checks import NAN_IN_F8
+from text_generation_common.quantized.tensors.codes import NUMBERS_AT_ONCE
+from text_generation_common.quantized.tensors.matrix import in_bytes, order_of
+from text_generation_common.quantized.tensors.splits import padded_inputs, size_of
 from text_generation_common.quantized.values import Codes, Dense, Fp8, Int4, Int8, Planes, Table4, Weight
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.build import CONSTANTS
@@ -21,12 +22,11 @@ from text_generation_server.kernels.cpu.linear import (
     aligned,
     in_panels,
     places,
-    row_of_each,
+    rows_of_codes,
 )
 from text_generation_server.kernels.cpu.scales import NO_GROUPS, group_panels
 
 STEP = CONSTANTS["CODES_STEP"]
-NAN_IN_F8 = 0x7F  # beside the sign
 WEIGHT_TYPES = TYPES | {torch.float16: CONSTANTS["F16"]}
 
 
@@ -43,8 +43,8 @@ class CodesLinear:
         self._library = library
         self._threads = threads
         self._scratch = scratch
-        self._y_type = y_type
-        weight, order = in_steps(in_bytes(weight) if isinstance(weight, Planes) else weight)
+        self._x_type, self._y_type = x_type, y_type
+        weight, order = in_steps(weight)
         self._inputs = size_of(weight)[1]
         of_places = places(outputs, gated)
 
@@ -52,20 +52,23 @@ class CodesLinear:
             return in_panels(library, threads, pages, numbers, of_places, sorts=sorts)
 
         codes, code_type = _codes(weight)
-        is_4_bits = isinstance(weight, Int4 | Table4)
-        self._codes = packed(codes, sorts=is_4_bits)
+        self._codes = packed(codes, sorts=codes.dtype == torch.int32)
+        high = _high(weight)
+        self._high = None if high is None else packed(high)
         self._groups = None if isinstance(weight, Dense) else group_panels(weight.groups, of_places, packed)
         self._group = self._inputs if self._groups is None else self._groups.size
-        self._form = on_outputs(weight, lambda numbers: numbers[:0].clone())
         self._has_rows = not gated and factor == 1 and (order is None or order_of(weight) is not None)
         self._fixed: dict[str, Argument] = {
             "x_type": TYPES[x_type], "x_inputs": self._x_inputs, "inputs": self._inputs, "codes": self._codes,
-            "type": code_type, "table": weight.table.float() if isinstance(weight, Table4) else None,
-            "outputs": len(of_places), "group": self._group, "order": order,
+            "high": self._high, "type": code_type,
+            "table": weight.table.float() if isinstance(weight, Table4) else None, "outputs": len(of_places),
+            "group": self._group, "order": order,
             "output_scales": aligned(_output_scales(weight, factor), of_places), "bias": aligned(bias, of_places),
             "gated": int(gated), "y_type": TYPES[y_type], "columns": self._outputs,
             **(NO_GROUPS if self._groups is None else self._groups.words),
         }  # fmt: skip
+        exact = {} if self._groups is None else self._groups.exact
+        self._table = library.table("gemm_codes", [{**self._fixed, **exact}])  # for `rows`
 
     def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
         x, count = x.contiguous(), x.shape[0]
@@ -81,7 +84,7 @@ class CodesLinear:
     @property
     def nbytes(self) -> int:
         """Bytes of the codes, and of what belongs to their groups."""
-        parts = [self._codes, *({} if self._groups is None else self._groups.words).values()]
+        parts = [self._codes, self._high, *({} if self._groups is None else self._groups.words).values()]
         return sum(part.nbytes for part in parts if isinstance(part, Tensor))
 
     @property
@@ -99,18 +102,15 @@ class CodesLinear:
         return self._has_rows
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        form, codes = self._form, row_of_each(self._codes, ids_T)
-        if isinstance(form, Dense):
-            return codes[:, : self._x_inputs]
-        assert self._groups is not None
-        q = pack_pairs(_of_words(codes)) if isinstance(form, Int4 | Table4) else codes.view(form.q.dtype)
-        return exact_weight(replace(form, q=q, groups=self._groups.groups(ids_T)))[:, : self._x_inputs]
+        return rows_of_codes(self._library, self._threads, self._table, ids_T, self._x_inputs, self._x_type)
 
 
 def in_steps(weight: Weight) -> tuple[Weight, Tensor | None]:
     """The weight with inputs and groups of whole steps, and the number of x that each of its inputs multiplies: None if
     these are the first ones in order. Inputs that x lacks have numbers behind its last."""
     inputs = size_of(weight)[1]
+    if isinstance(weight, Planes) and weight.groups.scales.shape[1] > 1 and weight.groups.size % STEP:
+        weight = in_bytes(weight)  # no block of a file has such groups, nor a part that begins with a whole byte
     if not isinstance(weight, Dense):
         if weight.groups.scales.shape[1] == 1:
             weight = replace(weight, groups=replace(weight.groups, size=_whole_steps(inputs)))
@@ -146,18 +146,25 @@ def _whole_steps(inputs: int) -> int:
 
 
 def _codes(weight: Weight) -> tuple[Tensor, int]:
-    """The codes of each output, [N, K] numbers or [N, K / 8] words, and their type in C."""
-    if isinstance(weight, Dense):
-        return weight.values, WEIGHT_TYPES[weight.values.dtype]
-    if not isinstance(weight, Int4 | Table4):
-        return weight.q.view(torch.uint8), WEIGHT_TYPES[weight.q.dtype]
-    return weight.q.contiguous().view(torch.int32), CONSTANTS["I4" if isinstance(weight, Int4) else "TABLE4"]
+    """The codes of each output, [N, K] numbers or [N, K / 8] words or halves, and their type in C."""
+    match weight:
+        case Dense(values):
+            return values, WEIGHT_TYPES[values.dtype]
+        case Planes(2, q):
+            return q.contiguous().view(torch.int16), CONSTANTS["PLANES2"]
+        case Planes(bits, q):
+            return q.contiguous().view(torch.int32), CONSTANTS[f"PLANES{bits}"]
+        case Int4(q) | Table4(q):
+            return q.contiguous().view(torch.int32), CONSTANTS["I4" if isinstance(weight, Int4) else "TABLE4"]
+        case _:
+            return weight.q.view(torch.uint8), WEIGHT_TYPES[weight.q.dtype]
 
 
-def _of_words(words: Tensor) -> Tensor:
-    """The codes of 4 bits, [N, K], in words that `_codes` has made."""
-    shifts = torch.arange(STEP // 2).unsqueeze(1) * 4 + torch.tensor([0, 16])
-    return (words.unsqueeze(-1) >> shifts.flatten() & 15).to(torch.uint8).flatten(1)
+def _high(weight: Weight) -> Tensor | None:
+    """The upper bits of each output's codes, [N, K / 8] numbers."""
+    if not isinstance(weight, Planes) or weight.high is None:
+        return None
+    return weight.high if weight.bits - 4 == 1 else weight.high.contiguous().view(torch.int16)
 
 
 def _output_scales(weight: Weight, factor: float) -> Tensor | None:

@@ -89,6 +89,11 @@ class PackedLinear:
         rows = self._weight.shape[0] * PANEL
         self._rows = rows
         self._scales_N = aligned(weight.scales_N, of_places)
+        one_group: dict[str, Argument] = {
+            "codes": self._weight, "type": TYPES[values.dtype], "inputs": self._inputs, "group": self._inputs,
+            "scales": self._scales_N, "scale_type": TYPES[torch.float32], "scale_width": BLOCK, "groups_of_factor": 1,
+        }  # fmt: skip
+        self._table = library.table("gemm_codes", [one_group])
         self._fixed: dict[str, Argument] = {
             "inputs": self._inputs, "weights": self._weight, "outputs": rows, "is_int8": int(self._is_int8),
             "scales": self._scales_N, "bias": aligned(bias, of_places), "gated": int(gated),
@@ -112,7 +117,9 @@ class PackedLinear:
 
     def rows(self, ids_T: Tensor) -> Tensor:
         if self._scales_N is not None:
-            return rows_of_panels(self._weight, ids_T).float() * self._scales_N[ids_T].unsqueeze(1)
+            return rows_of_codes(
+                self._library, self._threads, self._table, ids_T, self._inputs, torch.bfloat16, in_pairs=True
+            )
         return _rows(self._library, self._threads, self._weight, ids_T, self._inputs)
 
 
@@ -175,16 +182,18 @@ def _rows(library: Library, threads: int, panels: Tensor, ids_T: Tensor, inputs:
     return out
 
 
-def row_of_each(panels: Tensor, ids_T: Tensor) -> Tensor:
-    """Rows [T, M] of a tensor whose panels are [any number, M, outputs of a panel], or [.., M, panels of a pair]. torch
-    picks them."""
-    width = panels.shape[2]
-    return panels[ids_T // BLOCK, :, ids_T % BLOCK // (BLOCK // width)].contiguous()
-
-
-def rows_of_panels(panels: Tensor, ids_T: Tensor) -> Tensor:
-    """Rows of a tensor [N, K] of codes from the panels of `gemm`."""
-    return panels[ids_T // PANEL, :, ids_T % PANEL].flatten(1)
+def rows_of_codes(
+    library: Library, threads: int, product: Tensor, ids_T: Tensor, width: int, dtype: torch.dtype,
+    in_pairs: bool = False,
+) -> Tensor:  # fmt: skip
+    """Rows of the weight of a product by codes, whose arguments `product` has. A kernel makes them, so decode steps can
+    be recorded."""
+    out = torch.empty((len(ids_T), width), dtype=dtype)
+    library.call(
+        threads if len(ids_T) > 1 else 1, "embed_codes", ids=ids_T, tokens=len(ids_T), product=product,
+        in_pairs=int(in_pairs), width=width, type=TYPES[dtype], out=out,
+    )  # fmt: skip
+    return out
 
 
 def places(outputs: int, gated: bool) -> Tensor:

@@ -1,15 +1,20 @@
 """Products of weights in every form, for every processor that has a compiled library."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 from weight_forms import FORMS, random_weight
 
 from text_generation_common.cpu_features import NEEDS
+from text_generation_common.gguf.types import BY_NAME
+from text_generation_common.quantized import tensors as of_common
+from text_generation_common.quantized.tensors.blocks import READERS, read_blocks
 from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.tensors.splits import inputs_of
 from text_generation_common.quantized.values import (
@@ -117,10 +122,11 @@ def test_a_rows_bits_depend_on_no_other_row_and_on_no_thread(kernels: CpuKernels
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_an_embedding_are_read_from_the_panels(kernels: CpuKernels, form: str) -> None:
-    weight = weight_of(form, 90, 132, 64)
-    linear, ids = layer(kernels, weight), torch.tensor([89, 0, 16, 17, 0], dtype=torch.int32)
-    assert isinstance(linear, HoldsRows) and linear.has_rows
-    assert torch.equal(linear.rows(ids).float(), exact_weight(weight)[ids])
+    weight, ids = weight_of(form, 90, 132, 64), torch.tensor([89, 0, 16, 17, 0], dtype=torch.int32)
+    for x_type in TYPES:
+        linear = layer(kernels, weight, x_type=x_type)
+        assert isinstance(linear, HoldsRows) and linear.has_rows
+        assert torch.equal(linear.rows(ids), exact_weight(weight)[ids].to(x_type))
 
 
 def coded_weight(kind: str, outputs: int, inputs: int, size: int) -> Weight:
@@ -182,7 +188,9 @@ def test_scales_in_few_bits_are_those_of_the_numbers(
     assert all(torch.equal(linear(x[:count]), y[:count]) for count in (1, 3, 4))
     if not gated:
         ids = torch.tensor([47, 0, 16, 17, 0], dtype=torch.int32)
-        assert isinstance(linear, HoldsRows) and torch.equal(linear.rows(ids), exact[ids])
+        for x_type in TYPES:
+            linear = layer(kernels, weight, x_type=x_type)
+            assert isinstance(linear, HoldsRows) and torch.equal(linear.rows(ids), exact[ids].to(x_type))
 
 
 # Bits for each weight, of which the panels of 4,096 inputs take 1.03 times the file's at most.
@@ -200,6 +208,29 @@ def test_panels_take_the_bits_of_the_files(kernels: CpuKernels, kind: str, size:
     linear = layer(kernels, coded_weight(kind, 64, 4096, size))
     assert isinstance(linear, CodesLinear)
     assert 8 * linear.nbytes / (64 * 4096) <= bits * 1.03
+
+
+GOLDEN = load_file(Path(*of_common.__path__).parent / "tests" / "goldens" / "gguf" / "blocks.safetensors")
+MOST_BITS = {"Q2_K": 4.6, "Q3_K": 4.6}  # in memory; other types take as many as files, and 3 % more
+
+
+@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("part", [range(512), range(40, 344)], ids=str)
+def test_blocks_of_gguf_files_keep_their_numbers_and_their_size(kernels: CpuKernels, kind: str, part: range) -> None:
+    """The numbers are those of the package `gguf`. A part that begins inside a block has more scales."""
+    exact = GOLDEN[f"{kind} W"].repeat(8, 1)[:, part.start : part.stop]
+    weight = inputs_of(read_blocks(kind, GOLDEN[kind].repeat(8, 1), "l"), part)
+    for x_type in TYPES:
+        linear, x = layer(kernels, weight, x_type=x_type), random(40, len(part)).to(x_type)
+        assert isinstance(linear, CodesLinear)
+        assert torch.equal(linear.rows(torch.arange(32, dtype=torch.int32)), exact.to(x_type))
+        if len(part) == 512:
+            most = MOST_BITS.get(kind, 1.03 * 8 * BY_NAME[kind].bytes / BY_NAME[kind].block)
+            assert 8 * linear.nbytes <= most * exact.numel()
+        y, expected = linear(x).nan_to_num(), x.double() @ exact.double().T
+        sizes = x.double().abs() @ exact.double().abs().T  # numbers of MXFP4 are up to 2^127: infinite sums
+        assert bool(((y - expected).abs() <= 1e-6 * sizes).logical_or(sizes > 1e37).all())
+        assert all(torch.equal(linear(x[:rows]).nan_to_num(), y[:rows]) for rows in range(1, 40))
 
 
 def test_each_code_of_8_bits_is_its_number_or_makes_its_output_not_a_number(kernels: CpuKernels) -> None:

@@ -219,7 +219,7 @@ def test_weights_in_another_order_hold_no_rows_and_codes_hold_their_numbers(kern
         assert isinstance(linear, HoldsRows) and not linear.has_rows
     linear = linear_of(kernels, weight)
     assert isinstance(linear, HoldsRows) and linear.has_rows
-    assert torch.equal(linear.rows(ids), exact_weight(weight)[ids])
+    assert torch.equal(linear.rows(ids), exact_weight(weight)[ids].bfloat16())
 
 
 def test_float32_gates_and_ups_meet(exact_kernels: CpuKernels) -> None:

@@ -17,6 +17,9 @@ typedef uint16_t bf16; /* the upper half of a float32 */
    of scales: U8 are the integers 0 … 255, E8M0 powers of 2, and TABLE8 the numbers of a table with 256 entries. */
 enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3, F16 = 4, I4 = 5, TABLE4 = 6, U8 = 7, E8M0 = 8, TABLE8 = 9 };
 
+/* Weights in planes, as further formats: integers of 2, 5 and 6 bits. */
+enum { PLANES2 = 10, PLANES5 = 11, PLANES6 = 12 };
+
 enum activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
 
 enum {
@@ -49,6 +52,17 @@ struct embed_panels_arguments {
   long outputs;       /* outputs of a panel: 16 for BF16, 32 for F32 */
   long words;         /* words of one embedding */
   void *out;          /* [T, words] */
+};
+
+/* The embeddings of tokens, of codes in panels: the numbers that they stand for, without the scale of each output. */
+struct embed_codes_arguments {
+  const int32_t *ids;  /* [T] */
+  long tokens;         /* T */
+  const void *product; /* struct gemm_codes_arguments: the weight */
+  long in_pairs;       /* whether codes of 8 bits lie in the panels of gemm: [vocabulary / 16, inputs / 2, 16, 2] */
+  long width;          /* numbers of an embedding: inputs, or fewer */
+  long type;           /* type of out: F32 or BF16 */
+  void *out;           /* [T, width] */
 };
 
 /* out = x / sqrt(mean(x²) + eps) * weight for each token. With a residual, residual += x is computed first, and then
@@ -373,7 +387,8 @@ struct gemm_codes_arguments {
   long rows;
   long x_inputs;
   long inputs;                /* inputs of W, a multiple of CODES_STEP. x is 0 for those that it does not have */
-  const void *codes;          /* [outputs / 32, inputs, 32]; of I4 and TABLE4 [outputs / 32, inputs / 8, 32] words */
+  const void *codes;          /* [outputs / 32, inputs, 32]; of less than 8 bits [outputs / 32, inputs / 8, 32] words */
+  const void *high;           /* [outputs / 32, inputs / 8, 32]: upper bits of planes; or null */
   long type;                  /* any type */
   const float *table;         /* [16] for TABLE4, or null */
   long outputs;               /* a multiple of 32 */
@@ -386,7 +401,7 @@ struct gemm_codes_arguments {
   long factor_type;           /* F32, BF16 or F16 */
   long groups_of_factor;      /* the last factor may belong to fewer groups */
   const float *extras;        /* [outputs], or null: 0 */
-  const int8_t *zeros;        /* [outputs / 32, groups, 32], or null: 8 for I4 without offsets, otherwise 0 */
+  const int8_t *zeros;        /* [outputs / 32, groups, 32], or null: without offsets the middle, or 0 */
   const void *offsets;        /* [outputs / 32, groups, 32], or null; only without zeros */
   long offset_type;           /* as scale_type, without TABLE8 */
   const void *offset_factors; /* as factors, in their type, or null: 1 */

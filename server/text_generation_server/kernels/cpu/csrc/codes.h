@@ -11,9 +11,14 @@ struct codes_product {
   const int32_t *pairs_of_x; /* row r is row pairs_of_x[r] / chosen of x, or null: row r */
   long chosen;
   struct product g;
-  float table[16]; /* the numbers of I4 and TABLE4 or, for pairs, twice these as bfloat16 */
-  int pairs;       /* whether pairs of bfloat16 are multiplied */
-  int sums_x;      /* whether segments need the sums of their x */
+  float table[32]; /* 16 numbers or bytes of TABLE4 or, for pairs, the numbers of 64 codes as bfloat16 */
+  int type;        /* type of the codes: that of the arguments, or BYTES4 */
+  float unit;      /* what a widened code is divided by */
+  float zero;      /* the zero point of all codes, if neither zeros nor offsets are given */
+  int has_factors; /* whether any factor is not 1 */
+  float x_factors[16], x_units[16]; /* factors of the inputs of x from a step's first one on, and their reciprocals */
+  int pairs;                        /* whether pairs of bfloat16 are multiplied */
+  int sums_x;                       /* whether segments need the sums of their x */
   long groups;
   long blocks, block; /* blocks of rows, and rows of the largest */
   const char *x;      /* this thread's block of x: float32 or, for pairs, bfloat16 */

@@ -9,21 +9,19 @@
    so a row of y has the same bits for any number of rows and of threads. */
 #include "codes.h"
 #include "scales.h"
+#include "widen.h"
 
-#define WORDS_OF_STEP (CODES_STEP / 2) /* pairs of inputs in a step */
-#define ROWS_OF_CODES 3                /* most rows whose sums are in registers */
-#define CHAINS (LANES == 16 ? 4 : 2)   /* sums of an output in a segment, so that additions need not wait */
+#define ROWS_OF_CODES 3              /* most rows whose sums are in registers */
+#define CHAINS (LANES == 16 ? 4 : 2) /* sums of an output in a segment, so that additions need not wait */
 #define PAIR_VECTORS (PAIR_OUTPUTS / LANES)
-#define WIDENED_AT_ONCE (LANES == 16 ? 2 : 1) /* vectors of codes that are widened before they are multiplied */
-#define MIN_BLOCK_ROWS 24                     /* fewest rows of a block, if there are as many */
-#define BLOCK_OF_X 262144                     /* numbers of x in a block between them */
-#define CODES_AHEAD 8192                      /* bytes between the codes in use and those that are prefetched */
-#define WIDENED F32                           /* the type of codes that add_segment_of has kept */
-#define ROW_PADDING 16 /* numbers between rows of x, so that they do not share places in the cache */
+#define MIN_BLOCK_ROWS 24 /* fewest rows of a block, if there are as many */
+#define BLOCK_OF_X 262144 /* numbers of x in a block between them */
+#define CODES_AHEAD 8192  /* bytes between the codes in use and those that are prefetched */
+#define ROW_PADDING 16    /* numbers between rows of x, so that they do not share places in the cache */
 
 /* Inputs of one part, of a pair of panels, and rows of x. */
 struct part {
-  const char *codes;
+  const char *codes, *high;
   long inputs;
   long first, group; /* inputs of the first segment, and most inputs of the others */
   const char *x;     /* the part's first input in the first row */
@@ -32,71 +30,13 @@ struct part {
   const float *scales; /* [segments, 32], as are zeros and offsets; or null */
   const float *zeros;
   const float *offsets;
-  int zero;            /* the zero point of all codes, if there are no zeros */
+  float zero;          /* the zero point of all codes, if there are no zeros */
   const float *x_sums; /* [segments, rows of a block], or null */
   long sums_stride;
   char *kept; /* where widened codes are kept for more rows, or null */
 };
 
-INLINE int is_4_bits(enum type type) { return type == I4 || type == TABLE4; }
-
-/* Bytes of a step of a pair of panels. */
-INLINE long bytes_of_step(enum type type, int pairs) {
-  if (is_4_bits(type)) return CODES_STEP / 2 * PAIR_OUTPUTS;
-  return CODES_STEP * PAIR_OUTPUTS * (type == WIDENED && pairs ? 2 : bytes_of(type));
-}
-
-INLINE vu load_codes(const char *step, long at) {
-  vu words;
-  memcpy(&words, step + 4 * at, sizeof words);
-  return words;
-}
-
-/* The numbers of the lowest 4 bits of each lane. */
-INLINE vf numbers_of(vu codes, const float *table, enum type type) {
-#if defined(__AVX512F__)
-  (void)type;
-  return (vf)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(table));
-#else
-  if (type == I4) return __builtin_convertvector((vi)(codes & 15), vf);
-#if defined(__AVX2__)
-  __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)codes);
-  __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)codes);
-  return (vf)_mm256_blendv_ps(low, high, (__m256)(codes << 28));
-#else
-  vf numbers;
-  for (int i = 0; i < LANES; i++) numbers[i] = table[codes[i] & 15];
-  return numbers;
-#endif
-#endif
-}
-
-/* Word `word` of a step, for LANES outputs from the pair's output `at` on: inputs 2 * word and 2 * word + 1. */
-INLINE void widen_codes(const char *step, enum type type, const float *table, int word, long at, vf *even, vf *odd) {
-  if (is_4_bits(type)) {
-    vu codes = load_codes(step, at);
-    *even = numbers_of(codes >> 4 * word, table, type);
-    *odd = numbers_of(codes >> (16 + 4 * word), table, type);
-  } else {
-    *even = load(step, 2 * word * PAIR_OUTPUTS + at, type);
-    *odd = load(step, (2 * word + 1) * PAIR_OUTPUTS + at, type);
-  }
-}
-
 #if defined(__AVX512BF16__)
-/* The same as words of two bfloat16 numbers, which hold the numbers exactly. Each 16 bits of a word of 4-bit codes are
-   a number of the table, which is there twice: the lowest bit of the next code does not matter. */
-INLINE __m512bh widen_pairs(const char *step, enum type type, const float *table, int word, long at) {
-  if (type == WIDENED) return (__m512bh)load(step, word * PAIR_OUTPUTS + at, F32);
-  if (is_4_bits(type)) {
-    __m512i codes = _mm512_srli_epi16((__m512i)load_codes(step, at), 4 * word);
-    return (__m512bh)_mm512_permutexvar_epi16(codes, _mm512_loadu_si512(table));
-  }
-  vf even, odd;
-  widen_codes(step, type, table, word, at, &even, &odd);
-  return (__m512bh)(vu_bits(even) >> 16 | vu_bits(odd));
-}
-
 INLINE __m512bh two_of_x(const char *x) {
   int word;
   memcpy(&word, x, sizeof word);
@@ -112,26 +52,29 @@ INLINE vf number_of_x(const char *x) {
 
 /* parts += a step of `rows` rows of x times that of `count` vectors of outputs from the pair's output `at` on. `kept`:
    where the widened step is kept, if it is. */
-INLINE void multiply_step(const struct part *s, const char *step, const char *x, int rows, long at, int count,
-                          enum type type, int pairs, char *kept, vf parts[ROWS_OF_CODES][PAIR_VECTORS][CHAINS]) {
-#pragma GCC unroll 4
-  for (int word = 0; word < WORDS_OF_STEP; word++)
+INLINE void multiply_step(const struct part *s, const char *step, const char *high, const char *x, int rows, long at,
+                          int count, int type, int pairs, char *kept, vf parts[ROWS_OF_CODES][PAIR_VECTORS][CHAINS]) {
 #pragma GCC unroll 8
-    for (int v = 0; v < count; v += WIDENED_AT_ONCE) {
+  for (int v = 0; v < count; v += WIDENED_AT_ONCE) {
+    vu codes[WIDENED_AT_ONCE][BYTES_OF_PLANES];
+#pragma GCC unroll 2
+    for (int i = 0; i < WIDENED_AT_ONCE; i++) open_codes(step, high, type, s->table, at + (v + i) * LANES, codes[i]);
+#pragma GCC unroll 4
+    for (int word = 0; word < WORDS_OF_STEP; word++) {
       /* Numbers of x are loaded again: kept for all vectors, they would fill the registers. */
       if (LANES < 16) __asm__("" : "+r"(x));
       vf even[WIDENED_AT_ONCE], odd[WIDENED_AT_ONCE];
+      long n = at + v * LANES;
+      if (!pairs) widen_vectors(step, codes, type, s->table, word, n, even, odd);
 #pragma GCC unroll 2
-      for (int i = 0; i < WIDENED_AT_ONCE; i++) {
-        long n = at + (v + i) * LANES;
+      for (int i = 0; i < WIDENED_AT_ONCE; i++, n += LANES) {
 #if defined(__AVX512BF16__)
         if (pairs) {
-          even[i] = (vf)widen_pairs(step, type, s->table, word, n);
+          even[i] = (vf)widen_pairs(step, codes[i], type, s->table, word, n);
           if (kept) store(kept, word * PAIR_OUTPUTS + n, even[i], F32);
           continue;
         }
 #endif
-        widen_codes(step, type, s->table, word, n, &even[i], &odd[i]);
         if (!kept) continue;
         store(kept, 2 * word * PAIR_OUTPUTS + n, even[i], F32);
         store(kept, (2 * word + 1) * PAIR_OUTPUTS + n, odd[i], F32);
@@ -157,6 +100,7 @@ INLINE void multiply_step(const struct part *s, const char *step, const char *x,
         }
       }
     }
+  }
 }
 
 /* The sum of LANES outputs of a row and a segment, with its scale, zero point and offset, added to `sum`. `at`: the
@@ -173,24 +117,25 @@ INLINE vf add_scaled(const struct part *s, long at, float x_sum, vf part, vf sum
 
 /* sums += a part, for a number of rows, a type and kind of numbers that the compiler knows. `keeps`: whether the
    widened codes are kept. */
-INLINE void add_part_of(const struct part *s, int rows, enum type type, int pairs, int keeps,
-                        float sums[][PAIR_OUTPUTS]) {
+INLINE void add_part_of(const struct part *s, int rows, int type, int pairs, int keeps, float sums[][PAIR_OUTPUTS]) {
   int count = PAIR_VECTORS;
   while (count * rows * CHAINS > SUM_VECTORS) count /= 2;
   long bytes = bytes_of_step(type, pairs), widened = bytes_of_step(WIDENED, pairs), number = pairs ? 2 : 4;
+  long high_bytes = PAIR_OUTPUTS * high_bits(type);
 #pragma GCC unroll 1
   for (long at = 0; at < PAIR_OUTPUTS; at += count * LANES) {
-    const char *step = s->codes, *x = s->x;
+    const char *step = s->codes, *high = s->high, *x = s->x;
     const float *x_sums = s->x_sums;
     char *kept = s->kept;
     for (long i = 0, end = s->first, of_group = at; i < s->inputs; end += s->group, of_group += PAIR_OUTPUTS) {
       vf parts[ROWS_OF_CODES][PAIR_VECTORS][CHAINS] = {};
       if (end > s->inputs) end = s->inputs;
-      for (; i < end; i += CODES_STEP, step += bytes, x += CODES_STEP * number, kept += widened) {
+      for (; i < end; i += CODES_STEP, step += bytes, high += high_bytes, x += CODES_STEP * number, kept += widened) {
         if (type != WIDENED)
 #pragma GCC unroll 8
           for (long line = 0; line < bytes; line += 64) __builtin_prefetch(step + CODES_AHEAD + line);
-        multiply_step(s, step, x, rows, at, count, type, pairs, keeps ? kept : 0, parts);
+        if (high_bytes) __builtin_prefetch(high + CODES_AHEAD / 4);
+        multiply_step(s, step, high, x, rows, at, count, type, pairs, keeps ? kept : 0, parts);
       }
 #pragma GCC unroll 4
       for (int r = 0; r < rows; r++)
@@ -210,42 +155,34 @@ INLINE void add_part_of(const struct part *s, int rows, enum type type, int pair
 }
 
 /* The types whose codes are widened, each with whether pairs are multiplied. */
-#if defined(__AVX512BF16__)
-#define EACH_TYPE(DO) \
-  DO(BF16, 0);        \
-  DO(I8, 0);          \
-  DO(F8, 0);          \
-  DO(F16, 0);         \
-  DO(I4, 0);          \
-  DO(TABLE4, 0);      \
-  DO(BF16, 1);        \
-  DO(I8, 1);          \
-  DO(F8, 1);          \
-  DO(I4, 1);          \
-  DO(TABLE4, 1);
-#else
-#define EACH_TYPE(DO) \
-  DO(BF16, 0);        \
-  DO(I8, 0);          \
-  DO(F8, 0);          \
-  DO(F16, 0);         \
-  DO(I4, 0);          \
-  DO(TABLE4, 0);
-#endif
+#define EACH_PAIR_TYPE(DO, PAIRS) \
+  DO(BF16, PAIRS);                \
+  DO(I8, PAIRS);                  \
+  DO(F8, PAIRS);                  \
+  DO(I4, PAIRS);                  \
+  DO(TABLE4, PAIRS);              \
+  DO(PLANES2, PAIRS);             \
+  DO(PLANES5, PAIRS);             \
+  DO(PLANES6, PAIRS)
 
 /* Calls add_part_of; the compiler makes a copy of it for each number of rows, type and kind of numbers. */
-static void add_part(const struct part *s, long rows, enum type type, int pairs, float sums[][PAIR_OUTPUTS]) {
+static void add_part(const struct part *s, long rows, int type, int pairs, float sums[][PAIR_OUTPUTS]) {
 #define ADD_CODES(TYPE, PAIRS)                                         \
-  case TYPE + 16 * PAIRS:                                              \
+  case TYPE + 32 * PAIRS:                                              \
     s->kept     ? add_part_of(s, ROWS_OF_CODES, TYPE, PAIRS, 1, sums)  \
     : rows == 1 ? add_part_of(s, 1, TYPE, PAIRS, 0, sums)              \
     : rows == 2 ? add_part_of(s, 2, TYPE, PAIRS, 0, sums)              \
                 : add_part_of(s, ROWS_OF_CODES, TYPE, PAIRS, 0, sums); \
     break
-  switch ((int)type + 16 * pairs) {
-    EACH_TYPE(ADD_CODES)
-    ADD_CODES(F32, 0);
+  switch (type + 32 * pairs) {
+    EACH_PAIR_TYPE(ADD_CODES, 0);
+    ADD_CODES(F16, 0);
+    ADD_CODES(WIDENED, 0);
+#if LOOKS_UP_BYTES
+    ADD_CODES(BYTES4, 0);
+#endif
 #if defined(__AVX512BF16__)
+    EACH_PAIR_TYPE(ADD_CODES, 1);
     ADD_CODES(WIDENED, 1);
 #endif
   }
@@ -268,16 +205,18 @@ static long count_segments(long group, long inputs) {
 void sum_codes(const struct codes_product *p, long rows, long pair, float sums[][PAIR_OUTPUTS]) {
   const struct gemm_codes_arguments *a = p->a;
   memset(sums, 0, rows * sizeof *sums);
-  enum type stored = (enum type)a->type;
-  long bytes = bytes_of_step(stored, p->pairs);
-  const char *codes = (const char *)a->codes + pair * (a->inputs / CODES_STEP) * bytes;
+  long bytes = bytes_of_step(p->type, p->pairs), steps = a->inputs / CODES_STEP;
+  long high_bytes = PAIR_OUTPUTS * high_bits(p->type);
+  const char *codes = (const char *)a->codes + pair * steps * bytes;
   struct scales_of_part numbers;
   for (long i = 0, end, segment = 0; i < a->inputs; i = end) {
     end = i + PART_INPUTS_OF_CODES < a->inputs ? i + PART_INPUTS_OF_CODES : a->inputs;
     long first = i / a->group, segments = (end - 1) / a->group + 1 - first;
     widen_scales(&numbers, a, pair, p->groups, first, segments);
+    if (p->unit != 1 && a->scales) multiply_by_unit(numbers.scales, segments, p->unit);
     struct part s = {
         .codes = codes + i / CODES_STEP * bytes,
+        .high = (const char *)a->high + (pair * steps + i / CODES_STEP) * high_bytes,
         .inputs = end - i,
         .first = (first + 1) * a->group - i,
         .group = a->group,
@@ -286,7 +225,7 @@ void sum_codes(const struct codes_product *p, long rows, long pair, float sums[]
         .scales = a->scales ? numbers.scales[0] : 0,
         .zeros = a->zeros ? numbers.zeros[0] : 0,
         .offsets = a->offsets ? numbers.offsets[0] : 0,
-        .zero = stored == I4 ? 8 : 0,
+        .zero = p->zero,
         .sums_stride = p->block,
     };
     for (long r = 0; r < rows; r += ROWS_OF_CODES) {
@@ -294,7 +233,7 @@ void sum_codes(const struct codes_product *p, long rows, long pair, float sums[]
       s.x_sums = p->sums_x ? p->x_sums + segment * p->block + r : 0;
       s.kept = r == 0 && rows > ROWS_OF_CODES ? p->kept : 0;
       if (r == ROWS_OF_CODES) s.codes = p->kept;
-      add_part(&s, rows - r < ROWS_OF_CODES ? rows - r : ROWS_OF_CODES, r ? WIDENED : stored, p->pairs, sums + r);
+      add_part(&s, rows - r < ROWS_OF_CODES ? rows - r : ROWS_OF_CODES, r ? WIDENED : p->type, p->pairs, sums + r);
     }
     segment += segments;
   }
@@ -309,34 +248,38 @@ static void multiply_codes(const struct codes_product *p, long first, long rows,
       store_pair(&p->g, first + r, pair, at, load(sums[r], at, F32), load(sums[r], PANEL_OUTPUTS + at, F32));
 }
 
-/* Copies a row of x as float32 or, for pairs, as bfloat16: in the order of the codes, and with zeros for the inputs
-   that it does not have. */
+/* Copies a row of x as float32, times what its codes need, or for pairs as bfloat16: in the order of the codes, and
+   with zeros for the inputs that it does not have. */
 static void copy_row(const struct codes_product *p, const char *x, char *to) {
   const struct gemm_codes_arguments *a = p->a;
   enum type type = (enum type)a->x_type;
   long i = 0, whole = a->order ? 0 : a->x_inputs / LANES * LANES;
-  for (; i < whole; i += LANES) store(to, i, load(x, i, type), p->pairs ? BF16 : F32);
+  for (; i < whole; i += LANES)
+    store(to, i, load(x, i, type) * load(p->x_factors, i % CODES_STEP, F32), p->pairs ? BF16 : F32);
   for (; i < a->inputs; i++) {
     long from = a->order ? a->order[i] : i;
     uint32_t bits = 0;
     if (from < a->x_inputs) bits = type == F32 ? ((const uint32_t *)x)[from] : (uint32_t)((const bf16 *)x)[from] << 16;
+    float number;
+    memcpy(&number, &bits, sizeof number);
     if (p->pairs)
       ((bf16 *)to)[i] = (bf16)(bits >> 16);
     else
-      ((uint32_t *)to)[i] = bits;
+      ((float *)to)[i] = number * p->x_factors[i % CODES_STEP];
   }
 }
 
-/* The sum of `count` numbers of a row of x, in an order that depends on their number alone. */
-static float sum_of_x(const char *x, long count, enum type type) {
+/* The sum of `count` numbers of a row of x times their units, in an order that depends on their number alone. */
+static float sum_of_x(const char *x, long count, enum type type, const float *units) {
   vf sums = {};
   float rest = 0.0f;
-  for (; count >= LANES; count -= LANES, x += LANES * bytes_of(type)) sums += load(x, 0, type);
-  for (long i = 0; i < count; i++) {
+  long i = 0;
+  for (; i + LANES <= count; i += LANES) sums += load(x, i, type) * load(units, i % CODES_STEP, F32);
+  for (; i < count; i++) {
     uint32_t bits = type == F32 ? ((const uint32_t *)x)[i] : (uint32_t)((const bf16 *)x)[i] << 16;
     float number;
     memcpy(&number, &bits, sizeof number);
-    rest += number;
+    rest += number * units[i % CODES_STEP];
   }
   return lane_sum(sums) + rest;
 }
@@ -352,7 +295,8 @@ void prepare_block(struct codes_product *p, long first, long rows) {
   long given = a->x_inputs * bytes_of((enum type)a->x_type);
   p->x = row_of_x(p, first);
   p->x_stride = given;
-  if ((p->pairs_of_x && rows > 1) || a->order || a->x_inputs != a->inputs || type != (enum type)a->x_type) {
+  if ((p->pairs_of_x && rows > 1) || a->order || a->x_inputs != a->inputs || type != (enum type)a->x_type ||
+      p->has_factors) {
     p->x_stride = (a->inputs + ROW_PADDING) * bytes_of(type);
     for (long r = 0; r < rows; r++) copy_row(p, row_of_x(p, first + r), (char *)p->own + r * p->x_stride);
     p->x = (const char *)p->own;
@@ -360,7 +304,8 @@ void prepare_block(struct codes_product *p, long first, long rows) {
   for (long i = 0, end, segment = 0; p->sums_x && i < a->inputs; i = end, segment++) {
     end = end_of_segment(i, a->group, a->inputs);
     for (long r = 0; r < rows; r++)
-      p->x_sums[segment * p->block + r] = sum_of_x(p->x + r * p->x_stride + i * bytes_of(type), end - i, type);
+      p->x_sums[segment * p->block + r] =
+          sum_of_x(p->x + r * p->x_stride + i * bytes_of(type), end - i, type, p->x_units);
   }
 }
 
@@ -414,15 +359,40 @@ static int multiplies_pairs(const struct gemm_codes_arguments *a, const float *t
 #endif
 }
 
-/* Makes of 16 numbers that bfloat16 holds the same numbers in bfloat16, twice. */
-static void table_for_pairs(float *table) {
-  bf16 numbers[32];
-  for (int i = 0; i < 32; i++) {
+/* Makes of 16 numbers that bfloat16 holds, or of the integers of planes, the same numbers in bfloat16. */
+static void table_for_pairs(float *table, int type) {
+  bf16 numbers[MOST_CODES];
+  for (int i = 0; i < MOST_CODES; i++) {
+    float number = has_bytes(type) ? (float)i : table[i % 16];
     uint32_t bits;
-    memcpy(&bits, table + i % 16, sizeof bits);
+    memcpy(&bits, &number, sizeof bits);
     numbers[i] = (bf16)(bits >> 16);
   }
   memcpy(table, numbers, sizeof numbers);
+}
+
+/* Says how the codes become numbers that are multiplied: the table, and what is left for scales, zero points and x. */
+static void choose_widening(struct codes_product *p) {
+  const struct gemm_codes_arguments *a = p->a;
+  p->type = (int)a->type;
+  p->unit = p->type == F8 ? F8_UNIT : 1;
+  p->zero = zero_of_type(p->type);
+  for (int i = 0; i < 16; i++) p->table[i] = p->type == TABLE4 ? a->table[i] : (float)i;
+  p->pairs = multiplies_pairs(a, p->table);
+  if (p->pairs) table_for_pairs(p->table, p->type);
+#if LOOKS_UP_BYTES
+  uint8_t bytes[16];
+  if (p->type == TABLE4 && a->scales && as_bytes(a->table, bytes, &p->unit, &p->zero)) {
+    p->type = BYTES4;
+    for (int i = 0; i < 2; i++) memcpy((char *)p->table + sizeof bytes * i, bytes, sizeof bytes);
+  }
+#endif
+  for (int i = 0; i < 16; i++) {
+    p->x_units[i] = p->pairs ? 1 : (float)(1 << shift_of_input(p->type, i % CODES_STEP));
+    p->x_factors[i] = 1 / p->x_units[i];
+  }
+  p->has_factors = !p->pairs && (p->type == I4 || has_bytes(p->type));
+  p->sums_x = a->zeros || a->offsets || p->zero != 0;
 }
 
 void begin_codes(struct codes_product *p, const struct gemm_codes_arguments *a, long rows, float *own) {
@@ -439,7 +409,6 @@ void begin_codes(struct codes_product *p, const struct gemm_codes_arguments *a, 
                   .type = (enum type)a->y_type},
             .y = a->y,
             .y_stride = a->y_stride * bytes_of((enum type)a->y_type)},
-      .sums_x = a->zeros || a->offsets || a->type == I4,
       .groups = (a->inputs + a->group - 1) / a->group,
       .blocks = codes_row_blocks(rows, a->inputs),
       .block = d.block,
@@ -447,9 +416,7 @@ void begin_codes(struct codes_product *p, const struct gemm_codes_arguments *a, 
       .own = own,
       .kept = (char *)(own + d.x + d.x_sums),
   };
-  for (int i = 0; i < 16; i++) p->table[i] = a->type == TABLE4 ? a->table[i] : (float)i;
-  p->pairs = multiplies_pairs(a, p->table);
-  if (p->pairs) table_for_pairs(p->table);
+  choose_widening(p);
 }
 
 EXPORT void gemm_codes(const void *arguments, struct team *team, int me) {

@@ -56,9 +56,17 @@ static void widen_shared(const char *from, long count, enum type type, float to[
 /* Multiplies numbers of `count` groups, from group `first` on, by the factors of a pair of panels. */
 static void multiply_by_factors(const char *factors, enum type type, long run, long first, long count,
                                 float to[][PAIR_OUTPUTS]) {
+  float numbers[1][PAIR_OUTPUTS] __attribute__((aligned(64)));
+  long bytes = PAIR_OUTPUTS * bytes_of(type);
+  for (long g = 0; g < count; g++) {
+    if (g == 0 || (first + g) % run == 0) widen_numbers(factors + (first + g) / run * bytes, 1, type, 0, numbers);
+    for (long o = 0; o < PAIR_OUTPUTS; o += LANES) store(to[g], o, load(to[g], o, F32) * load(numbers[0], o, F32), F32);
+  }
+}
+
+INLINE void multiply_by_unit(float numbers[][PAIR_OUTPUTS], long count, float unit) {
   for (long g = 0; g < count; g++)
-    for (long o = 0; o < PAIR_OUTPUTS; o += LANES)
-      store(to[g], o, load(to[g], o, F32) * load(factors, (first + g) / run * PAIR_OUTPUTS + o, type), F32);
+    for (long o = 0; o < PAIR_OUTPUTS; o += LANES) store(numbers[g], o, load(numbers[g], o, F32) * unit, F32);
 }
 
 /* Makes float32 of the numbers of `count` groups of a pair of panels, from group `first` of its `groups` on. */

@@ -166,15 +166,21 @@ INLINE vf load_f16(const uint16_t *p) {
 #endif
 }
 
-/* The code of NaN, 0x7f, becomes 480. Bits of e4m3, with zeros behind them, are a float16 that is smaller by 2^8. Where
-   no instruction converts it, magnitudes below 8, multiples of 2^-9, are converted as integers as in load_f16. */
-INLINE vf load_f8(const uint8_t *p) {
+/* Numbers of e4m3 divided by F8_UNIT. The code of NaN, 0x7f, becomes 480. Bits of e4m3, with zeros behind them, are a
+   float16 that is smaller by 2^8. Where no instruction converts it, magnitudes below 8, multiples of 2^-9, are
+   converted as integers as in load_f16. */
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__))
+#define F8_UNIT 0x1p8f
+#else
+#define F8_UNIT 1.0f
+#endif
+INLINE vf load_f8_units(const uint8_t *p) {
 #if defined(__AVX512F__)
   __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
-  return (vf)_mm512_cvtph_ps(_mm256_and_si256(half, _mm256_set1_epi16((short)0xbfff))) * 0x1p8f;
+  return (vf)_mm512_cvtph_ps(_mm256_and_si256(half, _mm256_set1_epi16((short)0xbfff)));
 #elif defined(__AVX2__) && defined(__F16C__)
   __m128i half = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
-  return (vf)_mm256_cvtph_ps(_mm_and_si128(half, _mm_set1_epi16((short)0xbfff))) * 0x1p8f;
+  return (vf)_mm256_cvtph_ps(_mm_and_si128(half, _mm_set1_epi16((short)0xbfff)));
 #else
   vu u = (vu)load_u8(p);
   vu magnitude = u & 0x7f;
@@ -182,6 +188,8 @@ INLINE vf load_f8(const uint8_t *p) {
   return vf_bits(vu_bits(blend(magnitude < 8, small, large)) | (u & 0x80) << 24);
 #endif
 }
+
+INLINE vf load_f8(const uint8_t *p) { return load_f8_units(p) * F8_UNIT; }
 
 /* Stores x as e4m3, for |x| up to 448, the largest number of this type. Rounds to the nearest, ties to even. */
 INLINE void store_f8(uint8_t *p, vf x) {

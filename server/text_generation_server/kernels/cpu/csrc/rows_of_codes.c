@@ -1,0 +1,86 @@
+/* Rows of a weight of codes as numbers: the embeddings of tokens. Each number is what the forms' formulas give in
+   float32 (quantized/values.py), and is rounded once more to the type of the embedding. */
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC optimize("fp-contract=off") /* a product and a difference in one rounding would give other bits */
+#endif
+#include "scales.h"
+#include "widen.h"
+
+/* An output of a pair of panels. */
+struct place {
+  long pair, output;
+};
+
+/* The code of an input, where codes of fewer than 8 bits lie in words. */
+static uint32_t code_in_word(const struct gemm_codes_arguments *a, struct place p, long input) {
+  long step = (p.pair * a->inputs + input) / CODES_STEP * PAIR_OUTPUTS + p.output, i = input % CODES_STEP;
+  if (a->type == PLANES2) return ((const uint16_t *)a->codes)[step] >> 2 * i & 3;
+  uint32_t code = ((const uint32_t *)a->codes)[step] >> (16 * (i % 2) + 4 * (i / 2)) & 15;
+  if (a->type == PLANES5) code |= (uint32_t)(((const uint8_t *)a->high)[step] >> i & 1) << 4;
+  if (a->type == PLANES6) code |= (uint32_t)(((const uint16_t *)a->high)[step] >> 2 * i & 3) << 4;
+  return code;
+}
+
+/* LANES numbers before scales and zero points, from an input on; 0 behind the last one. */
+static vf numbers_from(const struct gemm_codes_arguments *a, int in_pairs, struct place p, long input) {
+  long count = a->inputs - input < LANES ? a->inputs - input : LANES, size = bytes_of((enum type)a->type);
+  if (low_bits((int)a->type)) {
+    vf numbers = {};
+    for (long i = 0; i < count; i++) {
+      uint32_t code = code_in_word(a, p, input + i);
+      numbers[i] = a->type == TABLE4 ? a->table[code] : (float)code;
+    }
+    return numbers;
+  }
+  char units[4 * LANES] = {0};
+  for (long i = 0; i < count; i++) {
+    long k = input + i, at = (p.pair * a->inputs + k) * PAIR_OUTPUTS + p.output;
+    if (in_pairs) {
+      long panel = 2 * p.pair + p.output / PANEL_OUTPUTS, output = p.output % PANEL_OUTPUTS;
+      at = (panel * a->inputs / 2 + k / 2) * 2 * PANEL_OUTPUTS + 2 * output + k % 2;
+    }
+    memcpy(units + i * size, (const char *)a->codes + at * size, size);
+  }
+  vf numbers = load(units, 0, (enum type)a->type);
+  for (long i = 0; a->type == F8 && i < count; i++)
+    if ((units[i] & 0x7f) == 0x7f) numbers[i] = NAN;
+  return numbers;
+}
+
+static void embed_row(const struct embed_codes_arguments *e, long token) {
+  const struct gemm_codes_arguments *a = e->product;
+  long id = ((const int32_t *)e->ids)[token], size = bytes_of((enum type)e->type);
+  struct place p = {id / PAIR_OUTPUTS, id % PAIR_OUTPUTS};
+  struct scales_of_part numbers;
+  char *to = (char *)e->out + token * e->width * size;
+  float zero = a->offsets ? 0 : zero_of_type((int)a->type);
+  for (long part = 0; part < a->inputs; part += PART_INPUTS_OF_CODES) {
+    long end = part + PART_INPUTS_OF_CODES < a->inputs ? part + PART_INPUTS_OF_CODES : a->inputs;
+    long first = part / a->group, count = (end - 1) / a->group + 1 - first;
+    widen_scales(&numbers, a, p.pair, (a->inputs + a->group - 1) / a->group, first, count);
+    for (long i = part; i < end; i += LANES) {
+      vf scales = splat(1), zeros = splat(zero), offsets = {};
+      for (long j = 0; j < LANES && i + j < end; j++) {
+        long g = (i + j) / a->group - first;
+        if (a->scales) scales[j] = numbers.scales[g][p.output];
+        if (a->zeros) zeros[j] = numbers.zeros[g][p.output];
+        if (a->offsets) offsets[j] = numbers.offsets[g][p.output];
+      }
+      vf row = (numbers_from(a, (int)e->in_pairs, p, i) - zeros) * scales;
+      char found[4 * LANES];
+      store(found, 0, a->offsets ? row - offsets : row, (enum type)e->type);
+      for (long j = 0; j < LANES && i + j < end; j++) {
+        long input = a->order ? a->order[i + j] : i + j;
+        if (input < e->width) memcpy(to + input * size, found + j * size, size);
+      }
+    }
+  }
+}
+
+EXPORT void embed_codes(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct embed_codes_arguments *e = arguments;
+  FOR_EACH_ITEM(token, e->tokens, 1, team) embed_row(e, token);
+}
