@@ -139,7 +139,7 @@ class IntLinear:
 
 
 def _rows_of(panels: Tensor, ids_T: Tensor) -> Tensor:
-    """Rows [T, M, ...] of a tensor whose panels are [any number, M, outputs of a panel, ...], or [.., M, 2]: a number for
+    """Rows [T, M, …] of a tensor whose panels are [any number, M, outputs of a panel, …], or [.., M, 2]: a number for
     each half of the outputs."""
     width = panels.shape[2]
     return panels[ids_T // BLOCK, :, ids_T % BLOCK // (BLOCK // width)].contiguous()
