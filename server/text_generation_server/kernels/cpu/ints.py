@@ -15,6 +15,7 @@ from text_generation_common.quantized.values import (
     Codes,
     Dense,
     Fp8,
+    Groups,
     Int4,
     Int8,
     Planes,
@@ -25,7 +26,7 @@ from text_generation_common.quantized.values import (
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
-from text_generation_server.kernels.cpu.linear import Scratch, addend_words, aligned, in_panels, places, row_of_each
+from text_generation_server.kernels.cpu.linear import BLOCK, Scratch, addend_words, aligned, in_panels, places
 from text_generation_server.kernels.cpu.scales import (
     NO_GROUPS,
     TYPES_OF_SCALES,
@@ -123,10 +124,10 @@ class IntLinear:
         return self._has_rows
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        form, codes = self._form, row_of_each(self._codes, ids_T).flatten(1)
+        form, codes = self._form, _rows_of(self._codes, ids_T).flatten(1)
         assert not isinstance(form, Dense)
         if self._groups is not None:
-            groups = self._groups.groups(ids_T)
+            groups = _groups_of(self._groups, ids_T)
         else:
             assert self._row_scales is not None
             groups = replace(form.groups, scales=self._row_scales[ids_T])
@@ -135,6 +136,34 @@ class IntLinear:
         else:
             weight = Int8((codes.int() - self._zero).to(torch.int8), groups)
         return exact_weight(weight)[:, : self._x_inputs]
+
+
+def _rows_of(panels: Tensor, ids_T: Tensor) -> Tensor:
+    """Rows [T, M, …] of a tensor whose panels are [any number, M, outputs of a panel, …], or [.., M, 2]: a number for
+    each half of the outputs."""
+    width = panels.shape[2]
+    return panels[ids_T // BLOCK, :, ids_T % BLOCK // (BLOCK // width)].contiguous()
+
+
+def _groups_of(panels: GroupPanels, ids_T: Tensor) -> Groups:
+    """The groups of some outputs, whose scales and offsets are float32."""
+
+    def picked(name: str, factors: str) -> Tensor | None:
+        numbers, run = panels.words[name], panels.words["groups_of_factor"]
+        if not isinstance(numbers, Tensor):
+            return None
+        found = _rows_of(numbers, ids_T)
+        if name == "scales" and panels.words["scale_type"] == CONSTANTS["E8M0"]:
+            found = found.view(torch.float8_e8m0fnu)
+        if not isinstance(of_runs := panels.words[factors], Tensor):
+            return found.float()
+        assert isinstance(run, int)
+        return found.float() * _rows_of(of_runs, ids_T).float().repeat_interleave(run, dim=1)[:, : found.shape[1]]
+
+    scales, zeros = picked("scales", "factors"), panels.words["zeros"]
+    assert scales is not None
+    of_zeros = _rows_of(zeros, ids_T) if isinstance(zeros, Tensor) else None
+    return Groups(panels.size, scales, of_zeros, picked("offsets", "offset_factors"))
 
 
 def refuse_kind(kind: str) -> ModelError:
