@@ -68,7 +68,8 @@ class ReportingCommand(TyperCommand):
         try:
             status = super().main(*args, **more | {"standalone_mode": False})
         except UsageError as error:
-            words = more.get("args") or (args[0] if args else None) or sys.argv[1:]
+            given = args[0] if args else more.get("args")
+            words = sys.argv[1:] if given is None else given
             program = more.get("prog_name") or Path(sys.argv[0]).name
             typer.echo(_usage_error(error, program, words, self.foreign), err=True)
             sys.exit(WRONG_USAGE)

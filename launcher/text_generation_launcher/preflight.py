@@ -21,6 +21,7 @@ from text_generation_common.models.config import config_fields, text_fields
 from text_generation_common.models.fitting import (
     NUMBER_BYTES,
     Heads,
+    check_activations,
     check_length,
     check_quantize,
     choose_dtype,
@@ -100,7 +101,7 @@ def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool
         config = read_served(folder, plan.shard.rope_scaling, plan.shard.rope_factor)
         layers = quantized_layers(folder, no_tensor)
         if config is None:
-            _check_other(plan, folder, layers)
+            _check_other(plan, folder, layers, machine)
         else:
             _check_flags(plan, config, layers, machine)
         if is_whole:
@@ -144,12 +145,15 @@ def _check_addresses(weights: int, num_shard: int, limit: int | None) -> None:
         logger.warning("`ulimit -v` may be too low: it allows %d MiB, and shards took %d", limit >> 20, likely >> 20)
 
 
-def _check_other(plan: LaunchPlan, folder: Path, layers: AnyLayers | None) -> None:
+def _check_other(plan: LaunchPlan, folder: Path, layers: AnyLayers | None, machine: Machine) -> None:
     """Checks a model of a type that transformers computes."""
     model_type = check_type(folder)
     if reason := served.refusal(folder, text_fields(config_fields(folder)[0]).raw, is_ours=False):
         raise ModelError(reason)
-    use_of(plan.compute.quantize, None if layers is None else layers.description.method)
+    method = None if layers is None else layers.description.method
+    use = use_of(plan.compute.quantize, method)
+    if not machine.has_gpu:
+        check_activations(plan.compute.activations, use, method, on_cpu=True)
     if plan.num_shard > 1:
         raise ModelError(one_shard_only(model_type, plan.num_shard))
 
@@ -168,8 +172,9 @@ def _check_flags(plan: LaunchPlan, config: ModelConfig, layers: AnyLayers | None
         )
     method = None if layers is None else layers.description.method
     refuse_dummy(layers, plan.load_format)
-    check_quantize(plan.compute.quantize, method, on_cpu=not machine.has_gpu)
+    use = check_quantize(plan.compute.quantize, method, on_cpu=not machine.has_gpu)
     if not machine.has_gpu:
+        check_activations(plan.compute.activations, use, method, on_cpu=True)
         choose_dtype(plan.compute.dtype, config.dtype, on_cpu=True)
 
 

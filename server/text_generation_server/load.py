@@ -12,14 +12,16 @@ from tokenizers import Tokenizer
 
 from text_generation_common.adapters.listed import NO_ADAPTERS, listed, located
 from text_generation_common.errors import ModelError
-from text_generation_common.flags.kinds import Dtype, LoadFormat
+from text_generation_common.flags.kinds import ActivationType, Dtype, LoadFormat
 from text_generation_common.memory import usable_cores
 from text_generation_common.model_files import ModelFileError, read_model_file
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.fitting import (
+    check_activations,
     check_length,
     check_quantize,
     choose_dtype,
+    not_quantized,
     one_shard_only,
     refuse_dummy,
     refuse_quantized_experts,
@@ -129,12 +131,14 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         packed = packed_layers(layers, files)
     method = None if layers is None else layers.description.method
     use = check_quantize(config.compute.quantize, method, on_cpu)
+    activations = config.compute.activations
+    check_activations(activations, use, method, on_cpu)
     if use is not Use.as_stored and not on_cpu and isinstance(model_config, ModelConfig):
         refuse_quantized_experts(model_config, config.compute.quantize)
     if config.rank == 0:
         _mention_quantization(None if layers is None else layers.description, use)
     sum_products_in_float32(device)
-    backend = select_backend(device, flags.cpu_target) if select is None else select(device)
+    backend = select_backend(device, flags.cpu_target, activations) if select is None else select(device)
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
     use_own_stream(device)
     group = join_group(config.rank, config.world_size, device, rendezvous)
@@ -171,6 +175,8 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         packed=packed,
         adapters=bank,
     )
+    if activations is ActivationType.int8:
+        _check_products(backend, model_config)
     if bank.slots and config.rank == 0:
         logger.info("%d LoRA adapters are loaded", len(bank.slots))
     sampler = Sampler(backend.kernels, *config.watermark, worker.advance_progress)
@@ -253,6 +259,15 @@ def _check_fallback(config: ShardConfig, model_config: FallbackConfig) -> None:
         raise ModelError(f"--head-dtype is not supported for model type {model_type}: leave it out")
     if config.load_format is LoadFormat.dummy:
         raise ModelError(f"--load-format dummy is not supported for model type {model_type}: leave it out")
+
+
+def _check_products(backend: Backend, config: ModelConfig | FallbackConfig) -> None:
+    """ModelError if the layers that have most of the weights are not multiplied by integers of x: these are numbers."""
+    kernels = backend.kernels
+    if not (isinstance(kernels, CpuKernels) and kernels.has_int_products):
+        raise ModelError(not_quantized("this model's"))
+    if isinstance(config, ModelConfig) and config.moe is not None and not kernels.has_int_experts:
+        raise ModelError(not_quantized(f"the experts of this {config.model_type}"))
 
 
 def _mention(config: ModelConfig | FallbackConfig, longest: int) -> None:

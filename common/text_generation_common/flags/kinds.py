@@ -53,6 +53,13 @@ class HeadDtype(StrEnum):
     int4 = "int4"
 
 
+class ActivationType(StrEnum):
+    """Not in TGI: what the inputs of layers with quantized weights are multiplied as."""
+
+    model = "model"  # in the model's type
+    int8 = "int8"
+
+
 class KvCacheDtype(StrEnum):
     fp8_e4m3fn = "fp8_e4m3fn"
     fp8_e5m2 = "fp8_e5m2"

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from text_generation_common.flags.declaration import flag
 from text_generation_common.flags.kinds import (
+    ActivationType,
     CpuTarget,
     Dtype,
     HeadDtype,
@@ -77,6 +78,11 @@ class ComputeFlags:
     # TGI has no such flag.
     head_dtype: HeadDtype | None = flag(
         None, "Type of a copy of the head's weight, which makes the logits; the form in the files when not given."
+    )
+    # TGI has no such flag.
+    activations: ActivationType = flag(
+        ActivationType.model,
+        "int8: on CPUs, multiply quantized weights of integers by activations in 8 bits. model: in the model's type.",
     )
     kv_cache_dtype: KvCacheDtype | None = flag(
         None,

@@ -5,7 +5,7 @@ tokens. A shard asks before it loads the model; the launcher asks before it star
 from dataclasses import dataclass
 
 from text_generation_common.errors import ModelError
-from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Quantize
+from text_generation_common.flags.kinds import ActivationType, Dtype, KvCacheDtype, LoadFormat, Quantize
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.quantized_layers import AnyLayers, QuantizedLayers
 from text_generation_common.quantized.agreement import Use, use_of
@@ -76,6 +76,24 @@ def check_quantize(quantize: Quantize | None, method: str | None, on_cpu: bool) 
             " less in as much memory, or a checkpoint in fp8"
         )
     return use
+
+
+def check_activations(activations: ActivationType, use: Use, method: str | None, on_cpu: bool) -> None:
+    """ModelError if this model's weights cannot be multiplied by such activations. The kernels refuse the forms of
+    weights that they do not multiply so."""
+    if activations is ActivationType.model:
+        return
+    if not on_cpu:
+        raise ModelError(f"--activations {activations} is computed on CPUs only: start without it")
+    if method is None and use is Use.as_stored:
+        raise ModelError(not_quantized("this model's"))
+
+
+def not_quantized(weights: str) -> str:
+    return (
+        f"--activations int8 multiplies quantized weights, and {weights} are not quantized: add --quantize int8 or"
+        " int4, or start without it"
+    )
 
 
 def refuse_dummy(layers: AnyLayers | None, load_format: LoadFormat) -> None:

@@ -10,7 +10,7 @@ import pytest
 from text_generation_common.cpu_features import NEEDS
 from text_generation_common.errors import ArgumentValidation
 from text_generation_common.flags.declaration import with_flags
-from text_generation_common.flags.kinds import CpuTarget, Dtype, KvCacheDtype, Quantize
+from text_generation_common.flags.kinds import ActivationType, CpuTarget, Dtype, KvCacheDtype, Quantize
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.preflight import (
     LIKELY_ADDRESSES,
@@ -148,6 +148,17 @@ def test_what_depends_on_a_gpu_is_left_to_the_shards(folder: Path) -> None:
     gpu = Machine(has_gpu=True, free_bytes=0)
     for changes in ({"quantize": Quantize.int8, "dtype": None}, {"kv_cache_dtype": KvCacheDtype.int8}):
         check_model(with_flags(plan, **changes), folder, gpu)
+
+
+def test_activations_in_8_bits_of_a_model_in_numbers_are_refused_before_a_start(folder: Path) -> None:
+    config = LauncherConfig()
+    plan = resolve(with_flags(config, model_id=str(folder), activations=ActivationType.int8), {})
+    with pytest.raises(
+        ArgumentValidation, match=r"^--activations int8 .* are not quantized: add --quantize int8 or int4"
+    ):
+        check_model(plan, folder, Machine(False, 64 * GIB))
+    for changes, has_gpu in (({"quantize": Quantize.int8}, False), ({}, True)):
+        check_model(with_flags(plan, **changes), folder, Machine(has_gpu, 64 * GIB))
 
 
 @pytest.mark.parametrize(("visible", "hidden"), [("", True), ("-1", True)])

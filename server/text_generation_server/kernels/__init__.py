@@ -11,6 +11,8 @@ from typing import cast
 
 import torch
 
+from text_generation_common.flags.kinds import ActivationType
+from text_generation_server.errors import OptionError
 from text_generation_server.kernels.interface import Kernels
 
 
@@ -21,11 +23,14 @@ class Backend:
     wake: Callable[[], None] = lambda: None  # wakes idle threads, because kernels will be called soon
 
 
-def select_backend(device: torch.device, cpu_target: str | None = None) -> Backend:
+def select_backend(
+    device: torch.device, cpu_target: str | None = None, activations: ActivationType = ActivationType.model
+) -> Backend:
     """The kernels for a device: Triton on GPUs, compiled C on CPUs, torch where no C library is usable. The name says
     why no better kernels were taken.
 
-    On CPUs, `cpu_target` asks for the library of one target. OptionError if this machine cannot use it."""
+    On CPUs, `cpu_target` asks for the library of one target, and `activations` for what x of quantized weights becomes.
+    OptionError if this machine cannot use them."""
     from text_generation_server.kernels import reference
 
     if device.type == "cuda":
@@ -36,8 +41,10 @@ def select_backend(device: torch.device, cpu_target: str | None = None) -> Backe
     from text_generation_server.kernels.cpu.library import choose_target, require_target
 
     choice = choose_target() if cpu_target is None else require_target(cpu_target)
-    compiled = load_kernels(choice.target)
+    compiled = load_kernels(choice.target, activations)
     if compiled is None:
+        if activations is not ActivationType.model:
+            raise OptionError(f"--activations {activations} needs the compiled kernels; {choice.reason}")
         return Backend(f"torch's, since {choice.reason}", cast(Kernels, reference))
     better = f"; not {choice.better}, since {choice.reason}" if choice.better else ""
     return Backend(f"{compiled.name}{better}", compiled, compiled.library.wake)

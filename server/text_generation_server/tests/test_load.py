@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from text_generation_common.cpu_features import NEEDS
 from text_generation_common.errors import ModelError, WeightsError
-from text_generation_common.flags.kinds import Dtype, LoadFormat
+from text_generation_common.flags.kinds import ActivationType, Dtype, LoadFormat, Quantize
 from text_generation_common.flags.model import ComputeFlags
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import shapes
 from text_generation_server.config import ShardConfig
 from text_generation_server.device.vector_math import FUNCTIONS
+from text_generation_server.errors import OptionError
 from text_generation_server.kernels import Backend, reference, select_backend
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
@@ -41,7 +42,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 def load(
     folder: Path,
     max_total_tokens: int | None = 256,
-    select: Callable[[torch.device], Backend] = select_backend,
+    select: Callable[[torch.device], Backend] | None = select_backend,
     **options: Any,
 ) -> Shard:
     config = ShardConfig(
@@ -69,6 +70,21 @@ def reduced_precision() -> Iterator[None]:
     yield
     for name, value in zip(REDUCTIONS, before, strict=True):
         setattr(PRODUCTS, name, value)
+
+
+@pytest.mark.parametrize("quantize", [None, Quantize.int8])
+def test_activations_in_8_bits_need_weights_that_are_quantized(tmp_path: Path, quantize: Quantize | None) -> None:
+    make(tmp_path)
+    compute = ComputeFlags(dtype=Dtype.float32, activations=ActivationType.int8, quantize=quantize)
+    if quantize is None:
+        with pytest.raises(ModelError, match=r"^--activations int8 .* this model's are not quantized: add --quantize"):
+            load(tmp_path, 64, None, compute=compute)
+    elif load_kernels() is None:
+        with pytest.raises(OptionError, match=r"^--activations int8 needs the compiled kernels"):
+            load(tmp_path, 64, None, compute=compute)
+    else:
+        kernels = load(tmp_path, 64, None, compute=compute).runner._platform.kernels
+        assert isinstance(kernels, CpuKernels) and kernels.has_int_products
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

@@ -10,7 +10,7 @@ from shard_tools import CPU, SAMPLED, Client, make_checkpoint, make_runner, rand
 from torch import Tensor
 
 import text_generation_server
-from text_generation_common.flags.kinds import Dtype
+from text_generation_common.flags.kinds import ActivationType, Dtype
 from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_common.sampling import Sampling
 from text_generation_server.config import ShardConfig
@@ -20,7 +20,7 @@ from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.layers.vocabulary import Head
-from text_generation_server.layers.weights import WeightFormat, dense, int8
+from text_generation_server.layers.weights import WeightFormat, dense, int4, int8
 from text_generation_server.load import load_shard
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.results import StepOutput
@@ -81,6 +81,22 @@ def test_steps_by_program_give_the_same_results_as_kernel_by_kernel(
     fast = make_runner(tmp_path, torch.bfloat16, graphs=programs, kernels=kernels, **types)
     assert said(steps_of(fast)) == said(steps_of(plain))
     assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
+
+
+@pytest.mark.parametrize("weight_format", [int8, int4])
+def test_steps_with_activations_in_8_bits_are_recorded_too(tmp_path: Path, weight_format: WeightFormat) -> None:
+    kernels = load_kernels(activations=ActivationType.int8)
+    if kernels is None:
+        pytest.skip(NEEDS_PRODUCTS)
+    make_checkpoint(tmp_path, tie_word_embeddings=True)
+    programs = DecodePrograms(kernels.library, kernels.threads)
+    plain, fast = (
+        make_runner(tmp_path, torch.bfloat16, graphs=graphs, kernels=kernels, weight_format=weight_format)
+        for graphs in (no_graphs(), programs)
+    )
+    assert said(steps_of(fast)) == said(steps_of(plain))
+    assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
+    assert kernels.has_int_products
 
 
 def is_recorded(path: Path) -> None:

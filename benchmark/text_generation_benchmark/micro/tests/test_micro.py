@@ -61,7 +61,8 @@ def test_each_way_to_detokenize_is_measured() -> None:
     assert len(table_of("detokenize", "rounds=1")) == 2 + len(scheduling.STOPS)
 
 
-def test_a_full_server_with_a_long_queue_is_measured() -> None:
+def test_a_full_server_with_a_long_queue_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "KEYSTROKES", 500)
     times = scheduling.decide(20)
     decisions, answers, *_ = times.values()
     assert len(decisions) >= 5 and min(decisions) > 0 and min(answers) > 0

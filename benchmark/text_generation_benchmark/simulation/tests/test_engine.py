@@ -85,7 +85,7 @@ WORKLOADS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     workload=WORKLOADS,
     rate=st.sampled_from([0.5, 5, 50, 400]),

@@ -9,6 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from text_generation_common.flags.kinds import ActivationType
 from text_generation_common.models.architecture import Activation, ClampedGate
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_server.device.arena import SharedPages
@@ -16,6 +17,7 @@ from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.codes import CodesLinear
 from text_generation_server.kernels.cpu.experts_of_codes import ExpertProducts, ExpertsOfCodes, linears_of
+from text_generation_server.kernels.cpu.ints import IntLinear, refuse_kind
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
 from text_generation_server.kernels.cpu.linear import Float32Linear, Gated, PackedLinear, Scratch, packable
 from text_generation_server.kernels.interface import (
@@ -62,10 +64,12 @@ class CpuKernels:
     k and v.
     """
 
-    def __init__(self, library: Library, threads: int) -> None:
+    def __init__(self, library: Library, threads: int, activations: ActivationType = ActivationType.model) -> None:
         self.name = f"cpu ({library.target})"
         self.library = library
         self.threads = threads
+        self._activations = activations
+        self.has_int_products = self.has_int_experts = False  # whether layers, and experts, have integers of x
         # QUERY_LANES of words.h, and BLOCK_QUERIES of chunk.c
         self.block_queries = 32 if library.target.startswith(("avx512", "amx")) else 16
         self._scratch = Scratch()
@@ -77,6 +81,8 @@ class CpuKernels:
         factor: float = 1.0,
     ) -> LinearKernel:  # fmt: skip
         library, threads, pages = self.library, self.threads, self._pages
+        if self._activations is ActivationType.int8 and not isinstance(weight, Dense):
+            return self._by_ints(weight, bias, gated, factor, x_type=x_type, y_type=y_type)
         if x_type == torch.bfloat16 and library.has("gemm") and (rows := packable(weight, gated, factor)) is not None:
             return PackedLinear(
                 library, threads, self._scratch, pages, weight=rows, bias=bias, gated=gated, y_type=y_type
@@ -95,6 +101,18 @@ class CpuKernels:
         y_type: torch.dtype,
     ) -> CodesLinear:  # fmt: skip
         return CodesLinear(
+            self.library, self.threads, self._scratch, self._pages, weight=weight, bias=bias, gated=gated,
+            x_type=x_type, y_type=y_type, factor=factor,
+        )  # fmt: skip
+
+    def _by_ints(
+        self, weight: Weight, bias: Tensor | None, gated: bool, factor: float, *, x_type: torch.dtype,
+        y_type: torch.dtype,
+    ) -> IntLinear:  # fmt: skip
+        if isinstance(weight, Dense):
+            raise refuse_kind("weights that are not quantized")
+        self.has_int_products = True
+        return IntLinear(
             self.library, self.threads, self._scratch, self._pages, weight=weight, bias=bias, gated=gated,
             x_type=x_type, y_type=y_type, factor=factor,
         )  # fmt: skip
@@ -374,12 +392,14 @@ class CpuKernels:
     ) -> ExpertKernel | None:
         if x_type not in (torch.float32, torch.bfloat16):
             return None
-        make = partial(self._by_codes, x_type=x_type, y_type=x_type)
+        are_ints = self._activations is ActivationType.int8
+        make = partial(self._by_ints if are_ints else self._by_codes, x_type=x_type, y_type=x_type)
         found = []
         for expert in experts:
             if (linears := linears_of(expert, make)) is None:
                 return None
             found.append(linears)
+            self.has_int_experts = are_ints
         products = partial(ExpertProducts, self.library, self.threads, self._scratch)
         ups, downs = (products(each) for each in zip(*found, strict=True))
         return None if downs.columns % LANES else ExpertsOfCodes(self.library, self.threads, ups, downs, clamped)

@@ -93,6 +93,11 @@ class CodesLinear:
         return self._fixed
 
     @property
+    def sizes_of_scratch(self) -> tuple[int, ...]:
+        """What the scratch memory of an expert with this product depends on."""
+        return self._inputs, self._group
+
+    @property
     def has_rows(self) -> bool:
         return self._has_rows
 

@@ -8,38 +8,44 @@ from torch import Tensor
 from text_generation_common.models.architecture import ClampedGate
 from text_generation_common.quantized.values import Int4, Int8, Weight
 from text_generation_server.kernels.cpu.codes import CodesLinear
+from text_generation_server.kernels.cpu.ints import IntLinear
 from text_generation_server.kernels.cpu.library import TYPES, Library
 from text_generation_server.kernels.cpu.linear import Scratch
 from text_generation_server.kernels.interface import ExpertCodes, Routes
 
+Product = CodesLinear | IntLinear
 # A product of a weight, a bias, whether it is gated, and a factor.
-Make = Callable[[Weight, Tensor | None, bool, float], CodesLinear]
+Make = Callable[[Weight, Tensor | None, bool, float], Product]
 
 
 class ExpertProducts:
     """One layer of all experts, each with its own form of weights."""
 
-    def __init__(self, library: Library, threads: int, scratch: Scratch, linears: Sequence[CodesLinear]) -> None:
+    def __init__(self, library: Library, threads: int, scratch: Scratch, linears: Sequence[Product]) -> None:
         self._library = library
         self._threads = threads
         self._scratch = scratch
         self._linears = linears  # the table has the addresses of their tensors
-        self._table = library.table("gemm_codes", [linear.words for linear in linears])
-        self._sizes = {(int(of["inputs"]), int(of["group"])) for of in (linear.words for linear in linears)}  # type: ignore[arg-type]
+        self._are_ints = isinstance(linears[0], IntLinear)
+        kernel = "gemm_ints" if self._are_ints else "gemm_codes"
+        self._table = library.table(kernel, [linear.words for linear in linears])
+        self._sizes = {linear.sizes_of_scratch for linear in linears}
+        self._scratch_of = library.experts_ints_scratch if self._are_ints else library.experts_codes_scratch
         self.columns = int(linears[0].words["columns"])  # type: ignore[arg-type]
 
     def __call__(
         self, x: Tensor, routes: Routes, tokens: int, clamped: ClampedGate | None = None, *, is_scored: bool = False
     ) -> Tensor:
         """y of each pair, [P, columns]: see `experts_codes` in csrc/arguments.h."""
-        stride = max(self._library.experts_codes_scratch(tokens, *size) for size in self._sizes)
+        stride = max(self._scratch_of(tokens, *sizes) for sizes in self._sizes)
         self._scratch.reserve(2 * stride * self._threads)
         y = torch.empty((len(routes.pairs_P), self.columns), dtype=x.dtype)
         limit, slope = (None, None) if clamped is None else (clamped.limit, clamped.slope)
         self._library.call(
-            self._threads, "experts_codes", products=self._table, x=x, pairs=routes.pairs_P, offsets=routes.offsets,
-            scores=routes.scores_P if is_scored else None, experts=len(self._linears), limit=limit, slope=slope, y=y,
-            chosen=len(routes.pairs_P) // tokens, scratch=self._scratch.data_ptr(), scratch_stride=stride,
+            self._threads, "experts_codes", products=self._table, are_ints=int(self._are_ints), x=x,
+            pairs=routes.pairs_P, offsets=routes.offsets, scores=routes.scores_P if is_scored else None,
+            experts=len(self._linears), limit=limit, slope=slope, y=y, chosen=len(routes.pairs_P) // tokens,
+            scratch=self._scratch.data_ptr(), scratch_stride=stride,
         )  # fmt: skip
         return y
 
@@ -67,7 +73,7 @@ class ExpertsOfCodes:
         return out
 
 
-def linears_of(expert: ExpertCodes, make: Make) -> tuple[CodesLinear, CodesLinear] | None:
+def linears_of(expert: ExpertCodes, make: Make) -> tuple[Product, Product] | None:
     """The products of an expert. None, if gates and ups have different forms, or x is not read in one order."""
     if len(expert.gate_up) > 1 or any(_picks(weight) for weight in (*expert.gate_up, expert.down)):
         return None

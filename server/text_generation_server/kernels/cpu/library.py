@@ -73,6 +73,7 @@ class Library:
     def __init__(self, target: str) -> None:
         functions = ctypes.CDLL(str(library_path(target)))
         self.target = target
+        self.has_vnni = "avx512_vnni" in processor_flags()
         self.observer: CallObserver | None = None
         self._run = functions.run_calls
         self._run.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_void_p]
@@ -84,6 +85,12 @@ class Library:
         self.gemm_codes_scratch = functions.gemm_codes_scratch
         self.gemm_codes_scratch.argtypes = [ctypes.c_long] * 3 + [ctypes.c_int]
         self.gemm_codes_scratch.restype = ctypes.c_long
+        self.gemm_ints_scratch = functions.gemm_ints_scratch
+        self.gemm_ints_scratch.argtypes = [ctypes.c_long] * 2
+        self.gemm_ints_scratch.restype = ctypes.c_long
+        self.experts_ints_scratch = functions.experts_ints_scratch
+        self.experts_ints_scratch.argtypes = [ctypes.c_long] * 2
+        self.experts_ints_scratch.restype = ctypes.c_long
         self.experts_codes_scratch = functions.experts_codes_scratch
         self.experts_codes_scratch.argtypes = [ctypes.c_long] * 3
         self.experts_codes_scratch.restype = ctypes.c_long

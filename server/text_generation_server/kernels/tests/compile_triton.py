@@ -1,7 +1,8 @@
 """Compiles the Triton kernels for GPUs, without a GPU. Prints one line of JSON for each launch.
 
 This is a script and not a test, because Triton's interpreter must be off in its process. `types` with a capability: all
-kernels, for types of numbers that GPUs of this capability serve; `serving`: steps of many sizes.
+kernels, for types of numbers that GPUs of this capability serve; `products`: of these, the kernels that multiply
+matrices; `serving`: steps of many sizes.
 """
 
 import json
@@ -94,11 +95,14 @@ def compile_others(dtype: torch.dtype) -> None:
     kernels.rms_norm_part(x, range(32, 96), torch.zeros(64), 1e-5)
     kernels.layer_norm(x, x[0], None, 1e-5)
     kernels.add_layer_norm(x, x, x[0], x[0], 1e-5)
-    down, up = torch.zeros(3, 40, 96, dtype=dtype), torch.zeros(3, 20, 320, dtype=dtype)
-    kernels.adapt(x, int32(5), AdapterMatrices(down, up, int32(3, 2), int32(2), (64, 320)))
     kernels.silu_mul(x)
     for activation in Activation:
         kernels.activate(x, activation, gated=activation == Activation.gelu)
+
+
+def compile_adapters(dtype: torch.dtype) -> None:
+    x, down, up = (torch.zeros(shape, dtype=dtype) for shape in ((5, 96), (3, 40, 96), (3, 20, 320)))
+    kernels.adapt(x, int32(5), AdapterMatrices(down, up, int32(3, 2), int32(2), (64, 320)))
 
 
 def compile_experts(dtype: torch.dtype) -> None:
@@ -157,18 +161,35 @@ def compile_sample() -> None:
     kernels.merge_parts([part] * 8, 128_256)
 
 
-def compile_types(capability: int) -> None:
+def model_types(capability: int) -> tuple[torch.dtype, ...]:
+    return (FP32, FP16, BF16) if capability == 90 else (BF16,)
+
+
+def compile_products(capability: int) -> None:
+    for dtype in model_types(capability):
+        compile_experts(dtype)
+        compile_adapters(dtype)
+    if capability != 89:
+        compile_codes(capability)
+
+
+def compile_further(capability: int) -> None:
+    """All kernels without products of matrices."""
+    kernels.place(int32(5), int32(5), int32(4, 64), int32(4, 64), int32(4))
+    kernels.advance(int32(4, 64), int32(4), int32(5), int32(5))
+    for dtype in model_types(capability):
+        compile_others(dtype)
+    if capability != 89:
+        compile_sample()
+    for case in ATTENTION[capability]:
+        compile_rope(*case)
+
+
+def compile_types(capability: int, products_only: bool) -> None:
     with compiling_for(capability) as compiled:
-        kernels.place(int32(5), int32(5), int32(4, 64), int32(4, 64), int32(4))
-        kernels.advance(int32(4, 64), int32(4), int32(5), int32(5))
-        for dtype in (FP32, FP16, BF16) if capability == 90 else (BF16,):
-            compile_others(dtype)
-            compile_experts(dtype)
-        if capability != 89:
-            compile_codes(capability)
-            compile_sample()
-        for case in ATTENTION[capability]:
-            compile_rope(*case)
+        compile_products(capability)
+        if not products_only:
+            compile_further(capability)
     for kernel in compiled:
         show(kernel)
     for case, options in [*((case, ()) for case in ATTENTION[capability]), *OPTIONS[capability]]:
@@ -223,7 +244,7 @@ def compile_masks(rows: torch.Tensor) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "types":
-        compile_types(int(sys.argv[2]))
-    else:
+    if sys.argv[1] == "serving":
         compile_serving()
+    else:
+        compile_types(int(sys.argv[2]), sys.argv[1] == "products")

@@ -32,12 +32,13 @@ SLOW_IF_INTERPRETED = {
     # 24 draws show no distribution: [combined-triton], which has every option, and comparisons with a plain computation
     # in test_every_option_alone_and_with_others_leaves_what_the_plain_computation_leaves. 10 s.
     "test_20_000_draws_follow_the_distribution": r"^(?!combined)",
-    # [huge] is more than peaked, [equal] more than flat, and [quantised] is usual with ties. 17 s.
-    "test_cuts_of_rows_with_many_groups_keep_what_the_sorted_row_keeps": r"peaked|usual|flat",
+    # [huge] is more than peaked, [quantised] is usual with ties, and [zeros of both signs] is equal and flat. 20 s.
+    "test_cuts_of_rows_with_many_groups_keep_what_the_sorted_row_keeps": r"peaked|usual|flat|equal",
     # [70-40-triton]: a program of the Triton kernels has one row, however many there are. 6 s.
     "test_a_row_is_the_same_to_the_bit_whatever_the_other_rows_are": r"1030",
-    # [all-3-64] in both types, which has every option; each option alone, and other sizes of heads, in float32. 8 s.
-    "test_options_change_the_scores_and_what_is_seen": r"float16-(softcap|slopes|sinks|all-(1-80|8-128|4-256))",
+    # [all-3-64] in both types, which has every option; each option alone, and the sizes 80, which is padded, and 256 in
+    # float32. 12 s.
+    "test_options_change_the_scores_and_what_is_seen": r"float16-(softcap|slopes|sinks|all-(1-80|4-256))|all-8-128",
 }
 
 

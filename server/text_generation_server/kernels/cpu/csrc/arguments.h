@@ -419,6 +419,50 @@ struct gemm_codes_arguments {
   void *scratch; /* aligned to 64 bytes; gemm_codes_scratch computes the size */
 };
 
+/* The same product for codes that are integers, or stand for integers, where x becomes integers of 8 bits: README.md
+   says which numbers y has, to the bit. W = scales * (codes - zeros - zero), or scales * (codes - zero) - offsets. With
+   factors, scales and offsets are integers of 8 bits, factors belong to 256 inputs, `group` is 16 or 32, and x_block
+   256. With scales alone, `group` is a multiple of 32, and x_block 32. Without scales, x_block is `inputs`. */
+struct gemm_ints_arguments {
+  const void *x; /* [rows, x_inputs] */
+  long x_type;   /* F32 or BF16 */
+  long rows;
+  long x_inputs;
+  long x_block;         /* inputs of x that have one scale */
+  long inputs;          /* a multiple of 32 and, if x_block is 256, of 256 */
+  const void *codes;    /* [outputs / 32, inputs / 4, 32, 4] in U8; of I4 and TABLE4 [outputs / 32, inputs / 8, 32]
+                           words, with the codes of even inputs in the lower half of each byte */
+  long type;            /* U8, I4 or TABLE4 */
+  const uint8_t *table; /* [16] for TABLE4, or null */
+  long largest;         /* the largest code; 255 for TABLE4 */
+  long zero;
+  long outputs;       /* a multiple of 32 */
+  long group;         /* inputs of a group; the last group may have fewer */
+  const void *scales; /* as in gemm_codes, as are all that follow; no tables, and no extras */
+  long scale_type;
+  long scale_width;
+  const void *factors;
+  long factor_type;
+  long groups_of_factor;
+  const int8_t *zeros;
+  const void *offsets;
+  long offset_type;
+  const void *offset_factors;
+  const float *output_scales;
+  const int32_t *order;
+  const float *bias;
+  const void *addend;
+  long addend_stride;
+  long addend_type;
+  long gated;
+  long y_type;
+  long columns;
+  void *y;
+  long y_stride;
+  void *scratch; /* aligned to 64 bytes; gemm_ints_scratch computes the size */
+  long has_vnni; /* whether the processor has VPDPBUSD for vectors of 512 bits */
+};
+
 /* Chooses experts for each token: the `chosen` ones with the largest logits. A score is the expert's share of a softmax
    over all experts, or over the chosen ones. Lists the pairs (token, choice) in the order of their experts. */
 struct route_arguments {
@@ -472,6 +516,7 @@ struct experts_down_arguments {
    scores: y as in experts_down. */
 struct experts_codes_arguments {
   const void *products; /* [experts]: gemm_codes_arguments of each, whose x, rows, addend, y and scratch are not read */
+  long are_ints;        /* whether they are gemm_ints_arguments */
   const void *x;        /* [T, x_inputs]; with scores [T * chosen, x_inputs], in the order of `pairs` */
   const int32_t *pairs; /* as written by route, as are offsets and scores */
   const int32_t *offsets;
@@ -482,7 +527,8 @@ struct experts_codes_arguments {
   double slope;
   void *y;             /* [T * chosen, columns] */
   void *scratch;       /* [threads, scratch_stride] float32, aligned to 64 bytes */
-  long scratch_stride; /* a multiple of 16; experts_codes_scratch computes what an expert needs */
+  long scratch_stride; /* a multiple of 16; experts_codes_scratch and experts_ints_scratch compute what an expert needs
+                        */
 };
 
 /* out = the sum of each token's pairs. */

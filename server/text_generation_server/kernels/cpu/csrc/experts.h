@@ -1,8 +1,7 @@
 /* What experts compute between their products, whatever form their weights have. */
 #pragma once
 
-#include "team.h"
-#include "vectors.h"
+#include "product.h"
 
 /* x, rounded to bfloat16 if the model computes in bfloat16. */
 INLINE vf rounded(vf x, enum type type) {
@@ -20,6 +19,25 @@ INLINE vf opened(vf gate, vf up, float limit, float slope, enum type type) {
   up = blend(up < -limit, splat(-limit), up);
   return (up + 1.0f) * silu(gate * slope) / slope;
 }
+
+/* The items of a call: blocks of rows and pairs of panels of the experts that have any. */
+struct expert_items {
+  long count;
+  int32_t experts[MAX_EXPERTS];
+  long ends[MAX_EXPERTS]; /* number of the item behind the last of each expert */
+};
+
+/* The number of items of an expert that has `rows` pairs. */
+typedef long count_items(const struct experts_codes_arguments *a, long expert, long rows);
+
+void list_items(const struct experts_codes_arguments *a, count_items *items_of, struct expert_items *items);
+
+/* Stores the sums of a pair of panels and row `at` of the pairs: of gates and ups, or of outputs times the score. */
+void store_expert(const struct experts_codes_arguments *a, const struct epilogue *e, long at, long pair,
+                  const float *sums);
+
+/* The call for weights that are integers, with activations in 8 bits. */
+void compute_experts_of_ints(const struct experts_codes_arguments *a, struct team *team, int me);
 
 /* Lists the experts that have pairs. Returns their number. */
 INLINE long list_experts(const int32_t *offsets, long experts, int32_t *used) {

@@ -5,31 +5,26 @@
 #include "codes.h"
 #include "experts.h"
 
-/* The items of a call: blocks of rows and pairs of panels of the experts that have any. */
-struct expert_items {
-  long count;
-  int32_t experts[MAX_EXPERTS];
-  long ends[MAX_EXPERTS]; /* number of the item behind the last of each expert */
-};
-
 static long rows_of(const struct experts_codes_arguments *a, long expert) {
   return a->offsets[expert + 1] - a->offsets[expert];
 }
 
-static void list_items(const struct experts_codes_arguments *a, const struct gemm_codes_arguments *products,
-                       struct expert_items *items) {
+static long items_of_codes(const struct experts_codes_arguments *a, long expert, long rows) {
+  const struct gemm_codes_arguments *of = (const struct gemm_codes_arguments *)a->products + expert;
+  return codes_row_blocks(rows, of->inputs) * (of->outputs / PAIR_OUTPUTS);
+}
+
+void list_items(const struct experts_codes_arguments *a, count_items *items_of, struct expert_items *items) {
   items->count = list_experts(a->offsets, a->experts, items->experts);
   long end = 0;
   for (long i = 0; i < items->count; i++) {
-    const struct gemm_codes_arguments *of = products + items->experts[i];
-    end += codes_row_blocks(rows_of(a, items->experts[i]), of->inputs) * (of->outputs / PAIR_OUTPUTS);
+    end += items_of(a, items->experts[i], rows_of(a, items->experts[i]));
     items->ends[i] = end;
   }
 }
 
-/* Stores the sums of a pair of panels and row `at` of the pairs: of gates and ups, or of outputs times the score. */
-static void store_expert(const struct experts_codes_arguments *a, const struct epilogue *e, long at, long pair,
-                         const float *sums) {
+void store_expert(const struct experts_codes_arguments *a, const struct epilogue *e, long at, long pair,
+                  const float *sums) {
   long size = e->columns * bytes_of(e->type), n = pair * PAIR_OUTPUTS;
   char *row = (char *)a->y + (a->scores ? a->pairs[at] : at) * size;
   for (long i = 0; i < PAIR_OUTPUTS; i += LANES) {
@@ -65,8 +60,12 @@ static void begin_expert(struct current_expert *c, const struct experts_codes_ar
 
 EXPORT void experts_codes(const void *arguments, struct team *team, int me) {
   const struct experts_codes_arguments *a = arguments;
+  if (a->are_ints) {
+    compute_experts_of_ints(a, team, me);
+    return;
+  }
   struct expert_items items;
-  list_items(a, a->products, &items);
+  list_items(a, items_of_codes, &items);
   struct current_expert c = {.number = -1};
   float sums[BLOCK_ROWS][PAIR_OUTPUTS] __attribute__((aligned(64)));
   long i = 0, grain = pairs_at_a_time(((const struct gemm_codes_arguments *)a->products)->outputs);

@@ -1,0 +1,195 @@
+/* y = x Wᵀ for weights that are integers with scales, where x becomes integers of 8 bits first, once for all threads:
+   each row by itself, with a scale for 32 inputs, for 256, or for the row. int_dots.h multiplies them. */
+#include "int_dots.h"
+
+#define LARGEST_SMALL_INT 63       /* two products of codes up to this one and of x are a sum of 16 bits */
+#define X_BLOCK 32                 /* inputs that become integers at a time */
+#define SMALLEST_MAXIMUM 0x1p-100f /* numbers of x up to this one are 0 beside others */
+#define BYTES_OF_BLOCK 1048576     /* bytes of rows of a block */
+#define MIN_INT_ROWS 32            /* rows of a block: at least, if there are as many */
+#define INFINITE_BITS 0x7f800000
+
+typedef int8_t bytes16 __attribute__((vector_size(16)));
+typedef int16_t halves16 __attribute__((vector_size(32)));
+
+/* LANES numbers of a row of x from input i of W on; zeros for inputs that x does not have. */
+INLINE vf numbers_of_row(const struct gemm_ints_arguments *a, const char *x, long i, enum type type) {
+  if (!a->order && i + LANES <= a->x_inputs) return load(x, i, type);
+  uint32_t bits[LANES] = {0};
+  for (long n = 0; n < LANES; n++) {
+    long from = a->order ? a->order[i + n] : i + n;
+    if (from < a->x_inputs)
+      bits[n] = type == F32 ? ((const uint32_t *)x)[from] : (uint32_t)((const bf16 *)x)[from] << 16;
+  }
+  vf numbers;
+  memcpy(&numbers, bits, sizeof numbers);
+  return numbers;
+}
+
+/* The largest magnitude of some inputs of a row, by its bits: those of NaN are above infinity's. */
+INLINE float largest_of_row(const struct gemm_ints_arguments *a, const char *x, long from, long end, enum type type) {
+  vi largest = {};
+  for (long i = from; i < end; i += LANES) {
+    vi bits = (vi)(vu_bits(numbers_of_row(a, x, i, type)) & 0x7fffffff), above = bits > largest;
+    largest = (bits & above) | (largest & ~above);
+  }
+  int32_t most = 0;
+  for (int n = 0; n < LANES; n++) most = largest[n] > most ? largest[n] : most;
+  float found;
+  memcpy(&found, &most, sizeof found);
+  return found;
+}
+
+/* Stores 16 integers in the order in which codes are multiplied. Codes of 4 bits lie in words of 8, whose even ones are
+   multiplied first. Numbers of 16 bits are multiplied by the even bytes of a word of codes, then by the odd ones. */
+INLINE void store_integers(char *to, const int8_t *from, int is_nibbles, int halves) {
+  bytes16 q;
+  memcpy(&q, from, sizeof q);
+  if (is_nibbles) q = __builtin_shuffle(q, (bytes16){0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15});
+  if (halves) {
+    q = __builtin_shuffle(q, (bytes16){0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15});
+    halves16 wide = __builtin_convertvector(q, halves16);
+    memcpy(to, &wide, sizeof wide);
+  } else {
+    memcpy(to, &q, sizeof q);
+  }
+}
+
+INLINE void make_integers_of(const struct ints_product *p, long row, char *to, enum type type) {
+  const struct gemm_ints_arguments *a = p->a;
+  const char *x = (const char *)a->x + row * a->x_inputs * bytes_of(type);
+  float *scales = (float *)(to + p->scales_at);
+  int32_t *x_sums = (int32_t *)(to + p->sums_at);
+  int is_nibbles = p->codes == NIBBLES || p->codes == NAMED, number = p->halves ? 2 : 1;
+  for (long from = 0, end; from < a->inputs; from = end) {
+    end = from + a->x_block < a->inputs ? from + a->x_block : a->inputs;
+    float largest = largest_of_row(a, x, from, end, type), inverse = 0;
+    *scales = 0;
+    if (!(largest < INFINITY))
+      *scales = NAN;
+    else if (largest > SMALLEST_MAXIMUM) {
+      *scales = largest / 127;
+      inverse = 127 / largest;
+    }
+    scales++;
+    for (long i = from; i < end; i += X_BLOCK, to += number * X_BLOCK) {
+      int8_t q[X_BLOCK];
+      for (long half = 0; half < X_BLOCK; half += 16) {
+        vf sums = {};
+        for (long n = half; n < half + 16; n += LANES) {
+          vf numbers = numbers_of_row(a, x, i + n, type) * inverse;
+          sums += (numbers + ROUNDING) - ROUNDING;
+          store_i8(q + n, numbers);
+        }
+        int32_t sum = inverse ? (int32_t)lane_sum(sums) : 0;
+        if (p->starts) sum *= -(int32_t)a->zero;
+        if (p->unit == 16 || !half)
+          *x_sums++ = sum;
+        else
+          x_sums[-1] += sum;
+        store_integers(to + number * half, q + half, is_nibbles, p->halves);
+      }
+    }
+  }
+}
+
+void make_integers(const struct ints_product *p, long row, char *to) {
+  if (p->a->x_type == F32)
+    make_integers_of(p, row, to, F32);
+  else
+    make_integers_of(p, row, to, BF16);
+}
+
+/* Bytes of a row: integers of up to 16 bits, a scale for 32 of them, and a sum of 16. */
+static long bytes_of_int_row(long inputs) { return (2 * inputs + inputs / 32 * 4 + inputs / 16 * 4 + 127) / 64 * 64; }
+
+static long rows_of_int_block(long inputs) {
+  long most = BYTES_OF_BLOCK / bytes_of_int_row(inputs);
+  return most < MIN_INT_ROWS ? MIN_INT_ROWS : most > MAX_INT_ROWS ? MAX_INT_ROWS : most;
+}
+
+/* The size of `scratch`, in bfloat16 numbers. */
+EXPORT long gemm_ints_scratch(long rows, long inputs) { return rows * bytes_of_int_row(inputs) / 2; }
+
+/* The float32 numbers of scratch memory that each thread needs for the product of an expert. */
+EXPORT long experts_ints_scratch(long tokens, long inputs) {
+  long most = rows_of_int_block(inputs);
+  return (tokens < most ? tokens : most) * bytes_of_int_row(inputs) / 4;
+}
+
+static enum code_kind kind_of_codes(const struct gemm_ints_arguments *a) {
+  switch (a->type) {
+    case I4: return NIBBLES;
+    case TABLE4: return NAMED;
+    default: return a->largest <= LARGEST_SMALL_INT ? SMALL : BYTES;
+  }
+}
+
+void begin_ints(struct ints_product *p, const struct gemm_ints_arguments *a, long rows) {
+  enum code_kind codes = kind_of_codes(a);
+  int at_once = 0, halves = 1;
+#if defined(__AVX512VNNI__)
+  at_once = 1;
+#elif defined(__AVX512F__)
+  at_once = a->has_vnni != 0;
+#endif
+#if defined(__AVX2__)
+  halves = !at_once && codes != NIBBLES && codes != SMALL;
+#endif
+  long most = rows_of_int_block(a->inputs);
+  *p = (struct ints_product){
+      .a = a,
+      .of_groups = {.scales = a->scales,
+                    .scale_type = a->scale_type,
+                    .scale_width = a->scale_width,
+                    .factors = a->factors,
+                    .factor_type = a->factor_type,
+                    .groups_of_factor = a->groups_of_factor,
+                    .offsets = a->offsets,
+                    .offset_type = a->offset_type,
+                    .offset_factors = a->offset_factors},
+      .g = {.e = {.scales = a->output_scales,
+                  .bias = a->bias,
+                  .addend = a->addend,
+                  .addend_stride = a->addend_stride * bytes_of((enum type)a->addend_type),
+                  .addend_type = (enum type)a->addend_type,
+                  .columns = a->columns,
+                  .gated = a->gated,
+                  .type = (enum type)a->y_type},
+            .y = a->y,
+            .y_stride = a->y_stride * bytes_of((enum type)a->y_type)},
+      .codes = codes,
+      .scaling = a->factors  ? BY_LEVELS
+                 : a->scales ? BY_GROUP
+                             : BY_ROW,
+      .unit = a->group == 16 ? 16 : 32,
+      .groups = (a->inputs + a->group - 1) / a->group,
+      .blocks = (rows + most - 1) / most,
+      .at_once = at_once,
+      .starts = !a->zeros && !a->offsets,
+      .halves = halves,
+      .row_bytes = bytes_of_int_row(a->inputs),
+      .scales_at = (halves ? 2 : 1) * a->inputs,
+  };
+  p->sums_at = p->scales_at + (a->inputs + a->x_block - 1) / a->x_block * 4;
+}
+
+EXPORT void gemm_ints(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct gemm_ints_arguments *a = arguments;
+  struct ints_product p;
+  begin_ints(&p, a, a->rows);
+  char *rows = a->scratch;
+  FOR_EACH_ITEM(row, a->rows, 4, team) make_integers(&p, row, rows + row * p.row_bytes);
+  wait_for_team(team);
+  float sums[MAX_INT_ROWS][PAIR_OUTPUTS] __attribute__((aligned(64)));
+  long pairs = a->outputs / PAIR_OUTPUTS;
+  FOR_EACH_ITEM(item, p.blocks * pairs, a->rows > 64 ? 1 : pairs_at_a_time(a->outputs), team) {
+    long block = item / pairs, pair = item % pairs;
+    long first = block * a->rows / p.blocks, count = (block + 1) * a->rows / p.blocks - first;
+    sum_ints_of(&p, rows + first * p.row_bytes, count, pair, sums);
+    for (long r = 0; r < count; r++)
+      for (long at = 0; at < PANEL_OUTPUTS; at += LANES)
+        store_pair(&p.g, first + r, pair, at, load(sums[r], at, F32), load(sums[r], PANEL_OUTPUTS + at, F32));
+  }
+}

@@ -1,0 +1,362 @@
+/* Sums of products of integers: weights in up to 8 bits, and rows of x that have become integers of 8 bits. This file
+   is compiled twice for targets with 512-bit vectors: for processors with VPDPBUSD, and without.
+
+   Codes have no sign, and `zero` is subtracted from them: sum (code - zero) * x = sum code * x - zero * sum x, where
+   the sums of x are known. So are offsets. README.md says what is added to a row of y, and in which order; no
+   multiplication is fused with an addition. */
+#pragma once
+
+#include "ints.h"
+#include "scales.h"
+
+#pragma GCC optimize("fp-contract=off")
+
+#define ROWS_OF_INTS (LANES == 16 ? 8 : 4) /* most rows whose sums are in registers */
+#define VECTORS_OF_PAIR (PAIR_OUTPUTS / LANES)
+#define INTS_AHEAD 4096 /* bytes between the codes in use and those that are prefetched */
+
+/* One part of the inputs, of a pair of panels, and rows of x. */
+struct ints_part {
+  const struct ints_product *p;
+  const char *codes;
+  long ahead; /* bytes from the codes in use to those that are prefetched */
+  long from, inputs;
+  const char *row;     /* the first row */
+  long left;           /* inputs of the first group that lie in this part, or beyond it */
+  const float *scales; /* [groups, 32] of this part, as are offsets; null where they are not used */
+  const float *offsets;
+  const int8_t *zeros; /* [groups, 32], or null */
+  const char *levels;  /* [groups, 32] integers of 8 bits, as are minima; or null */
+  const char *minima;
+  const float *factors; /* [32], as are factors of minima */
+  const float *minimum_factors;
+};
+
+INLINE vi splat_int(int32_t n) { return n - (vi){}; }
+
+INLINE vi splat_word(const char *from) {
+  int32_t word;
+  memcpy(&word, from, sizeof word);
+  return splat_int(word);
+}
+
+INLINE vi load_ints(const float *from, long at) {
+  vi found;
+  memcpy(&found, from + at, sizeof found);
+  return found;
+}
+
+INLINE vi load_signed(const void *from) {
+  vi8 b;
+  memcpy(&b, from, sizeof b);
+  return __builtin_convertvector(b, vi);
+}
+
+/* Words of two 16-bit numbers: the sum of both products of each word. */
+INLINE vi multiply_halves(vi a, vi b) {
+#if defined(__AVX512BW__)
+  return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+#if defined(__AVX2__)
+/* Words of four bytes: the sums of the first two products of each word, and of the last two, as 16-bit numbers. */
+INLINE vi multiply_bytes(vu codes, vi x) {
+#if defined(__AVX512BW__)
+  return (vi)_mm512_maddubs_epi16((__m512i)codes, (__m512i)x);
+#else
+  return (vi)_mm256_maddubs_epi16((__m256i)codes, (__m256i)x);
+#endif
+}
+
+INLINE vi add_halves(vi a, vi b) {
+#if defined(__AVX512BW__)
+  return (vi)_mm512_add_epi16((__m512i)a, (__m512i)b);
+#else
+  return (vi)_mm256_add_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+#endif
+
+/* The numbers of a table of bytes, for codes of 4 bits in each byte. */
+INLINE vu numbers_of_bytes(vu codes, const uint8_t *table) {
+#if defined(__AVX512BW__)
+  return (vu)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), (__m512i)codes);
+#elif defined(__AVX2__)
+  return (vu)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), (__m256i)codes);
+#else
+  uint8_t bytes[4 * LANES];
+  memcpy(bytes, &codes, sizeof bytes);
+  for (int i = 0; i < 4 * LANES; i++) bytes[i] = table[bytes[i]];
+  memcpy(&codes, bytes, sizeof bytes);
+  return codes;
+#endif
+}
+
+/* Words of 4 codes of LANES outputs: word `word` of the inputs that begin at `from`. */
+INLINE vu codes_of_word(const char *from, enum code_kind kind, const uint8_t *table, int word) {
+  vu found;
+  int is_nibbles = kind == NIBBLES || kind == NAMED;
+  memcpy(&found, from + (is_nibbles ? word / 2 : word) * 4 * PAIR_OUTPUTS, sizeof found);
+  if (!is_nibbles) return found;
+  found = (word % 2 ? found >> 4 : found) & 0x0f0f0f0f;
+  return kind == NAMED ? numbers_of_bytes(found, table) : found;
+}
+
+/* sums += the products of `words` words of `count` vectors of outputs and of `rows` rows of x. */
+INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *table, const char *x, long x_stride,
+                         int rows, int count, int words, vi sums[ROWS_OF_INTS][VECTORS_OF_PAIR]) {
+#if defined(__AVX512VNNI__)
+#pragma GCC unroll 2
+  for (int i = 0; i < words; i++) {
+    vu c[VECTORS_OF_PAIR];
+#pragma GCC unroll 8
+    for (int v = 0; v < count; v++) c[v] = codes_of_word(codes + 4 * v * LANES, kind, table, i);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      vi number = splat_word(x + r * x_stride + 4 * i);
+#pragma GCC unroll 8
+      for (int v = 0; v < count; v++)
+        sums[r][v] = (vi)_mm512_dpbusd_epi32((__m512i)sums[r][v], (__m512i)c[v], (__m512i)number);
+    }
+  }
+#else
+#if defined(__AVX2__)
+  if (kind == NIBBLES) { /* 16 products of a code and a number of x are a sum of 16 bits */
+    vi pairs[ROWS_OF_INTS][VECTORS_OF_PAIR] = {};
+#pragma GCC unroll 2
+    for (int i = 0; i < words; i++) {
+      vu c[VECTORS_OF_PAIR];
+#pragma GCC unroll 8
+      for (int v = 0; v < count; v++) c[v] = codes_of_word(codes + 4 * v * LANES, kind, table, i);
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; r++) {
+        vi number = splat_word(x + r * x_stride + 4 * i);
+#pragma GCC unroll 8
+        for (int v = 0; v < count; v++) pairs[r][v] = add_halves(pairs[r][v], multiply_bytes(c[v], number));
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < count; v++) sums[r][v] += multiply_halves(pairs[r][v], splat_int(0x00010001));
+    return;
+  }
+  if (kind == SMALL) {
+#pragma GCC unroll 1
+    for (int i = 0; i < words; i += 2) {
+      vu c[2][VECTORS_OF_PAIR];
+#pragma GCC unroll 8
+      for (int v = 0; v < count; v++) {
+        c[0][v] = codes_of_word(codes + 4 * v * LANES, kind, table, i);
+        c[1][v] = codes_of_word(codes + 4 * v * LANES, kind, table, i + 1);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; r++) {
+        const char *numbers = x + r * x_stride + 4 * i;
+        vi first = splat_word(numbers), second = splat_word(numbers + 4);
+#pragma GCC unroll 8
+        for (int v = 0; v < count; v++) {
+          vi pairs = add_halves(multiply_bytes(c[0][v], first), multiply_bytes(c[1][v], second));
+          sums[r][v] += multiply_halves(pairs, splat_int(0x00010001));
+        }
+      }
+    }
+    return;
+  }
+#endif
+#pragma GCC unroll 2
+  for (int i = 0; i < words; i++) {
+    vi even[VECTORS_OF_PAIR], odd[VECTORS_OF_PAIR];
+#pragma GCC unroll 8
+    for (int v = 0; v < count; v++) {
+      vu c = codes_of_word(codes + 4 * v * LANES, kind, table, i);
+      even[v] = (vi)(c & 0x00ff00ff);
+      odd[v] = (vi)(c >> 8 & 0x00ff00ff);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      const char *numbers = x + r * x_stride + 8 * i;
+      vi first = splat_word(numbers), second = splat_word(numbers + 4);
+#pragma GCC unroll 8
+      for (int v = 0; v < count; v++) sums[r][v] += multiply_halves(even[v], first) + multiply_halves(odd[v], second);
+    }
+  }
+#endif
+}
+
+/* sums += a part, for a number of rows and a form of weights that the compiler knows. Sums of BY_ROW are integers. */
+INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind, enum scaling scaling, int unit,
+                        float sums[][PAIR_OUTPUTS]) {
+  const struct ints_product *p = s->p;
+  const int count = rows == 1 ? VECTORS_OF_PAIR : 2, is_nibbles = kind == NIBBLES || kind == NAMED;
+  const long stride = p->row_bytes, bytes = unit * PAIR_OUTPUTS / (is_nibbles ? 2 : 1), zero = p->a->zero;
+  const long of_x = (p->halves ? 2 : 1) * unit;
+  const int is_signed = p->a->scale_type == I8, starts = p->starts;
+  const uint8_t *table = p->a->table;
+#pragma GCC unroll 1
+  for (long at = 0; at < PAIR_OUTPUTS; at += count * LANES) {
+    const char *codes = s->codes + 4 * at, *x = s->row + s->from / unit * of_x;
+    const float *x_scales = (const float *)(s->row + p->scales_at) + (scaling == BY_GROUP ? s->from / 32 : 0);
+    const int32_t *x_sums = (const int32_t *)(s->row + p->sums_at) + s->from / unit;
+    vi totals[ROWS_OF_INTS][VECTORS_OF_PAIR] = {}, minima[ROWS_OF_INTS][VECTORS_OF_PAIR] = {};
+    if (scaling == BY_ROW)
+      for (int r = 0; r < rows; r++)
+        for (int v = 0; v < count; v++) totals[r][v] = load_ints(sums[r], at + v * LANES);
+    for (long u = 0, left = s->left, group = at; u < s->inputs / unit; u++, codes += bytes, x += of_x) {
+      for (long line = 0; line < bytes; line += 64) __builtin_prefetch(codes + s->ahead + line);
+      if (scaling == BY_ROW) {
+        add_int_dots(codes, kind, table, x, stride, rows, count, unit / 4, totals);
+        continue;
+      }
+      vi dots[ROWS_OF_INTS][VECTORS_OF_PAIR];
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < count; v++)
+          dots[r][v] = starts ? splat_word((const char *)(x_sums + r * stride / 4 + u)) : (vi){};
+      add_int_dots(codes, kind, table, x, stride, rows, count, unit / 4, dots);
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; r++) {
+        const int32_t x_sum = x_sums[r * stride / 4 + u];
+        const float x_scale = x_scales[r * stride / 4 + (scaling == BY_GROUP ? u * unit / 32 : 0)];
+#pragma GCC unroll 8
+        for (int v = 0; v < count; v++) {
+          long n = at + v * LANES, of_group = group + v * LANES;
+          vi dot = dots[r][v];
+          if (!starts && zero) dot -= splat_int(zero * x_sum);
+          if (scaling == BY_LEVELS) {
+            dot *= is_signed ? load_signed(s->levels + of_group) : load_u8(s->levels + of_group);
+            totals[r][v] += dot;
+            if (s->minima) minima[r][v] += load_u8(s->minima + of_group) * splat_int(x_sum);
+            continue;
+          }
+          if (s->zeros) dot -= load_signed(s->zeros + of_group) * splat_int(x_sum);
+          vf scale = load(s->scales, of_group, F32) * splat(x_scale);
+          vf sum = load(sums[r], n, F32) + __builtin_convertvector(dot, vf) * scale;
+          if (s->offsets) sum -= load(s->offsets, of_group, F32) * splat(x_scale * (float)x_sum);
+          store(sums[r], n, sum, F32);
+        }
+      }
+      left -= unit;
+      if (left == 0) {
+        left = p->a->group;
+        group += PAIR_OUTPUTS;
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < count; v++) {
+        long n = at + v * LANES;
+        if (scaling == BY_ROW) memcpy(sums[r] + n, &totals[r][v], sizeof totals[r][v]);
+        if (scaling != BY_LEVELS) continue;
+        float x_scale = x_scales[r * stride / 4 + s->from / PART_INPUTS_OF_INTS];
+        vf total = __builtin_convertvector(totals[r][v], vf), scale = load(s->factors, n, F32) * splat(x_scale);
+        vf sum = load(sums[r], n, F32) + total * scale;
+        if (s->minima) {
+          scale = load(s->minimum_factors, n, F32) * splat(x_scale);
+          sum -= __builtin_convertvector(minima[r][v], vf) * scale;
+        }
+        store(sums[r], n, sum, F32);
+      }
+  }
+}
+
+/* The forms that are multiplied; `../ints.py` refuses others. */
+#define EACH_INT_FORM(DO)    \
+  DO(BYTES, BY_ROW, 32)      \
+  DO(BYTES, BY_GROUP, 32)    \
+  DO(SMALL, BY_GROUP, 32)    \
+  DO(NIBBLES, BY_GROUP, 32)  \
+  DO(NAMED, BY_GROUP, 32)    \
+  DO(NIBBLES, BY_LEVELS, 32) \
+  DO(SMALL, BY_LEVELS, 32)   \
+  DO(NAMED, BY_LEVELS, 32)   \
+  DO(NIBBLES, BY_LEVELS, 16) \
+  DO(SMALL, BY_LEVELS, 16)
+
+#define FORM_OF_INTS(KIND, SCALING, UNIT) ((KIND) + 4 * (SCALING) + 16 * ((UNIT) == 16))
+
+/* Calls add_ints_of; the compiler makes a copy of it for each number of rows and form. */
+static void add_ints(const struct ints_part *s, long rows, float sums[][PAIR_OUTPUTS]) {
+#define ADD_INTS(KIND, SCALING, UNIT)                                     \
+  case FORM_OF_INTS(KIND, SCALING, UNIT):                                 \
+    rows == 1   ? add_ints_of(s, 1, KIND, SCALING, UNIT, sums)            \
+    : rows == 2 ? add_ints_of(s, 2, KIND, SCALING, UNIT, sums)            \
+    : rows == 8 ? add_ints_of(s, ROWS_OF_INTS, KIND, SCALING, UNIT, sums) \
+                : add_ints_of(s, 4, KIND, SCALING, UNIT, sums);           \
+    break;
+  switch (FORM_OF_INTS(s->p->codes, s->p->scaling, s->p->unit)) { EACH_INT_FORM(ADD_INTS) }
+#undef ADD_INTS
+}
+
+/* The largest number of rows, of those that add_ints knows, that are not more than `rows`. */
+INLINE long rows_at_once(long rows) { return rows >= ROWS_OF_INTS ? ROWS_OF_INTS : rows >= 4 ? 4 : rows >= 2 ? 2 : 1; }
+
+/* What belongs to the groups of a part. */
+static void describe_part(const struct ints_product *p, long pair, struct scales_of_part *numbers,
+                          struct scales_of_part *factors, struct ints_part *s) {
+  const struct gemm_ints_arguments *a = p->a;
+  long first = s->from / a->group, place = (pair * p->groups + first) * PAIR_OUTPUTS;
+  s->left = (first + 1) * a->group - s->from;
+  s->zeros = a->zeros ? a->zeros + place : 0;
+  if (p->scaling == BY_GROUP) {
+    long count = (s->from + s->inputs - 1) / a->group + 1 - first;
+    widen_scales(numbers, &p->of_groups, pair, p->groups, first, count);
+    s->scales = numbers->scales[0];
+    s->offsets = a->offsets ? numbers->offsets[0] : 0;
+  } else if (p->scaling == BY_LEVELS) {
+    long of_factor = (pair * (p->groups / a->groups_of_factor) + first / a->groups_of_factor) * PAIR_OUTPUTS;
+    enum type type = (enum type)a->factor_type;
+    long bytes = bytes_of(type);
+    s->levels = (const char *)a->scales + place;
+    s->minima = a->offsets ? (const char *)a->offsets + place : 0;
+    s->factors = factors->scales[0];
+    s->minimum_factors = factors->offsets[0];
+    widen_numbers((const char *)a->factors + of_factor * bytes, 1, type, 0, factors->scales);
+    if (a->offsets) widen_numbers((const char *)a->offset_factors + of_factor * bytes, 1, type, 0, factors->offsets);
+  }
+}
+
+/* The sums of integers of a whole row, from which the zero point is subtracted, times the scale of the row. */
+INLINE void scale_row(const struct ints_product *p, const char *row, float *sums) {
+  float scale = *(const float *)(row + p->scales_at);
+  const int32_t *x_sums = (const int32_t *)(row + p->sums_at);
+  uint32_t start = 0;
+  for (long u = 0; u < p->a->inputs / p->unit; u++) start += (uint32_t)x_sums[u];
+  for (long n = 0; n < PAIR_OUTPUTS; n += LANES) {
+    vi total = (vi)((vu)load_ints(sums, n) + start);
+    store(sums, n, __builtin_convertvector(total, vf) * splat(scale), F32);
+  }
+}
+
+#if defined(__AVX512VNNI__)
+void sum_ints_at_once(const struct ints_product *p, const char *row, long rows, long pair, float sums[][PAIR_OUTPUTS]) {
+#else
+void sum_ints(const struct ints_product *p, const char *row, long rows, long pair, float sums[][PAIR_OUTPUTS]) {
+#endif
+  memset(sums, 0, rows * sizeof *sums);
+  const struct gemm_ints_arguments *a = p->a;
+  struct scales_of_part numbers, factors;
+  long of_input = p->codes == NIBBLES || p->codes == NAMED ? PAIR_OUTPUTS / 2 : PAIR_OUTPUTS;
+  for (long i = 0; i < a->inputs; i += PART_INPUTS_OF_INTS) {
+    struct ints_part s = {.p = p, .from = i, .ahead = INTS_AHEAD};
+    s.inputs = a->inputs - i < PART_INPUTS_OF_INTS ? a->inputs - i : PART_INPUTS_OF_INTS;
+    s.codes = (const char *)a->codes + (pair * a->inputs + i) * of_input;
+    describe_part(p, pair, &numbers, &factors, &s);
+    for (long r = 0, count; r < rows; r += count, s.ahead = 0) {
+      count = rows_at_once(rows - r);
+      s.row = row + r * p->row_bytes;
+      add_ints(&s, count, sums + r);
+    }
+  }
+  if (p->scaling == BY_ROW)
+    for (long r = 0; r < rows; r++) scale_row(p, row + r * p->row_bytes, sums[r]);
+}

@@ -1,0 +1,50 @@
+/* What products of integers have in common: gemm_ints.c makes integers of x, and int_dots.h multiplies. */
+#pragma once
+
+#include "product.h"
+
+#define PART_INPUTS_OF_INTS 256 /* inputs of which a thread multiplies all rows of a block, before the next inputs */
+#define MAX_INT_ROWS 256        /* most rows of a block */
+
+/* How codes lie in memory. NIBBLES and NAMED (numbers of a table) have 4 bits; SMALL are bytes up to 63. */
+enum code_kind { BYTES, SMALL, NIBBLES, NAMED };
+
+/* Where scales are applied: to the sum of all inputs, of 32 inputs, or of 256, with integers for the groups within. */
+enum scaling { BY_ROW, BY_GROUP, BY_LEVELS };
+
+/* What all items of a product share. */
+struct ints_product {
+  const struct gemm_ints_arguments *a;
+  struct gemm_codes_arguments of_groups; /* what scales.h reads */
+  struct product g;
+  enum code_kind codes;
+  enum scaling scaling;
+  long unit;   /* inputs of a sum of x: 32, or 16 where groups have 16 inputs */
+  long groups; /* groups of an output */
+  long blocks; /* blocks of rows */
+  int at_once; /* whether VPDPBUSD is used */
+  int starts;  /* whether sums of x are multiplied by minus the zero point: sums of products begin with them */
+  int halves;  /* whether integers of x have 16 bits */
+  long row_bytes, scales_at, sums_at; /* size of a row of integers; where its scales and its sums are */
+};
+
+/* Begins the product of `rows` rows. */
+void begin_ints(struct ints_product *p, const struct gemm_ints_arguments *a, long rows);
+
+/* Makes integers of row `row` of x: p->row_bytes bytes. */
+void make_integers(const struct ints_product *p, long row, char *to);
+
+/* The sums of `rows` rows of integers and a pair of panels. The second is for processors with VPDPBUSD. */
+void sum_ints(const struct ints_product *p, const char *row, long rows, long pair, float sums[][PAIR_OUTPUTS]);
+void sum_ints_at_once(const struct ints_product *p, const char *row, long rows, long pair, float sums[][PAIR_OUTPUTS]);
+
+INLINE void sum_ints_of(const struct ints_product *p, const char *row, long rows, long pair,
+                        float sums[][PAIR_OUTPUTS]) {
+#if defined(__AVX512VNNI__)
+  sum_ints_at_once(p, row, rows, pair, sums);
+#elif defined(__AVX512F__)
+  (p->at_once ? sum_ints_at_once : sum_ints)(p, row, rows, pair, sums);
+#else
+  sum_ints(p, row, rows, pair, sums);
+#endif
+}
