@@ -60,6 +60,7 @@ INLINE void make_integers_of(const struct ints_product *p, long row, char *to, e
   const char *x = (const char *)a->x + row * a->x_inputs * bytes_of(type);
   float *scales = (float *)(to + p->scales_at);
   int32_t *x_sums = (int32_t *)(to + p->sums_at);
+  memset(x_sums, 0, a->inputs / p->unit * sizeof *x_sums);
   int is_nibbles = p->codes == NIBBLES || p->codes == NAMED, number = p->halves ? 2 : 1;
   for (long from = 0, end; from < a->inputs; from = end) {
     end = from + a->x_block < a->inputs ? from + a->x_block : a->inputs;
@@ -83,10 +84,11 @@ INLINE void make_integers_of(const struct ints_product *p, long row, char *to, e
         }
         int32_t sum = inverse ? (int32_t)lane_sum(sums) : 0;
         if (p->starts) sum *= -(int32_t)a->zero;
-        if (p->unit == 16 || !half)
-          *x_sums++ = sum;
+        long unit = (i + half) / p->unit;
+        if (p->pairs)
+          ((int16_t *)x_sums)[unit] += (int16_t)sum;
         else
-          x_sums[-1] += sum;
+          x_sums[unit] += sum;
         store_integers(to + number * half, q + half, is_nibbles, p->halves);
       }
     }
@@ -167,6 +169,7 @@ void begin_ints(struct ints_product *p, const struct gemm_ints_arguments *a, lon
       .blocks = (rows + most - 1) / most,
       .at_once = at_once,
       .starts = !a->zeros && !a->offsets,
+      .pairs = a->factors && a->offsets,
       .halves = halves,
       .row_bytes = bytes_of_int_row(a->inputs),
       .scales_at = (halves ? 2 : 1) * a->inputs,

@@ -30,7 +30,18 @@ struct ints_part {
   const char *minima;
   const float *factors; /* [32], as are factors of minima */
   const float *minimum_factors;
+  float (*totals)[PAIR_OUTPUTS]; /* [rows]: integers of a part, which would fill the registers */
+  float (*minimum_totals)[PAIR_OUTPUTS];
 };
+
+/* The compiler may not move additions to this vector behind others, until what is added fills the registers. */
+#if defined(__AVX512F__)
+#define KEEP_IN_REGISTER(VECTOR) __asm__("" : "+v"(VECTOR))
+#elif defined(__SSE2__)
+#define KEEP_IN_REGISTER(VECTOR) __asm__("" : "+x"(VECTOR))
+#else
+#define KEEP_IN_REGISTER(VECTOR)
+#endif
 
 INLINE vi splat_int(int32_t n) { return n - (vi){}; }
 
@@ -46,10 +57,19 @@ INLINE vi load_ints(const float *from, long at) {
   return found;
 }
 
+INLINE void store_ints(float *to, long at, vi ints) { memcpy(to + at, &ints, sizeof ints); }
+
+INLINE void add_ints_to(float *to, long at, vi ints) { store_ints(to, at, load_ints(to, at) + ints); }
+
+/* LANES signed numbers of 8 bits. */
 INLINE vi load_signed(const void *from) {
-  vi8 b;
-  memcpy(&b, from, sizeof b);
-  return __builtin_convertvector(b, vi);
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
+#else
+  return load_u8(from) << 24 >> 24;
+#endif
 }
 
 /* Words of two 16-bit numbers: the sum of both products of each word. */
@@ -99,49 +119,61 @@ INLINE vu numbers_of_bytes(vu codes, const uint8_t *table) {
 #endif
 }
 
-/* Words of 4 codes of LANES outputs: word `word` of the inputs that begin at `from`. */
-INLINE vu codes_of_word(const char *from, enum code_kind kind, const uint8_t *table, int word) {
+/* Words of 4 codes of LANES outputs: word i + next of the inputs that begin at `from`, for even i, and 0 or 1. */
+INLINE vu codes_of_word(const char *from, enum code_kind kind, const uint8_t *table, int i, int next) {
   vu found;
   int is_nibbles = kind == NIBBLES || kind == NAMED;
-  memcpy(&found, from + (is_nibbles ? word / 2 : word) * 4 * PAIR_OUTPUTS, sizeof found);
+  memcpy(&found, from + (is_nibbles ? i / 2 : i + next) * 4 * PAIR_OUTPUTS, sizeof found);
   if (!is_nibbles) return found;
-  found = (word % 2 ? found >> 4 : found) & 0x0f0f0f0f;
+  found = (next ? found >> 4 : found) & 0x0f0f0f0f;
   return kind == NAMED ? numbers_of_bytes(found, table) : found;
+}
+
+/* Words of `count` vectors of outputs. */
+INLINE void load_words(const char *from, enum code_kind kind, const uint8_t *table, int i, int next, int count,
+                       vu codes[VECTORS_OF_PAIR]) {
+#pragma GCC unroll 8
+  for (int v = 0; v < count; v++) codes[v] = codes_of_word(from + 4 * v * LANES, kind, table, i, next);
 }
 
 /* sums += the products of `words` words of `count` vectors of outputs and of `rows` rows of x. */
 INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *table, const char *x, long x_stride,
                          int rows, int count, int words, vi sums[ROWS_OF_INTS][VECTORS_OF_PAIR]) {
 #if defined(__AVX512VNNI__)
+#pragma GCC unroll 1
+  for (int i = 0; i < words; i += 2)
 #pragma GCC unroll 2
-  for (int i = 0; i < words; i++) {
-    vu c[VECTORS_OF_PAIR];
+    for (int next = 0; next < 2; next++) {
+      vu c[VECTORS_OF_PAIR];
+      load_words(codes, kind, table, i, next, count, c);
 #pragma GCC unroll 8
-    for (int v = 0; v < count; v++) c[v] = codes_of_word(codes + 4 * v * LANES, kind, table, i);
+      for (int r = 0; r < rows; r++) {
+        vi number = splat_word(x + r * x_stride + 4 * (i + next));
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-      vi number = splat_word(x + r * x_stride + 4 * i);
-#pragma GCC unroll 8
-      for (int v = 0; v < count; v++)
-        sums[r][v] = (vi)_mm512_dpbusd_epi32((__m512i)sums[r][v], (__m512i)c[v], (__m512i)number);
+        for (int v = 0; v < count; v++)
+          sums[r][v] = (vi)_mm512_dpbusd_epi32((__m512i)sums[r][v], (__m512i)c[v], (__m512i)number);
+      }
     }
-  }
 #else
 #if defined(__AVX2__)
   if (kind == NIBBLES) { /* 16 products of a code and a number of x are a sum of 16 bits */
     vi pairs[ROWS_OF_INTS][VECTORS_OF_PAIR] = {};
+#pragma GCC unroll 1
+    for (int i = 0; i < words; i += 2)
 #pragma GCC unroll 2
-    for (int i = 0; i < words; i++) {
-      vu c[VECTORS_OF_PAIR];
+      for (int next = 0; next < 2; next++) {
+        vu c[VECTORS_OF_PAIR];
+        load_words(codes, kind, table, i, next, count, c);
 #pragma GCC unroll 8
-      for (int v = 0; v < count; v++) c[v] = codes_of_word(codes + 4 * v * LANES, kind, table, i);
+        for (int r = 0; r < rows; r++) {
+          vi number = splat_word(x + r * x_stride + 4 * (i + next));
 #pragma GCC unroll 8
-      for (int r = 0; r < rows; r++) {
-        vi number = splat_word(x + r * x_stride + 4 * i);
-#pragma GCC unroll 8
-        for (int v = 0; v < count; v++) pairs[r][v] = add_halves(pairs[r][v], multiply_bytes(c[v], number));
+          for (int v = 0; v < count; v++) {
+            pairs[r][v] = add_halves(pairs[r][v], multiply_bytes(c[v], number));
+            KEEP_IN_REGISTER(pairs[r][v]);
+          }
+        }
       }
-    }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
@@ -151,43 +183,42 @@ INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *
   if (kind == SMALL) {
 #pragma GCC unroll 1
     for (int i = 0; i < words; i += 2) {
-      vu c[2][VECTORS_OF_PAIR];
-#pragma GCC unroll 8
-      for (int v = 0; v < count; v++) {
-        c[0][v] = codes_of_word(codes + 4 * v * LANES, kind, table, i);
-        c[1][v] = codes_of_word(codes + 4 * v * LANES, kind, table, i + 1);
-      }
+      vu even[VECTORS_OF_PAIR], odd[VECTORS_OF_PAIR];
+      load_words(codes, kind, table, i, 0, count, even);
+      load_words(codes, kind, table, i, 1, count, odd);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; r++) {
         const char *numbers = x + r * x_stride + 4 * i;
         vi first = splat_word(numbers), second = splat_word(numbers + 4);
 #pragma GCC unroll 8
         for (int v = 0; v < count; v++) {
-          vi pairs = add_halves(multiply_bytes(c[0][v], first), multiply_bytes(c[1][v], second));
+          vi pairs = add_halves(multiply_bytes(even[v], first), multiply_bytes(odd[v], second));
           sums[r][v] += multiply_halves(pairs, splat_int(0x00010001));
+          KEEP_IN_REGISTER(sums[r][v]);
         }
       }
     }
     return;
   }
 #endif
+#pragma GCC unroll 1
+  for (int i = 0; i < words; i += 2)
 #pragma GCC unroll 2
-  for (int i = 0; i < words; i++) {
-    vi even[VECTORS_OF_PAIR], odd[VECTORS_OF_PAIR];
+    for (int next = 0; next < 2; next++) {
+      vu c[VECTORS_OF_PAIR];
+      load_words(codes, kind, table, i, next, count, c);
 #pragma GCC unroll 8
-    for (int v = 0; v < count; v++) {
-      vu c = codes_of_word(codes + 4 * v * LANES, kind, table, i);
-      even[v] = (vi)(c & 0x00ff00ff);
-      odd[v] = (vi)(c >> 8 & 0x00ff00ff);
+      for (int r = 0; r < rows; r++) {
+        const char *numbers = x + r * x_stride + 8 * (i + next);
+        vi first = splat_word(numbers), second = splat_word(numbers + 4);
+#pragma GCC unroll 8
+        for (int v = 0; v < count; v++) {
+          sums[r][v] += multiply_halves((vi)(c[v] & 0x00ff00ff), first);
+          sums[r][v] += multiply_halves((vi)(c[v] >> 8 & 0x00ff00ff), second);
+          KEEP_IN_REGISTER(sums[r][v]);
+        }
+      }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-      const char *numbers = x + r * x_stride + 8 * i;
-      vi first = splat_word(numbers), second = splat_word(numbers + 4);
-#pragma GCC unroll 8
-      for (int v = 0; v < count; v++) sums[r][v] += multiply_halves(even[v], first) + multiply_halves(odd[v], second);
-    }
-  }
 #endif
 }
 
@@ -204,15 +235,21 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
   for (long at = 0; at < PAIR_OUTPUTS; at += count * LANES) {
     const char *codes = s->codes + 4 * at, *x = s->row + s->from / unit * of_x;
     const float *x_scales = (const float *)(s->row + p->scales_at) + (scaling == BY_GROUP ? s->from / 32 : 0);
-    const int32_t *x_sums = (const int32_t *)(s->row + p->sums_at) + s->from / unit;
-    vi totals[ROWS_OF_INTS][VECTORS_OF_PAIR] = {}, minima[ROWS_OF_INTS][VECTORS_OF_PAIR] = {};
+    const int32_t *x_sums = (const int32_t *)(s->row + p->sums_at) + s->from / unit / (p->pairs ? 2 : 1);
+    vi of_row[ROWS_OF_INTS][VECTORS_OF_PAIR] = {};
     if (scaling == BY_ROW)
       for (int r = 0; r < rows; r++)
-        for (int v = 0; v < count; v++) totals[r][v] = load_ints(sums[r], at + v * LANES);
+        for (int v = 0; v < count; v++) of_row[r][v] = load_ints(sums[r], at + v * LANES);
+    if (scaling == BY_LEVELS)
+      for (int r = 0; r < rows; r++)
+        for (int v = 0; v < count; v++) {
+          store_ints(s->totals[r], at + v * LANES, (vi){});
+          store_ints(s->minimum_totals[r], at + v * LANES, (vi){});
+        }
     for (long u = 0, left = s->left, group = at; u < s->inputs / unit; u++, codes += bytes, x += of_x) {
       for (long line = 0; line < bytes; line += 64) __builtin_prefetch(codes + s->ahead + line);
       if (scaling == BY_ROW) {
-        add_int_dots(codes, kind, table, x, stride, rows, count, unit / 4, totals);
+        add_int_dots(codes, kind, table, x, stride, rows, count, unit / 4, of_row);
         continue;
       }
       vi dots[ROWS_OF_INTS][VECTORS_OF_PAIR];
@@ -224,7 +261,7 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
       add_int_dots(codes, kind, table, x, stride, rows, count, unit / 4, dots);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; r++) {
-        const int32_t x_sum = x_sums[r * stride / 4 + u];
+        const int32_t x_sum = scaling == BY_LEVELS ? 0 : x_sums[r * stride / 4 + u];
         const float x_scale = x_scales[r * stride / 4 + (scaling == BY_GROUP ? u * unit / 32 : 0)];
 #pragma GCC unroll 8
         for (int v = 0; v < count; v++) {
@@ -233,8 +270,7 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
           if (!starts && zero) dot -= splat_int(zero * x_sum);
           if (scaling == BY_LEVELS) {
             dot *= is_signed ? load_signed(s->levels + of_group) : load_u8(s->levels + of_group);
-            totals[r][v] += dot;
-            if (s->minima) minima[r][v] += load_u8(s->minima + of_group) * splat_int(x_sum);
+            add_ints_to(s->totals[r], n, dot);
             continue;
           }
           if (s->zeros) dot -= load_signed(s->zeros + of_group) * splat_int(x_sum);
@@ -242,6 +278,17 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
           vf sum = load(sums[r], n, F32) + __builtin_convertvector(dot, vf) * scale;
           if (s->offsets) sum -= load(s->offsets, of_group, F32) * splat(x_scale * (float)x_sum);
           store(sums[r], n, sum, F32);
+        }
+      }
+      if (scaling == BY_LEVELS && s->minima && u % 2) { /* sums of x of two units lie in one word */
+#pragma GCC unroll 8
+        for (int v = 0; v < count; v++) {
+          const char *both = s->minima + group + v * LANES;
+          vi pair = load_u8(both - PAIR_OUTPUTS) | load_u8(both) << 16;
+#pragma GCC unroll 8
+          for (int r = 0; r < rows; r++)
+            add_ints_to(s->minimum_totals[r], at + v * LANES,
+                        multiply_halves(pair, splat_word((const char *)(x_sums + r * stride / 4 + u / 2))));
         }
       }
       left -= unit;
@@ -255,14 +302,15 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
 #pragma GCC unroll 8
       for (int v = 0; v < count; v++) {
         long n = at + v * LANES;
-        if (scaling == BY_ROW) memcpy(sums[r] + n, &totals[r][v], sizeof totals[r][v]);
+        if (scaling == BY_ROW) store_ints(sums[r], n, of_row[r][v]);
         if (scaling != BY_LEVELS) continue;
         float x_scale = x_scales[r * stride / 4 + s->from / PART_INPUTS_OF_INTS];
-        vf total = __builtin_convertvector(totals[r][v], vf), scale = load(s->factors, n, F32) * splat(x_scale);
+        vf total = __builtin_convertvector(load_ints(s->totals[r], n), vf),
+           scale = load(s->factors, n, F32) * splat(x_scale);
         vf sum = load(sums[r], n, F32) + total * scale;
         if (s->minima) {
           scale = load(s->minimum_factors, n, F32) * splat(x_scale);
-          sum -= __builtin_convertvector(minima[r][v], vf) * scale;
+          sum -= __builtin_convertvector(load_ints(s->minimum_totals[r], n), vf) * scale;
         }
         store(sums[r], n, sum, F32);
       }
@@ -345,9 +393,10 @@ void sum_ints(const struct ints_product *p, const char *row, long rows, long pai
   memset(sums, 0, rows * sizeof *sums);
   const struct gemm_ints_arguments *a = p->a;
   struct scales_of_part numbers, factors;
+  float totals[2][ROWS_OF_INTS][PAIR_OUTPUTS] __attribute__((aligned(64)));
   long of_input = p->codes == NIBBLES || p->codes == NAMED ? PAIR_OUTPUTS / 2 : PAIR_OUTPUTS;
   for (long i = 0; i < a->inputs; i += PART_INPUTS_OF_INTS) {
-    struct ints_part s = {.p = p, .from = i, .ahead = INTS_AHEAD};
+    struct ints_part s = {.p = p, .from = i, .ahead = INTS_AHEAD, .totals = totals[0], .minimum_totals = totals[1]};
     s.inputs = a->inputs - i < PART_INPUTS_OF_INTS ? a->inputs - i : PART_INPUTS_OF_INTS;
     s.codes = (const char *)a->codes + (pair * a->inputs + i) * of_input;
     describe_part(p, pair, &numbers, &factors, &s);

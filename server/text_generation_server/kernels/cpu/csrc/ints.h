@@ -24,7 +24,8 @@ struct ints_product {
   long blocks; /* blocks of rows */
   int at_once; /* whether VPDPBUSD is used */
   int starts;  /* whether sums of x are multiplied by minus the zero point: sums of products begin with them */
-  int halves;  /* whether integers of x have 16 bits */
+  int pairs; /* whether two sums of x are 16-bit numbers of one word: offsets have levels, and no zero point is there */
+  int halves;                         /* whether integers of x have 16 bits */
   long row_bytes, scales_at, sums_at; /* size of a row of integers; where its scales and its sums are */
 };
 
