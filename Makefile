@@ -61,7 +61,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py clients/python/text_generation/__i
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install install-test torch editable test-packages kernels run test test-wheel test-image test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats fixtures-quantized fixtures-gguf gguf-quality gguf-texts demo-model test-demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-page test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers clean
+	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-page test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers goldens-peft test-adapters clean
 
 # What serving needs, with the kernels for this machine's processor. Every file is checked against the hashes in requirements/
 # (see requirements/README.md), torch excepted.
@@ -397,6 +397,11 @@ digest: install-test
 test-routes: install-test
 	$(BIN)/python integration-tests/make_routes.py $(ARGS)
 
+# 1,000 requests for 8 LoRA adapters with options of every kind: alone, in a crowd, in chunks, preempted, resumed, and on two
+# replicas. About 15 minutes. A part of it: ARGS="--requests 100".
+test-adapters: install-test
+	$(BIN)/python integration-tests/make_adapters.py $(ARGS)
+
 # Measures a tenant while another tenant attacks the server: each assault for 24 s, and the table in
 # integration-tests/README.md. About 40 minutes. With an older version in turns: ARGS="--before
 # ../older/.venv/bin/text-generation-launcher".
@@ -425,6 +430,17 @@ test-clients: install-test
 # compares the prompts that they make with transformers'.
 fetch-templates: install-test
 	PYTHONPATH=router $(BIN)/python -m text_generation_router.text.tests.fetch_templates
+
+# What PEFT makes of the adapters of peft_fixtures.json, written into peft_goldens.json. An environment that has PEFT beside
+# the packages of .venv.
+goldens-peft: .venv-peft/installed
+	cd server/text_generation_server/tests && $(CURDIR)/.venv-peft/bin/python make_peft_goldens.py
+
+.venv-peft/installed: install-test
+	$(PYTHON) -m venv .venv-peft
+	echo $(CURDIR)/.venv/lib/python3.*/site-packages > $$(echo .venv-peft/lib/python3.*/site-packages)/packages.pth
+	.venv-peft/bin/pip install $(QUIET) --no-deps peft==0.21.2 accelerate==1.15.0
+	touch $@
 
 # Gives the texts of our tests of calls and reasoning to vLLM's readers too, and fails where they differ without an
 # argument. VLLM_PYTHON=/path/to/python names another environment that has vLLM.

@@ -1,6 +1,8 @@
 """The demo model with LoRA adapters: each request has the text of its own adapter, whatever runs beside it, and goes on
 with that adapter when its shard is killed."""
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +36,16 @@ def listed(folder: Path) -> str:
     return f"{one},{other}"
 
 
-@pytest.mark.parametrize("flags", [[], ["--replicas", "2"]], ids=["one process", "replicas"])
+FLAGS = {
+    "one process": [],
+    "replicas": ["--replicas", "2"],
+    "two shards": ["--num-shard", "2"],
+    "one slot": ["--max-loras", "1"],
+    "one slot, two shards": ["--max-loras", "1", "--num-shard", "2"],
+}
+
+
+@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS.keys())
 def test_texts_of_adapters_are_the_same_alone_in_a_crowd_and_after_a_killed_shard(
     flags: list[str], tmp_path: Path
 ) -> None:
@@ -45,7 +56,8 @@ def test_texts_of_adapters_are_the_same_alone_in_a_crowd_and_after_a_killed_shar
         assert compare(alone, alone).failures() == []
         texts = [stream.outcome[-1] for stream in alone]
         assert len(set(texts[:3])) == 3 and len(set(texts)) == 6
-        shards = processes.shards_of_replicas(server.pid) if flags else processes.shards(server.pid)
+        has_replicas = "--replicas" in flags
+        shards = processes.shards_of_replicas(server.pid) if has_replicas else processes.shards(server.pid)
         shard = next(iter(shards.values()))
 
         async def kill(clients: StreamClients) -> float:
@@ -74,5 +86,9 @@ def check_routes(url: str) -> None:
     # The first token of every prompt is the same, and earlier requests of each adapter have computed it.
     assert cached[1] > 4 and max(cached[0], *cached[2:]) <= 1
     assert chat("c").status_code == 404
+    script = Path(__file__).parent / "clients/check_adapters.py"
+    subprocess.run([sys.executable, script, url, "a", "text_generation"], check=True, timeout=120)
+    page = httpx.get(f"{url}/metrics").text
+    assert 'tgi_adapter_texts{adapter="a"}' in page and 'tgi_adapter_output_tokens{adapter="b"}' in page
     refused = httpx.post(f"{url}/generate", json={"inputs": "x", "parameters": {"adapter_id": "c"}})
     assert refused.status_code == 422 and "`adapter_id` must be one of the server's adapters (a, b)" in refused.text

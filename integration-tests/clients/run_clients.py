@@ -6,6 +6,7 @@ Without a URL, starts `text-generation-launcher` on the demo model, in float32 a
 for results of calls, and stops the launcher in the end. The exit status is 1 if a check fails."""
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -17,6 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
+from safetensors.numpy import save_file
+
 from text_generation_benchmark.process import ServerCommand, free_port, running
 from text_generation_common.model_files import demo_directory
 
@@ -26,6 +30,7 @@ ENVIRONMENTS = HERE.parents[1] / ".venv-clients"
 START_S = 120.0
 CHECKS_S = 600.0
 UNREACHABLE = "after connection broken by"  # what pip says when the registry does not answer
+ADAPTER = "loud"  # the name of the adapter of one of the two servers
 # lm-eval compares with transformers in float32; a request of langchain-openai has six prompts.
 SERVER_FLAGS = ("--dtype", "float32", "--max-client-batch-size", "8")
 
@@ -47,6 +52,7 @@ class OfficialClient:
     packages: tuple[str, ...]
     scripts: tuple[str, ...]
     first: tuple[str, ...] = ()  # packages that are installed before the others
+    chooser: str = ""  # the library of check_adapters.py that this client is; "": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +72,11 @@ CLIENTS = (
     OfficialClient("text-generation", ("text-generation==0.7.0",), ("check_text_generation.py",)),
     # The asynchronous client of huggingface_hub 0 needs aiohttp, and does not require it.
     OfficialClient("huggingface-hub-0", ("huggingface_hub==0.36.*", "aiohttp"), ("check_huggingface_hub.py",)),
-    OfficialClient("huggingface-hub-2", ("huggingface_hub>=2,<3",), ("check_huggingface_hub.py",)),
+    OfficialClient(
+        "huggingface-hub-2", ("huggingface_hub>=2,<3",), ("check_huggingface_hub.py",), chooser="huggingface_hub"
+    ),
     OfficialClient("openai-2", ("openai>=2,<3",), OPENAI),
-    OfficialClient("openai-3", ("openai>=3,<4",), OPENAI),
+    OfficialClient("openai-3", ("openai>=3,<4",), OPENAI, chooser="openai"),
     OfficialClient("anthropic", ("anthropic",), ("check_anthropic.py",)),
     OfficialClient("langchain-openai", ("langchain-openai>=1",), LANGCHAIN),
     OfficialClient("langchain-huggingface", ("langchain-huggingface>=1",), ("check_langchain_huggingface.py",)),
@@ -81,6 +89,7 @@ CLIENTS = (
     OfficialClient("guidellm", ("guidellm",), ("check_guidellm.py",)),
     OfficialClient("locust", ("locust",), ("check_locust.py",)),
 )
+OWN = "own"  # this repository's client, which tests of its own check
 BROWSER = "browser"  # OpenAI's and Anthropic's libraries for browsers
 PROGRAMS = (
     InstalledProgram(
@@ -142,10 +151,17 @@ def pip_install(python: Path, packages: tuple[str, ...]) -> None:
         raise kind(f"{' '.join(packages)!r} could not be installed; see pip's lines above")
 
 
-def check(client: OfficialClient, url: str, model: Path) -> bool:
+def check(client: OfficialClient, url: str, model: Path, with_adapter: str = "") -> bool:
+    """`with_adapter`: the URL of a server with an adapter; "": there is none."""
     python = str(install(client))
     outcomes = [run_script(client.name, [python, str(HERE / script), url, str(model)]) for script in client.scripts]
-    return all(outcomes)
+    return all(outcomes) and (
+        not (with_adapter and client.chooser) or check_adapters(python, with_adapter, client.chooser)
+    )
+
+
+def check_adapters(python: str, url: str, library: str) -> bool:
+    return run_script(library, [python, str(HERE / "check_adapters.py"), url, ADAPTER, library])
 
 
 def check_program(program: InstalledProgram, url: str, model: Path) -> bool | None:
@@ -181,21 +197,40 @@ def with_results(model: Path) -> Iterator[Path]:
         yield folder
 
 
+def write_adapter(folder: Path, model: Path) -> None:
+    """An adapter that changes texts."""
+    config, draw = json.loads((model / "config.json").read_text()), numpy.random.default_rng(1)
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+    shapes = {"A": (4, config["intermediate_size"]), "B": (config["hidden_size"], 4)}
+    name = "base_model.model.model.layers.0.mlp.down_proj.lora_{}.weight"
+    tensors = {name.format(side): draw.normal(size=shape).astype("float32") for side, shape in shapes.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
 @contextmanager
-def started_server(model: Path) -> Iterator[str]:
+def server_with_adapter(model: Path) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as name:
+        write_adapter(Path(name) / ADAPTER, model)
+        with started_server(model, "--lora-adapters", f"{ADAPTER}={name}/{ADAPTER}") as url:
+            yield url
+
+
+@contextmanager
+def started_server(model: Path, *flags: str) -> Iterator[str]:
     launcher = shutil.which("text-generation-launcher")
     if launcher is None:
         raise Failure("there is no text-generation-launcher on PATH; install tgi-py first, or give the URL of a server")
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
         arguments = [launcher, "--model-id", str(model), "--hostname", "127.0.0.1", "--port", str(port)]
-        arguments += ["--shard-uds-path", f"{folder}/shard", *SERVER_FLAGS]
+        arguments += ["--shard-uds-path", f"{folder}/shard", *SERVER_FLAGS, *flags]
         with running(ServerCommand("the server", arguments, port, "/health", START_S), Path(folder) / "log"):
             yield f"http://127.0.0.1:{port}"
 
 
 def main() -> int:
-    names = [*(client.name for client in (*CLIENTS, *PROGRAMS)), BROWSER]
+    names = [*(client.name for client in (*CLIENTS, *PROGRAMS)), OWN, BROWSER]
     parser = argparse.ArgumentParser(description="Run the official clients against a server.")
     parser.add_argument(
         "url", nargs="?", help=f"URL of a server that runs with {' '.join(SERVER_FLAGS)}; without it, one is started"
@@ -206,16 +241,18 @@ def main() -> int:
     try:
         if arguments.url:
             return run_all(arguments.only, arguments.url.rstrip("/"), arguments.model)
-        with with_results(arguments.model) as model, started_server(model) as url:
-            return run_all(arguments.only, url, model)
+        with with_results(arguments.model) as model, started_server(model) as url, server_with_adapter(model) as other:
+            return run_all(arguments.only, url, model, other)
     except (Failure, RuntimeError) as failure:
         print(f"run_clients: {failure}", file=sys.stderr)
         return 1
 
 
-def run_all(names: list[str], url: str, model: Path) -> int:
+def run_all(names: list[str], url: str, model: Path, with_adapter: str = "") -> int:
     outcomes: dict[str, bool | None] = {}
-    outcomes |= {client.name: check(client, url, model) for client in CLIENTS if client.name in names}
+    outcomes |= {client.name: check(client, url, model, with_adapter) for client in CLIENTS if client.name in names}
+    if OWN in names and with_adapter:
+        outcomes[OWN] = check_adapters(sys.executable, with_adapter, "text_generation")
     if BROWSER in names:
         outcomes[BROWSER] = check_browser(url, model)
     outcomes |= {program.name: check_program(program, url, model) for program in PROGRAMS if program.name in names}

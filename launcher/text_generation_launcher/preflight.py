@@ -108,7 +108,7 @@ def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool
             config, layers = _checked_files(plan, folder, config, layers, machine)
         adapters = _adapters_of(plan, config)
         if config is not None and not machine.has_gpu:
-            _check_memory(plan, config, layers, machine, padded_numbers(adapters))
+            _check_memory(plan, config, layers, machine, padded_numbers(adapters, plan.adapters.max_loras))
     except ShardError as error:
         raise ArgumentValidation(str(error)) from None
 

@@ -76,7 +76,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
 def resolve_adapters(flags: AdapterFlags, cache: str | None) -> AdapterFlags:
     """Names each adapter by an absolute folder and the digest of its files, so that every process has the same ones."""
     try:
-        found = checked(flags.lora_adapters, cache, flags.max_loras, flags.max_lora_rank)
+        found = checked(flags.lora_adapters, cache, flags.max_lora_rank)
     except ModelError as error:
         raise ArgumentValidation(str(error)) from None
     return replace(flags, lora_adapters=",".join(map(str, found)) or None)

@@ -169,6 +169,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             await renderer.check()
         limits = engine.snapshot().limits
         metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
+        metrics.add_adapters(config.adapters)
         metrics.describe(lambda: facts_of(config, engine.snapshot()))
         await stack.enter_async_context(joined_with_others(metrics, config.metrics_file))
         model = engine.snapshot().model

@@ -87,7 +87,7 @@ class Shard:
     block_queries: int = 1  # queries of one key head that attention of a chunk computes at a time
     queries_per_token: int = 1  # query heads for each key head; 1 where blocks are of 1 query
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
-    adapters: tuple[str, ...] = ()  # the digests of the adapters that are loaded
+    adapters: AdapterBank = field(default_factory=AdapterBank)
 
     def close(self) -> None:
         """Leaves the group. Must be called in the worker's thread."""
@@ -178,7 +178,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     if activations is ActivationType.int8:
         _check_products(backend, model_config)
     if bank.slots and config.rank == 0:
-        logger.info("%d LoRA adapters are loaded", len(bank.slots))
+        logger.info("%d LoRA adapters are loaded, of %d", len(bank.slots), len(bank.known))
     sampler = Sampler(backend.kernels, *config.watermark, worker.advance_progress)
     memory_fraction = config.shard.cuda_memory_fraction
     runner = ModelRunner(
@@ -190,7 +190,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         memory_fraction=memory_fraction,
         constraints=constraints,
         num_neighbours=config.num_neighbours,
-        adapter_slots=bank.slots,
+        adapters=bank,
     )
     block_queries, queries_per_token = _query_blocks(backend, model_config)
     return Shard(
@@ -204,7 +204,7 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         block_queries=block_queries,
         queries_per_token=queries_per_token,
         grammars=grammars,
-        adapters=tuple(bank.slots),
+        adapters=bank,
     )
 
 
@@ -215,7 +215,8 @@ def _adapters(config: ShardConfig, model_config: ModelConfig | FallbackConfig) -
     if isinstance(model_config, FallbackConfig):
         raise ModelError(NO_ADAPTERS)
     found = [located(adapter, None) for adapter in asked]
-    return load_adapters(found, model_config, config.adapters.max_lora_rank)
+    flags = config.adapters
+    return load_adapters(found, model_config, flags.max_lora_rank, flags.max_loras, flags.max_cpu_loras)
 
 
 def _query_blocks(backend: Backend, config: ModelConfig | FallbackConfig) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """Runs one step: takes rows and chunks, returns a token for each sampled row. Owns the model, rows and KV cache."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from text_generation_server.grammars.compiler import GrammarCompiler
 from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.grammars.rows import StepConstraints
 from text_generation_server.kernels.interface import KvLayer, Masks
+from text_generation_server.models.adapters import AdapterBank
 from text_generation_server.models.model import Model
 from text_generation_server.platforms import Platform
 from text_generation_server.sampling.sampler import Sampled, Sampler, emit, read_out
@@ -70,12 +71,11 @@ class ModelRunner:
         memory_fraction: float = 1.0,
         constraints: Constraints | None = None,
         num_neighbours: int = 1,
-        adapter_slots: Mapping[str, int] = MappingProxyType({}),
+        adapters: AdapterBank | None = None,
     ) -> None:
         """`kv_dtype` is the type of the cache's numbers, None for the model's own type. `memory_fraction` is the share
         of a GPU's memory that the shard may use, `num_neighbours` the number of shards that share the memory of CPUs.
-        Without `constraints`, requests with a grammar fail. `adapter_slots`: of the model's adapters, by their
-        digests."""
+        Without `constraints`, requests with a grammar fail. `adapters`: those of the model."""
         self.longest_pause_s = 0.0  # longest time between two progress reports in the largest step; 0: no Warmup yet
         self._model = model
         self._platform = platform
@@ -90,7 +90,7 @@ class ModelRunner:
         self._memory_fraction = memory_fraction
         self._num_neighbours = max(num_neighbours, platform.group.size)
         self._constraints = constraints or Constraints(GrammarCompiler(None), platform.device)
-        self._adapter_slots = adapter_slots
+        self._adapters = adapters or AdapterBank()
         self._kv_cache: list[KvLayer] = []
         self._row_state: RowState | None = None
         self._untaken: Iterator[None] = iter(())  # the pieces of the cache whose memory is not taken yet
@@ -165,7 +165,7 @@ class ModelRunner:
         for tensor in self._cache_tensors():
             take_memory(tensor[:taken])
             self._on_progress()
-        batches = Batches(Rows(rows, longest, self._device, padding_slot=slots, adapter_slots=self._adapter_slots))
+        batches = Batches(Rows(rows, longest, self._device, padding_slot=slots, adapter_slots=self._adapters.slots))
         planner = Planner(batches, StepLimits(self._model.vocab_size, slots))
         forward = ForwardPass(self._model, self._platform, self._kv_cache, batches.rows, slots)
         self._row_state = RowState(batches, planner, forward)
@@ -192,7 +192,7 @@ class ModelRunner:
 
     def _run_warmup_step(self, step: WarmupStep, tokens: int, on_progress: Signal) -> None:
         # What adapters add to the layers' outputs takes memory, too.
-        adapter = next(iter(self._adapter_slots), "")
+        adapter = next(iter(self._adapters.slots), "")
         chunks = [replace(chunk, adapter=adapter) for chunk in step.chunks]
         with self._group.agreement("prepare a step of the warm-up"), memory_for(tokens):
             prepared = self.row_state.planner.prepare(step.decoding, step.slots_R, 0, chunks)
@@ -260,7 +260,7 @@ class ModelRunner:
         newest, samples = None, self._group.rank == 0 and bool(step.sampled.rows)
         if samples:
             newest = self._sampler.before(self.row_state.batches.rows, step.sampled.rows, self._mark)
-        logits, rows_R, scores = self.row_state.forward(step, on_layer, lambda h_TH: self._logits(h_TH, step))
+        logits, rows_R, scores = self.row_state.forward(step, on_layer, partial(self._logits, step))
         on_progress()
         forwarded = self._mark()
         constraints = constrain(step) if samples else None
@@ -302,11 +302,11 @@ class ModelRunner:
         batch_request_ids = list(step.batch.request_ids)  # a copy: the next step may change the batch
         return Pending(done, read)
 
-    def _logits(self, hidden_TH: Tensor, step: PreparedStep) -> Tensor | None:
+    def _logits(self, step: PreparedStep, hidden_TH: Tensor, adapters_T: Tensor | None) -> Tensor | None:
         """The logits of all ids on rank 0, and None on other ranks; or on every rank the logits of its own ids."""
         if self._samples_parts(step):
-            return self._model.own_logits(hidden_TH)
-        return self._model.logits(hidden_TH)
+            return self._model.own_logits(hidden_TH, adapters_T)
+        return self._model.logits(hidden_TH, adapters_T)
 
     def _samples_parts(self, step: PreparedStep) -> bool:
         rows, part = self.row_state.batches.rows, self._vocabulary_part
@@ -338,6 +338,15 @@ class ModelRunner:
         self._kernels.advance(rows.history, rows.lengths, rows_R, ids_R)
         rows.note_tokens(step.sampled.rows)
         return sampled or NOTHING_SAMPLED
+
+    def load_adapter(self, slot: int, digest: str) -> str:
+        """Copies an adapter into a slot, on all ranks or on none. Returns why it cannot be loaded, or ""."""
+        refusal = self._adapters.prepare(digest)
+        if not self._group.all_agree(not refusal):
+            return refusal or "another rank cannot load the adapter: its log says why"
+        with self._group.collective_work("loading an adapter"):
+            self._adapters.put(slot, digest)
+        return ""
 
     def filter(self, batch_id: int, keep: list[int]) -> list[int]:
         kept = self.row_state.batches.filter(batch_id, keep)

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Never, Protocol, TypeVar
 
@@ -29,7 +29,7 @@ from text_generation_server.grammars.compiler import EarlyGrammar
 from text_generation_server.load import Shard, load_shard
 from text_generation_server.runner import Capacity
 from text_generation_server.step.results import StepLog
-from text_generation_server.step_requests import StepRequests, status
+from text_generation_server.step_requests import MAX_DETAILS, StepRequests, status
 from text_generation_server.step_socket import StepSocket
 from text_generation_server.worker import Worker
 
@@ -62,6 +62,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
         self._worker = worker
         self.steps = StepRequests(worker, step_log)
         self._slots = 0  # 0: no Warmup yet
+        self._reader = ThreadPoolExecutor(1, "adapters")
 
     def serve(self, shard: Shard) -> None:
         self.steps.shard = shard
@@ -101,7 +102,9 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
             block_queries=shard.block_queries,
             queries_per_token=shard.queries_per_token,
             grammar_refusal=await _grammar_refusal(shard),
-            adapters=shard.adapters,
+            adapters=shard.adapters.known,
+            adapter_slots=shard.adapters.count,
+            adapters_in_host=shard.adapters.in_host,
         )
 
     async def ServiceDiscovery(
@@ -144,6 +147,16 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
             await context.abort(*status(error))
         self._slots = capacity.slots
         return pb.WarmupResponse(max_supported_total_tokens=capacity.slots, max_total_tokens=capacity.max_total_tokens)
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: CallContext) -> pb.LoadAdapterResponse:
+        return await self._step(self.steps.load_adapter, request, context)
+
+    async def PrepareAdapter(
+        self, request: pb.PrepareAdapterRequest, context: CallContext
+    ) -> pb.PrepareAdapterResponse:
+        adapters = (await self._shard(context)).adapters
+        work = asyncio.get_running_loop().run_in_executor(self._reader, adapters.prepare, request.digest)
+        return pb.PrepareAdapterResponse(refusal=(await work)[:MAX_DETAILS])
 
     async def ClearCache(self, request: pb.ClearCacheRequest, context: CallContext) -> pb.ClearCacheResponse:
         return await self._step(self.steps.clear_cache, request, context)

@@ -31,7 +31,9 @@ STATUS: dict[type[BaseException], grpc.StatusCode] = {
     StepError: grpc.StatusCode.INVALID_ARGUMENT,
 }
 
-StepRequest = pb.PrefillRequest | pb.DecodeRequest | pb.FilterBatchRequest | pb.ClearCacheRequest
+StepRequest = (
+    pb.PrefillRequest | pb.DecodeRequest | pb.FilterBatchRequest | pb.ClearCacheRequest | pb.LoadAdapterRequest
+)
 ForwardRequest = pb.PrefillRequest | pb.DecodeRequest
 ForwardResponse = TypeVar("ForwardResponse", pb.PrefillResponse, pb.DecodeResponse)
 # Types of the messages on the socket for steps, by the kind of their frame.
@@ -40,6 +42,7 @@ KINDS: dict[int, type[StepRequest]] = {
     2: pb.DecodeRequest,
     3: pb.FilterBatchRequest,
     4: pb.ClearCacheRequest,
+    5: pb.LoadAdapterRequest,
 }
 
 
@@ -78,6 +81,8 @@ class StepRequests:
             return self.decode(request)
         if isinstance(request, pb.FilterBatchRequest):
             return self.filter_batch(request)
+        if isinstance(request, pb.LoadAdapterRequest):
+            return self.load_adapter(request)
         return self.clear_cache(request)
 
     def prefill(self, request: pb.PrefillRequest) -> Future[pb.PrefillResponse]:
@@ -93,6 +98,14 @@ class StepRequests:
 
         def run(clock: StepClock) -> pb.FilterBatchResponse:
             return pb.FilterBatchResponse(batch=_cached_batch(batch_id, runner.filter(batch_id, keep)))
+
+        return self._worker.submit(request.epoch, request.step, run)
+
+    def load_adapter(self, request: pb.LoadAdapterRequest) -> Future[pb.LoadAdapterResponse]:
+        runner, slot, digest = self.loaded().runner, request.slot, request.digest
+
+        def run(clock: StepClock) -> pb.LoadAdapterResponse:
+            return pb.LoadAdapterResponse(refusal=runner.load_adapter(slot, digest)[:MAX_DETAILS])
 
         return self._worker.submit(request.epoch, request.step, run)
 

@@ -3,23 +3,19 @@ for other tensors, is refused by its name.
 """
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from text_generation_common.adapters.patterns import NamePatternError, NamePatterns
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.model import MAX_RANK
 from text_generation_common.model_files import ModelFileError, read_json_object
 
 V = TypeVar("V", int, float)
 FILE = "adapter_config.json"
-MAX_PATTERNS, MAX_PATTERN = 4096, 256  # patterns, and characters of a pattern
-# What a pattern may be made of, beside names: `.`, `\.`, `\d`, a set of characters, `(a|b)`, `^` and `$`; two of its
-# characters or sets may repeat. So a match of a name of N characters takes at most about N³ / 6 steps.
-_PART = re.compile(r"[\w-]|\\[.d]|\.|\[[\w-]+\]|[()|^$]|(?<=[\w.\]\-])[*+]|(?<=\\d)[*+]")
-MAX_REPEATS = 2
+MAX_PATTERNS = 4096
 # Fields that change nothing: the tensors say it, or training alone reads them.
 _IGNORED = frozenset(
     {
@@ -32,30 +28,40 @@ _IGNORED = frozenset(
 _READ = frozenset(
     {
         "peft_type", "task_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
-        "init_lora_weights",
+        "init_lora_weights", "bias", "lora_bias",
     }
 )  # fmt: skip
 # Values that ask for nothing.
 _NEUTRAL: tuple[object, ...] = (None, False, "", [], {}, "none")
 # Ways to begin the training that leave the base as it is. After all others, the base is another one.
 _PLAIN_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal", "mica", "lora_ga")
+# Biases of the base that were trained, too: which ones, the tensors say.
+_BIASES = (None, "none", "all", "lora_only")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
+    file: Path
     rank: int
     alpha: float
     is_rank_stabilized: bool
-    ranks: tuple[tuple[re.Pattern[str], int], ...] = ()  # ranks of modules whose names match; the first pattern counts
-    alphas: tuple[tuple[re.Pattern[str], float], ...] = ()
+    has_biases: bool  # whether each pair of matrices has a bias
+    ranks: NamePatterns[int]
+    alphas: NamePatterns[float]
 
     def rank_of(self, module: str) -> int:
-        return _first(self.ranks, module, self.rank)
+        return self._of("rank_pattern", self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
         """What the product of both matrices is multiplied by."""
-        rank, alpha = self.rank_of(module), _first(self.alphas, module, self.alpha)
+        rank, alpha = self.rank_of(module), self._of("alpha_pattern", self.alphas, module, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
+
+    def _of(self, field: str, patterns: NamePatterns[V], module: str, otherwise: V) -> V:
+        try:
+            return patterns.of(module, otherwise)
+        except NamePatternError as error:
+            raise ModelError(f"{self.file}: `{field}`: {error}") from None
 
 
 def read_config(folder: Path, max_rank: int = MAX_RANK) -> AdapterConfig:
@@ -72,39 +78,34 @@ def read_config(folder: Path, max_rank: int = MAX_RANK) -> AdapterConfig:
     begun = raw.get("init_lora_weights", True)
     if begun not in _PLAIN_BEGINNINGS:
         raise _refused(file, "init_lora_weights", begun, "the adapter belongs to a base whose weights were changed too")
+    if raw.get("bias") not in _BIASES:
+        raise _refused(file, "bias", raw["bias"], "it must be none, all or lora_only")
+    for name in ("use_rslora", "lora_bias"):
+        if raw.get(name) not in (None, False, True):
+            raise _refused(file, name, raw[name], "it must be true or false")
     for name, value in raw.items():
         if name not in _IGNORED | _READ and value not in _NEUTRAL:
             raise _refused(file, name, value, "it is not supported")
     return AdapterConfig(
+        file=file,
         rank=_rank(file, "r", raw.get("r", 8), max_rank),
         alpha=_number(file, "lora_alpha", raw.get("lora_alpha", 8)),
         is_rank_stabilized=raw.get("use_rslora") is True,
-        ranks=tuple((p, _rank(file, "rank_pattern", r, max_rank)) for p, r in _patterns(file, raw, "rank_pattern")),
-        alphas=tuple((p, _number(file, "alpha_pattern", a)) for p, a in _patterns(file, raw, "alpha_pattern")),
+        has_biases=raw.get("lora_bias") is True,
+        ranks=_patterns(file, raw, "rank_pattern", lambda value: _rank(file, "rank_pattern", value, max_rank)),
+        alphas=_patterns(file, raw, "alpha_pattern", lambda value: _number(file, "alpha_pattern", value)),
     )
 
 
-def _first(found: tuple[tuple[re.Pattern[str], V], ...], module: str, otherwise: V) -> V:
-    return next((value for pattern, value in found if pattern.match(module)), otherwise)
-
-
-def _patterns(file: Path, raw: Mapping[str, Any], field: str) -> list[tuple[re.Pattern[str], object]]:
+def _patterns(file: Path, raw: Mapping[str, Any], field: str, read: Callable[[object], V]) -> NamePatterns[V]:
     given = raw.get(field) or {}
     if not isinstance(given, dict) or len(given) > MAX_PATTERNS:
         raise _refused(file, field, given, f"it must be an object of at most {MAX_PATTERNS} patterns")
-    return [(_pattern(file, field, text), value) for text, value in given.items()]
-
-
-def _pattern(file: Path, field: str, text: str) -> re.Pattern[str]:
-    """The pattern, which matches at the end of a module's name, behind a dot, as in PEFT."""
-    parts = _PART.findall(text)
-    repeats = sum(part in ("*", "+") for part in parts)
-    if len(text) > MAX_PATTERN or "".join(parts) != text or repeats > MAX_REPEATS:
-        raise _refused(file, field, text, "the pattern is not made of names and few simple wildcards")
+    values = {text: read(value) for text, value in given.items()}
     try:
-        return re.compile(rf"(.*\.)?({text})$")
-    except re.error as error:
-        raise _refused(file, field, text, f"it is not a pattern ({error})") from None
+        return NamePatterns(values.items())
+    except NamePatternError as error:
+        raise _refused(file, field, given, str(error)) from None
 
 
 def _rank(file: Path, field: str, value: object, max_rank: int) -> int:

@@ -1,49 +1,66 @@
-"""The tensors of an adapter, from the header of adapter_model.safetensors: a pair of matrices for each module. Reads no
+"""The tensors of an adapter, from the header of adapter_model.safetensors: what it adds to each module. Reads no
 numbers.
 """
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from text_generation_common.adapters import config as adapter_config
 from text_generation_common.adapters.config import AdapterConfig, read_config
 from text_generation_common.errors import ModelError, WeightsError
 from text_generation_common.flags.model import MAX_RANK
 from text_generation_common.models.architecture import ModelConfig
-from text_generation_common.models.tensors import linear_sizes
+from text_generation_common.models.tensors import LinearSize, Shape, linear_sizes
 from text_generation_common.weights.headers import Stored, read_header
 
 FILE = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
-DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 TYPES = frozenset({"F32", "F16", "BF16"})
 MAX_MODULES = 100_000
 PIECE = 2**20
 # Words that names of layers have in some files and not in others, which were written without the head, or by another
 # version of transformers.
 FRONTS = frozenset({"model", "language_model", "transformer", "gpt_neox"})
+# By the ends of tensors' names: the fields of `ModulePair`.
+ENDS = {
+    ".lora_A.weight": "down", ".lora_B.weight": "up", ".lora_embedding_A": "down", ".lora_embedding_B": "up",
+    ".lora_B.bias": "bias", ".base_layer.bias": "base_bias", ".bias": "base_bias", ".base_layer.weight": "base_weight",
+    ".weight": "base_weight",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ModulePair:
-    """y += scale * (x downᵀ) upᵀ: the tensors of one linear layer, by their names in the file."""
+    """y += scale * ((x downᵀ) upᵀ + bias) + base_bias - the base's bias. The tensors that change a layer, by their
+    names in the file; "": the file has none."""
 
-    down: str  # [rank, inputs]
-    up: str  # [outputs, rank]
-    rank: int
-    inputs: int
-    outputs: int
-    scale: float
+    rank: int = 0  # 0: there are no matrices
+    inputs: int = 0
+    outputs: int = 0
+    scale: float = 1.0
+    is_table: bool = False  # whether it is an embedding, whose inputs are ids
+    down: str = ""  # [rank, inputs]
+    up: str = ""  # [outputs, rank]
+    bias: str = ""  # [outputs]
+    base_bias: str = ""  # [outputs]: what the base's bias has become
+    base_weight: str = ""  # a copy of the base's weight, which PEFT saves beside matrices of embedding and head
+
+    @property
+    def has_biases(self) -> bool:
+        return bool(self.bias or self.base_bias)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
     folder: Path
     modules: Mapping[str, ModulePair]  # by the module's name in the adapter's files
+    shapes: Mapping[str, Shape]  # shapes of all tensors
 
     @property
     def weights(self) -> Path:
@@ -51,7 +68,7 @@ class AdapterFiles:
 
 
 def read_adapter(folder: Path, max_rank: int = MAX_RANK) -> AdapterFiles:
-    """ModelError for files that are not those of a plain LoRA adapter. Every tensor belongs to a pair."""
+    """ModelError for files that are not those of a plain LoRA adapter. Every tensor belongs to a module."""
     _check_inside(folder)
     config = read_config(folder, max_rank)
     try:
@@ -60,8 +77,13 @@ def read_adapter(folder: Path, max_rank: int = MAX_RANK) -> AdapterFiles:
         raise ModelError(str(error)) from None
     if not header.tensors or len(header.tensors) > 2 * MAX_MODULES:
         raise ModelError(f"{folder / FILE} has {len(header.tensors)} tensors: it is not an adapter that can be served")
-    modules = {_module(folder, name) for name in header.tensors}
-    return AdapterFiles(folder, {name: _pair(folder, name, header.tensors, config) for name in sorted(modules)})
+    names: dict[str, dict[str, str]] = {}
+    for name in sorted(header.tensors):
+        module, field = _place(folder, name)
+        if names.setdefault(module, {}).setdefault(field, name) != name:
+            raise ModelError(f"{folder / FILE} has two tensors for one: {_plain(name)}, {_plain(names[module][field])}")
+    modules = {module: _pair(folder, module, names[module], header.tensors, config) for module in sorted(names)}
+    return AdapterFiles(folder, modules, {name: stored.shape for name, stored in header.tensors.items()})
 
 
 def _check_inside(folder: Path) -> None:
@@ -78,32 +100,53 @@ def _check_inside(folder: Path) -> None:
             raise ModelError(f"{folder / name} is a link to a file outside of the folder, and was refused")
 
 
-def _module(folder: Path, name: str) -> str:
-    for ending in (DOWN, UP):
-        if name.startswith(PREFIX) and name.endswith(ending):
-            return name.removeprefix(PREFIX).removesuffix(ending)
+def _place(folder: Path, name: str) -> tuple[str, str]:
+    """The module of a tensor, and the tensor's field in `ModulePair`."""
+    for end, field in ENDS.items():
+        if name.startswith(PREFIX) and name.endswith(end):
+            return name.removeprefix(PREFIX).removesuffix(end), field
     raise ModelError(
-        f"{folder / FILE} has a tensor {_plain(name)}, which is not one of the two matrices of a linear layer: only"
-        " such adapters are served"
+        f"{folder / FILE} has a tensor {_plain(name)}, which is not one of the two matrices of a layer, nor a bias:"
+        " only such adapters are served"
     )
 
 
-def _pair(folder: Path, module: str, tensors: Mapping[str, Stored], config: AdapterConfig) -> ModulePair:
-    names = f"{PREFIX}{module}{DOWN}", f"{PREFIX}{module}{UP}"
-    for name in names:
-        if name not in tensors:
-            raise ModelError(f"{folder / FILE} has no tensor {_plain(name)}, and has the other one of the pair")
-        if tensors[name].type not in TYPES or len(tensors[name].shape) != 2:
-            what = f"{tensors[name].type} {list(tensors[name].shape)}"
-            raise ModelError(f"{folder / FILE}: the tensor {_plain(name)} is {_plain(what)}, not a matrix of numbers")
-    (rank, inputs), (outputs, of_up) = (tensors[name].shape for name in names)
-    wanted = config.rank_of(module)
-    if not rank == of_up == wanted:
+def _pair(
+    folder: Path, module: str, names: Mapping[str, str], tensors: Mapping[str, Stored], config: AdapterConfig
+) -> ModulePair:
+    for field, name in names.items():
+        stored = tensors[name]
+        if stored.type not in TYPES or len(stored.shape) != (1 if field in ("bias", "base_bias") else 2):
+            what, wanted = (
+                f"{stored.type} {list(stored.shape)}",
+                "numbers" if "bias" in field else "a matrix of numbers",
+            )
+            raise ModelError(f"{folder / FILE}: the tensor {_plain(name)} is {_plain(what)}, not {wanted}")
+    if not {"down", "up", "bias"} & names.keys():
+        return ModulePair(base_bias=names.get("base_bias", ""), base_weight=names.get("base_weight", ""))
+    kinds = ("lora_embedding_A", "lora_embedding_B") if _is_table(names) else ("lora_A.weight", "lora_B.weight")
+    for field, kind in zip(("down", "up"), kinds, strict=True):
+        if field not in names:
+            missing = _plain(f"{PREFIX}{module}.{kind}")
+            raise ModelError(f"{folder / FILE} has no tensor {missing}, and has the other one of the pair")
+    if ("bias" in names) != config.has_biases and not _is_table(names):
+        raise ModelError(
+            f"{folder / FILE}: {_plain(module)} has {'a' if 'bias' in names else 'no'} bias, and"
+            f" {adapter_config.FILE} says otherwise: `lora_bias` is {str(config.has_biases).lower()}"
+        )
+    (rank, inputs), (outputs, of_up) = (tensors[names[field]].shape for field in ("down", "up"))
+    wanted_rank = config.rank_of(module)
+    if not rank == of_up == wanted_rank:
         raise ModelError(
             f"{folder / FILE}: the matrices of {_plain(module)} have the ranks {rank} and {of_up}, and"
-            f" {adapter_config.FILE} says {wanted}"
+            f" {adapter_config.FILE} says {wanted_rank}"
         )
-    return ModulePair(*names, rank, inputs, outputs, config.scale_of(module))
+    scale = config.scale_of(module)
+    return ModulePair(rank, inputs, outputs, scale, _is_table(names), **names)
+
+
+def _is_table(names: Mapping[str, str]) -> bool:
+    return any(names.get(field, "").endswith(("lora_embedding_A", "lora_embedding_B")) for field in ("down", "up"))
 
 
 def _plain(name: str) -> str:
@@ -111,35 +154,67 @@ def _plain(name: str) -> str:
 
 
 def modules_of(adapter: AdapterFiles, config: ModelConfig) -> dict[str, ModulePair]:
-    """The pairs by the plain names of linear layers. ModelError for an adapter of another base, and for one of layers
-    that take no adapters."""
+    """What the adapter adds to each layer, by the layers' plain names. ModelError for an adapter of another base, and
+    for one of layers that take no adapters."""
+    names = config.names
     sizes = {plain_name(name): size for name, size in linear_sizes(config).items()}
+    embedding, head = plain_name(names.embedding), plain_name(names.head)
+    sizes[embedding] = LinearSize(config.hidden_size, config.vocab_size)
+    sizes[head] = LinearSize(config.vocab_size, config.hidden_size, config.biases.head)
     found: dict[str, ModulePair] = {}
     for module, pair in adapter.modules.items():
         name = plain_name(module)
-        if name not in sizes:
+        if name not in sizes or (pair.rank and pair.is_table != (name == embedding)):
             raise ModelError(
-                f"{adapter.weights}: {_plain(module)} is not a linear layer of attention or MLP in this"
-                f" {config.model_type}: adapters of other layers are not supported, or it belongs to another model"
+                f"{adapter.weights}: {_plain(module)} is not a linear layer of attention or MLP, the embedding or the"
+                f" head of this {config.model_type}: adapters of other layers are not supported, or it belongs to"
+                " another model"
             )
-        if (pair.outputs, pair.inputs) != sizes[name].shape:
-            raise ModelError(
-                f"{adapter.weights}: the matrices of {_plain(module)} are for a layer {[pair.outputs, pair.inputs]},"
-                f" and that of this model is {list(sizes[name].shape)}: the adapter belongs to another model"
-            )
+        weight = (config.vocab_size, config.hidden_size) if name in (embedding, head) else None
+        _check_shapes(adapter, module, pair, sizes[name], weight)
         if name in found:
             raise ModelError(f"{adapter.weights} has two pairs of matrices for {_plain(module)}")
         found[name] = pair
     return found
 
 
-def padded_numbers(adapters: Sequence[Mapping[str, ModulePair]]) -> int:
-    """The numbers in the matrices of all adapters, each of which has for a layer as much room as the largest one."""
+def _check_shapes(adapter: AdapterFiles, module: str, pair: ModulePair, size: LinearSize, weight: Shape | None) -> None:
+    """`weight`: the shape of a copy of the base's weight, if it may be there."""
+    if pair.rank and (pair.outputs, pair.inputs) != size.shape:
+        raise ModelError(
+            f"{adapter.weights}: the matrices of {_plain(module)} are for a layer {[pair.outputs, pair.inputs]}, and"
+            f" that of this model is {list(size.shape)}: the adapter belongs to another model"
+        )
+    if pair.base_weight and weight is None:
+        raise ModelError(
+            f"{adapter.weights} has a tensor {_plain(pair.base_weight)}: the base's weights were changed too"
+        )
+    if pair.base_bias and not size.has_bias:
+        raise ModelError(f"{adapter.weights} has a bias of {_plain(module)}, which has none in this model")
+    wanted = {pair.bias: (size.outputs,), pair.base_bias: (size.outputs,), pair.base_weight: weight or ()}
+    for name, shape in wanted.items():
+        if name and adapter.shapes[name] != shape:
+            raise ModelError(
+                f"{adapter.weights}: the tensor {_plain(name)} is {list(adapter.shapes[name])}, and must be"
+                f" {list(shape)}: the adapter belongs to another model, or its vocabulary was changed"
+            )
+
+
+def padded_numbers(adapters: Sequence[Mapping[str, ModulePair]], slots: int) -> int:
+    """The numbers in the matrices of `slots` slots, or of fewer for few adapters. Each has for a layer as much room as
+    the largest adapter wants."""
     found: dict[str, int] = {}
     for modules in adapters:
         for name, pair in modules.items():
-            found[name] = max(found.get(name, 0), pair.rank * (pair.inputs + pair.outputs))
-    return len(adapters) * sum(found.values())
+            rank = table_rank(pair.rank) if pair.is_table else pair.rank
+            numbers = rank * (pair.inputs + pair.outputs) + 2 * pair.outputs * pair.has_biases
+            found[name] = max(found.get(name, 0), numbers)
+    return min(slots, len(adapters)) * sum(found.values())
+
+
+def table_rank(rank: int) -> int:
+    """The numbers that each id of an embedding takes."""
+    return -(-rank // 16) * 16
 
 
 def plain_name(layer: str) -> str:
@@ -151,11 +226,32 @@ def digest_of(folder: Path) -> str:
     """The adapter's identity: SHA-256 of its two files. Names are labels."""
     digest = hashlib.sha256()
     for name in (adapter_config.FILE, FILE):
-        try:
-            with open(folder / name, "rb") as file:
-                digest.update(os.fstat(file.fileno()).st_size.to_bytes(8, "little"))
-                while piece := file.read(PIECE):
-                    digest.update(piece)
-        except OSError as error:
-            raise ModelError(f"{folder / name} cannot be read: {error.strerror}") from None
+        with _opened(folder / name) as file:
+            digest.update(_size(os.fstat(file.fileno()).st_size))
+            while piece := file.read(PIECE):
+                digest.update(piece)
     return digest.hexdigest()
+
+
+def content_of(folder: Path) -> tuple[str, bytes]:
+    """The adapter's identity, and the content of its tensors: of one reading, so that none of it is swapped between."""
+    digest, content = hashlib.sha256(), b""
+    for name in (adapter_config.FILE, FILE):
+        with _opened(folder / name) as file:
+            content = file.read()
+        digest.update(_size(len(content)))
+        digest.update(content)
+    return digest.hexdigest(), content
+
+
+def _size(count: int) -> bytes:
+    return count.to_bytes(8, "little")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from text_generation_common.adapters.files import digest_of, read_adapter
 from text_generation_common.errors import ModelError
+from text_generation_common.flags.model import MAX_ADAPTERS
 from text_generation_common.gguf.hub_choice import hub_name
 from text_generation_common.model_files import local_folder
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_NAME = 256
+MAX_LIST = 120_000  # characters of the list in a process's environment, where one value has at most 128 KiB
 NO_ADAPTERS = "--lora-adapters is not supported for a model that transformers computes: merge the adapter into it"
 
 
@@ -102,12 +104,17 @@ def digests(text: str | None, cache: str | None = None) -> dict[str, str]:
     return {adapter.name: adapter.revision for adapter in found}
 
 
-def checked(text: str | None, cache: str | None, max_loras: int, max_rank: int) -> tuple[ListedAdapter, ...]:
+def checked(text: str | None, cache: str | None, max_rank: int) -> tuple[ListedAdapter, ...]:
     """All that can be checked of the listed adapters without their model: folders, fields, tensors, and digests."""
     found = listed(text)
-    if len(found) > max_loras:
-        raise ModelError(f"--lora-adapters names {len(found)} adapters, and --max-loras allows {max_loras}: name fewer")
+    if len(found) > MAX_ADAPTERS:
+        raise ModelError(f"--lora-adapters names {len(found)} adapters, and at most {MAX_ADAPTERS} are served")
     found = tuple(located(adapter, cache) for adapter in found)
     for adapter in found:
         read_adapter(Path(adapter.path), max_rank)
-    return tuple(map(identified, found))
+    found = tuple(map(identified, found))
+    if (size := len(",".join(map(str, found)))) > MAX_LIST:
+        raise ModelError(
+            f"--lora-adapters takes {size} characters with its folders, and {MAX_LIST} fit: use short paths"
+        )
+    return found

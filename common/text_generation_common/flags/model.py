@@ -22,6 +22,8 @@ from text_generation_common.flags.kinds import (
 
 DEMO_MODEL = "demo"
 MAX_RANK = 512  # maximum of --max-lora-rank
+MAX_SLOTS = 128  # maximum of --max-loras
+MAX_ADAPTERS = 1000  # maximum number of adapters that a server lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +126,13 @@ class AdapterFlags:
         None, "LoRA adapters, as id, id=folder or id=repository@revision, with commas between them."
     )
     # These flags are vLLM's; TGI has none like them.
-    max_loras: int = flag(64, "Maximum number of LoRA adapters, all of which are in memory.", min=1, max=128)
+    max_loras: int = flag(64, "Maximum number of LoRA adapters in one step; others wait.", min=1, max=MAX_SLOTS)
+    max_cpu_loras: int = flag(
+        64,
+        "LoRA adapters that are kept in the host's memory when more are listed than --max-loras.",
+        min=1,
+        max=MAX_ADAPTERS,
+    )
     max_lora_rank: int = flag(256, "Maximum rank of a LoRA adapter.", min=1, max=MAX_RANK)
 
 

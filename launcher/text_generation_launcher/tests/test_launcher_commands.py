@@ -84,6 +84,7 @@ def test_shard_gets_no_flags_beyond_the_given_values():
         "GOMP_SPINCOUNT": "1000",
         "CUDA_MEMORY_FRACTION": "1.0",
         "MAX_LORAS": "64",
+        "MAX_CPU_LORAS": "64",
         "MAX_LORA_RANK": "256",
     }
 

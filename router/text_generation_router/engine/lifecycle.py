@@ -95,7 +95,8 @@ class Lifecycle:
         self.snapshot = Snapshot(shards.info, token_limits, JoiningRules.of(config.scheduling))
         self._metrics.batch_max_total_tokens.set(capacity.slots)
         self._metrics.shards_ready.set(1)
-        self._requests.begin_epoch(capacity.slots, shards.info.eos_token_ids, shards.info.query_blocks)
+        info = shards.info
+        self._requests.begin_epoch(capacity.slots, info.eos_token_ids, info.query_blocks, info.adapter_room)
         if self._lost_s is not None:
             self._metrics.shard_recovery_duration.observe(time.perf_counter() - self._lost_s)
             self._lost_s = None

@@ -11,6 +11,7 @@ from typing import Any
 
 from text_generation_common import faults
 from text_generation_common.tasks import cancelled
+from text_generation_router.engine.adapter_reads import AdapterReads
 from text_generation_router.engine.audit import Audit
 from text_generation_router.engine.overload import Overload
 from text_generation_router.engine.requests import Requests
@@ -18,7 +19,7 @@ from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer
+from text_generation_router.scheduling.step import AdapterStep, ForwardStep, Step, StepAnswer
 
 logger = logging.getLogger("text_generation_router")
 
@@ -60,6 +61,7 @@ class StepLoop:
         self._overload = overload
         self._audit = audit
         self._on_confirmed = on_confirmed
+        self._adapter_reads = AdapterReads(shards, scheduler, requests, work)
         self._confirmed = False  # whether the shards have answered a forward step
         # The steps that were sent to the shards and have not been applied, oldest first.
         self._in_flight: deque[StepInFlight] = deque()
@@ -92,6 +94,7 @@ class StepLoop:
         now."""
         started_s = time.perf_counter()
         step = self._scheduler.next_step()
+        self._adapter_reads.begin(self._scheduler.adapters.take_unready())
         if step is None:
             return False
         self._send(step)
@@ -126,6 +129,12 @@ class StepLoop:
             self._requests.publish(answer, self._scheduler.apply(answer), received)
             self._counts.answered(oldest.step, answer, oldest.sent_s, received)
             self._overload.note_step(oldest.sent_s, received)
+        elif answer is not None and isinstance(oldest.step, AdapterStep):
+            self._scheduler.apply(StepAnswer(oldest.step.number))
+            if answer.refusal:
+                self._requests.refuse_adapter(oldest.step.adapter, answer.refusal)
+            else:
+                self._scheduler.note_adapter(oldest.step.adapter)
         else:
             self._scheduler.apply(StepAnswer(oldest.step.number))
             self._counts.filtered(oldest.sent_s, received)
@@ -161,6 +170,7 @@ class StepLoop:
         unanswered, answers = self._forwards, [sent.answer for sent in self._in_flight]
         self._in_flight.clear()
         await cancelled(*answers)
+        await self._adapter_reads.close()
         return unanswered
 
     @property

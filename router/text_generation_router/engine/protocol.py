@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from text_generation_common.flags.requests import SchedulingFlags
+from text_generation_router.scheduling.adapter_slots import NO_ADAPTERS, AdapterRoom
 from text_generation_router.scheduling.costs import SINGLE_QUERIES, QueryBlocks
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.request import EndReason, GenerationRequest
@@ -29,7 +30,8 @@ class ModelInfo:
     epoch: int
     query_blocks: QueryBlocks = SINGLE_QUERIES
     grammar_refusal: str = ""  # why every grammar is refused, for the client; "": grammars are served
-    adapters: frozenset[str] = frozenset()  # digests of the LoRA adapters that are loaded
+    adapters: frozenset[str] = frozenset()  # digests of the LoRA adapters that can be asked for
+    adapter_room: AdapterRoom = NO_ADAPTERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from itertools import islice
 from text_generation_router.engine.open_request import Deadlines, OpenRequest
 from text_generation_router.engine.protocol import Ended, FirstStep, Sink, Tokens, TopToken
 from text_generation_router.engine.step_metrics import StepMetrics
+from text_generation_router.scheduling.adapter_slots import NO_ADAPTERS, AdapterRoom
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.costs import SINGLE_QUERIES, QueryBlocks
 from text_generation_router.scheduling.request import EndReason, GenerationRequest, Past
@@ -193,11 +194,21 @@ class Requests:
             if request is not None:
                 request.note_loss(now)
 
-    def begin_epoch(self, slots: int, eos_token_ids: Iterable[int], query_blocks: QueryBlocks = SINGLE_QUERIES) -> None:
+    def refuse_adapter(self, adapter: str, reason: str) -> None:
+        for request in self._scheduler.refuse_adapter(adapter):
+            self._close(request.id, EndReason.FAILED, f"Server error: the adapter cannot be loaded: {reason}")
+
+    def begin_epoch(
+        self,
+        slots: int,
+        eos_token_ids: Iterable[int],
+        query_blocks: QueryBlocks = SINGLE_QUERIES,
+        adapters: AdapterRoom = NO_ADAPTERS,
+    ) -> None:
         """To be called when new shards with `slots` token slots are ready: requests that do not fit into the slots
         fail.
         """
-        for request in self._scheduler.begin_epoch(slots, frozenset(eos_token_ids), query_blocks):
+        for request in self._scheduler.begin_epoch(slots, frozenset(eos_token_ids), query_blocks, adapters):
             cause = f"Server error: the shards came back with room for {slots} tokens only"
             self._close(request.id, EndReason.FAILED, cause)
 

@@ -19,12 +19,14 @@ from text_generation_proto import generate_pb2_grpc as pb_grpc
 from text_generation_router.engine.protocol import ModelInfo
 from text_generation_router.engine.step_connection import StepConnection
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
+from text_generation_router.scheduling.adapter_slots import AdapterRoom
 from text_generation_router.scheduling.costs import QueryBlocks
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.step import (
     BATCH_ID,
     NO_FAILURES,
     NO_PROMPTS,
+    AdapterStep,
     Chunk,
     ClearStep,
     ForwardStep,
@@ -47,6 +49,9 @@ CONNECT_S, CALL_S, HEALTH_S = 10.0, 10.0, 2.0
 # Seconds for a shard to compile a grammar. The shard refuses a grammar that takes the compiler too long, so only a
 # shard that is stopped, or lost, takes longer.
 COMPILE_S = 30.0
+
+# Seconds for a shard to read an adapter, which may be behind others.
+READ_S = 120.0
 
 Stub = pb_grpc.TextGenerationServiceStub
 R = TypeVar("R")
@@ -192,6 +197,13 @@ class ShardedClient:
         (answer,) = await self._call(lambda stub: stub.CompileGrammar(request, timeout=COMPILE_S), num_ranks=1)
         return str(answer.refusal)
 
+    async def prepare_adapter(self, digest: str) -> str:
+        """Has all ranks read an adapter, for a step that is to load it. Returns why it cannot be loaded, or "".
+        ShardsError: a rank cannot be reached, or does not answer."""
+        request = pb.PrepareAdapterRequest(digest=digest)
+        answers = await self._call(lambda stub: stub.PrepareAdapter(request, timeout=READ_S))
+        return next((str(answer.refusal) for answer in answers if answer.refusal), "")
+
     async def views(self) -> list[ShardView]:
         """Each rank's numbers of rows and slots. ShardsError if a rank cannot be reached."""
         answers = await self._call(lambda stub: stub.Info(pb.InfoRequest(), timeout=CALL_S))
@@ -265,6 +277,7 @@ def _model_info(info: pb.InfoResponse) -> ModelInfo:
         query_blocks=QueryBlocks(info.block_queries or 1, info.queries_per_token or 1),
         grammar_refusal=info.grammar_refusal,
         adapters=frozenset(info.adapters),
+        adapter_room=AdapterRoom(tuple(info.adapters), info.adapter_slots, info.adapters_in_host),
     )
 
 
@@ -273,6 +286,8 @@ def _step_request(step: Step, epoch: int) -> Any:
         return _forward_request(step, epoch)
     if isinstance(step, ClearStep):
         return pb.ClearCacheRequest(epoch=epoch, step=step.number)
+    if isinstance(step, AdapterStep):
+        return pb.LoadAdapterRequest(digest=step.adapter, slot=step.slot, epoch=epoch, step=step.number)
     if step.keep:
         return pb.FilterBatchRequest(batch_id=BATCH_ID, request_ids=step.keep, epoch=epoch, step=step.number)
     return pb.ClearCacheRequest(id=BATCH_ID, epoch=epoch, step=step.number)
@@ -364,4 +379,7 @@ KINDS: Mapping[type, StepKind] = {
     pb.DecodeRequest: StepKind(2, lambda stub: stub.Decode, pb.DecodeResponse, _answer),
     pb.FilterBatchRequest: StepKind(3, lambda stub: stub.FilterBatch, pb.FilterBatchResponse, lambda _: None),
     pb.ClearCacheRequest: StepKind(4, lambda stub: stub.ClearCache, pb.ClearCacheResponse, lambda _: None),
+    pb.LoadAdapterRequest: StepKind(
+        5, lambda stub: stub.LoadAdapter, pb.LoadAdapterResponse, lambda a: StepAnswer(0, refusal=a.refusal)
+    ),
 }

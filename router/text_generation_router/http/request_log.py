@@ -37,6 +37,7 @@ class RequestEnd:
     error_status: int = 0
     num_tokens: int = 0  # tokens that were made
     num_successes: int = 0  # generations that have logged their ends
+    adapter: str = ""  # the name of the LoRA adapter of its generations
 
 
 request_end: ContextVar[RequestEnd | None] = ContextVar("request_end", default=None)
@@ -96,6 +97,7 @@ class Logged:
 
     def _log(self, scope: Scope, end: RequestEnd, status: int) -> None:
         fields = {"method": scope["method"], "route": self._route_of(scope)}
+        fields |= {"adapter": end.adapter} if end.adapter else {}
         if end.error_type is not None:
             code = end.error_status
             fields = {"status": code, "error_type": end.error_type, **fields}

@@ -5,12 +5,13 @@ have TGI's buckets. Numbers of tokens and of requests have two buckets for each 
 buckets, if an operator asks for these.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from text_generation_common.link import ReplicaReport, ReplicaState
+from text_generation_router.metrics.adapter_usage import AdapterUsage
 from text_generation_router.metrics.instruments import (
     Facts,
     PlainStepCounter,
@@ -58,8 +59,8 @@ def half_doublings(maximum: int) -> list[float]:
 
 
 # Reasons why a request waits in the queue: earlier requests, TGI's joining rule, no free row, too little memory, the
-# step's budget of prompt tokens, or a prefix that is being computed for another request.
-WAITS = ("turn", "rule", "rows", "memory", "budget", "prefix")
+# step's budget of prompt tokens, a prefix that is being computed for another request, or a LoRA adapter without a slot.
+WAITS = ("turn", "rule", "rows", "memory", "budget", "prefix", "adapter")
 MAX_REQUESTS = 1024  # requests: largest bucket of the histogram of batch sizes
 # What fronts count about their engines (`RemoteCounts`): the end of each metric's name, and its description.
 FRONT_COUNTS = {
@@ -88,6 +89,7 @@ class Metrics:
         """`tgi_buckets`: TGI's buckets also for numbers of tokens and requests, 1,324 instead of about 100."""
         self.registry = CollectorRegistry()
         self.of_server: FamilySource = OwnFamilies(self.registry)  # what /metrics shows
+        self.adapters = AdapterUsage()
         self._tgi_buckets = tgi_buckets
         self._add_request_metrics()
         self._add_batch_metrics()
@@ -106,6 +108,10 @@ class Metrics:
         self.request_generated_tokens = self._histogram(
             "tgi_request_generated_tokens", "Tokens made by each finished request", self._lengths(max_total_tokens)
         )
+
+    def add_adapters(self, names: Iterable[str]) -> None:
+        """From now on, `adapters` counts the texts of adapters with these names. To be called at most once."""
+        self.adapters = AdapterUsage(names, self.registry)
 
     def count_requests(self, count: int = 1) -> None:
         """Counts requests in all, and for the API key of the HTTP request in progress."""

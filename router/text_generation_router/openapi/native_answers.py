@@ -50,6 +50,8 @@ class FinishJson(AnswerJson):
     """The seed that the tokens were drawn with; null: the most likely tokens were taken."""
     cached_tokens: Count
     """Number of the prompt's tokens that the prefix cache had."""
+    adapter_id: str | None = None
+    """The LoRA adapter that the request has asked for."""
 
 
 class SequenceDetailsJson(FinishJson):

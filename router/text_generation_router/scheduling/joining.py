@@ -3,8 +3,9 @@
 TGI's rule says when: at once if no request runs. Otherwise when the number of waiting requests reaches
 `waiting_served_ratio` times the number of running ones, or after `max_waiting_tokens` decode steps. Requests then join
 in the order of the queue, until rows, memory or the step's budget of prompt tokens are used up. No request overtakes a
-request that does not fit. There is one exception to TGI's rule and to the order: a request joins at once if another
-owner or tenant has too many running requests, and therefore owes a place to this request's owner or tenant.
+request that does not fit, except one that waits for its LoRA adapter. There is one exception to TGI's rule and to the
+order: a request joins at once if another owner or tenant has too many running requests, and therefore owes a place to
+this request's owner or tenant.
 """
 
 from collections import Counter
@@ -230,7 +231,11 @@ class Joining:
             else:
                 self._note_wait(obstacle, request)
                 skipped.add(request.id)
-            if obstacle not in (None, "prefix") or request.blame.runs_alone or len(joined) + len(skipped) >= WINDOW:
+            if (
+                obstacle not in (None, "prefix", "adapter")
+                or request.blame.runs_alone
+                or len(joined) + len(skipped) >= WINDOW
+            ):
                 break
         return joined
 
@@ -242,6 +247,8 @@ class Joining:
         memory, most = self._memory, self.parts.most(self.times.num_forwards)
         if len(running) >= self._limits.max_running:
             return "rows"
+        if not self._queue.admits(request):
+            return "adapter"
         if memory.should_wait(request):
             return "prefix"
         if not is_owed and self._exceeds_budget(request, prefilling, most):

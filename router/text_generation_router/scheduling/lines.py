@@ -4,6 +4,7 @@ age."""
 import bisect
 import heapq
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from text_generation_router.scheduling.request import Arrival
@@ -156,13 +157,15 @@ class Line:
             self.passed = 0
         del self.requests[place]
 
-    def in_turn(self, cached_length: Callable[[Running], int], most: int) -> list[Running]:
-        """The first `most` requests, longest cached prefix first. If MAX_PASSED others have overtaken the oldest
-        request, it comes first, and occurs again at its place.
+    def in_turn(
+        self, cached_length: Callable[[Running], int], admits: Callable[[Running], bool], most: int
+    ) -> list[Running]:
+        """The first `most` requests that may join, longest cached prefix first. If MAX_PASSED others have overtaken the
+        oldest request, it comes first, and occurs again at its place.
         """
-        first = self.requests[:most]
+        first = list(islice(filter(admits, self.requests), most))
         by_length = sorted(first, key=lambda request: (-cached_length(request), request.arrival))
-        return [first[0], *by_length] if self.passed >= MAX_PASSED else by_length
+        return [*first[:1], *by_length] if self.passed >= MAX_PASSED else by_length
 
 
 class TenantLines:
@@ -202,13 +205,14 @@ class TenantLines:
     def first(self) -> Running:
         return self._begun[0] if self._begun else self._lines.first().requests[0]
 
-    def in_turn(self, cached_length: Callable[[Running], int]) -> list[Running]:
-        """The first requests, in order: at most WINDOW + 1 entries. An overtaken request may occur twice."""
-        order = self._begun[:WINDOW]
+    def in_turn(self, cached_length: Callable[[Running], int], admits: Callable[[Running], bool]) -> list[Running]:
+        """The first requests that may join, in order: at most WINDOW + 1 entries. An overtaken request may occur
+        twice."""
+        order = list(islice(filter(admits, self._begun), WINDOW))
         for line in self._lines.in_turn():
             if len(order) >= WINDOW:
                 break
-            order += line.in_turn(cached_length, WINDOW - len(order))
+            order += line.in_turn(cached_length, admits, WINDOW - len(order))
         return order
 
 
@@ -259,10 +263,13 @@ class FairLines:
         return owner, lines
 
     def in_turn(
-        self, cached_length: Callable[[Running], int], is_settled: Callable[[Running], bool]
+        self,
+        cached_length: Callable[[Running], int],
+        admits: Callable[[Running], bool],
+        is_settled: Callable[[Running], bool],
     ) -> Iterator[Running]:
-        """Requests in order, without the settled ones. Each request that joins changes the turns, so the caller must
-        settle a request before it asks for the next. Afterwards the caller must call `restore`.
+        """Requests that may join, in order, without the settled ones. Each request that joins changes the turns, so the
+        caller must settle a request before it asks for the next. Afterwards the caller must call `restore`.
         """
         orders: dict[Tenant, list[Running]] = {}
         while (owner := self.owners.first()) is not None:
@@ -271,7 +278,7 @@ class FairLines:
                 self.owners.set_aside()
                 continue
             if lines.account not in orders:
-                orders[lines.account] = lines.in_turn(cached_length)[::-1]
+                orders[lines.account] = lines.in_turn(cached_length, admits)[::-1]
             order = orders[lines.account]
             while order and is_settled(order[-1]):
                 order.pop()

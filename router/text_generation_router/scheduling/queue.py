@@ -23,6 +23,8 @@ MAX_IDLE_TENANTS = 10_000
 
 class Queue:
     def __init__(self, priority_between_tenants: bool = False) -> None:
+        # Whether a request may join now, or has to wait for its adapter and holds up no other one.
+        self.admits: Callable[[Running], bool] = lambda _: True
         self.num_tokens = 0  # number of prompt and output tokens of all waiting requests
         self._priority_between_tenants = priority_between_tenants
         self._resuming: list[Running] = []  # requests that have run on this engine, by age and blame
@@ -110,18 +112,19 @@ class Queue:
         request.tenant.stops()
 
     def first_to_resume(self) -> Running | None:
-        """The first waiting request that has run on this engine and is not paused."""
+        """The first waiting request that has run on this engine and may join now."""
         return next(self._may_resume(), None)
 
     def _may_resume(self) -> Iterator[Running]:
-        return (request for request in self._resuming if not request.paused)
+        return (request for request in self._resuming if not request.paused and self.admits(request))
 
     def owed(self, most: int) -> Running | None:
         """In the class whose turn it is, the first request that is owed a place (see `FairLines.owed`). `most`: largest
         number of running requests of an owner.
         """
         self._restore()
-        return self._classes.first().owed(most) if self._classes else None
+        request = self._classes.first().owed(most) if self._classes else None
+        return request if request is not None and self.admits(request) else None
 
     @property
     def has_suspect_next(self) -> bool:
@@ -144,7 +147,7 @@ class Queue:
             yield request
         self._restore()
         for lines in self._classes.in_turn():
-            yield from lines.in_turn(cached_length, lambda r: r.id in skipped or r.id not in self._new)
+            yield from lines.in_turn(cached_length, self.admits, lambda r: r.id in skipped or r.id not in self._new)
 
     def _restore(self) -> None:
         for lines in self._classes:

@@ -69,6 +69,7 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()  # end the text as the model's end tokens do, even with `ignore_eos`
     # The digest of the LoRA adapter that changes the model; "": none. It is part of the namespace, too.
     adapter: str = ""
+    adapter_name: str = ""  # by which the client has asked for it; its front alone knows the name
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from text_generation_common.errors import NOT_FINITE
+from text_generation_router.scheduling.adapter_slots import NO_ADAPTERS, AdapterRoom, AdapterSlots
 from text_generation_router.scheduling.admission import AdmissionControl
 from text_generation_router.scheduling.blame import EVER, Blame, reaches
 from text_generation_router.scheduling.chunks import next_chunks
@@ -32,6 +33,7 @@ from text_generation_router.scheduling.running import (
     send_tokens,
 )
 from text_generation_router.scheduling.step import (
+    AdapterStep,
     Applied,
     Chunk,
     ClearStep,
@@ -57,12 +59,13 @@ class SchedulerCounters:
 
 
 class Scheduler:
-    """Decides the steps of one engine. `queue`, `active`, `steps`, `memory` and `joining` may be read from outside; the
-    last three are replaced in each epoch.
+    """Decides the steps of one engine. `queue`, `active`, `steps`, `memory`, `adapters` and `joining` may be read from
+    outside; the last four are replaced in each epoch.
     """
 
     steps: SentSteps
     memory: Memory
+    adapters: AdapterSlots
     joining: Joining
 
     def __init__(
@@ -92,13 +95,15 @@ class Scheduler:
         self._reason: str | None = None  # why the newest requests joined a running batch, in TGI's words
         self._begin(limits, end_tokens)
 
-    def _begin(self, limits: Limits, end_tokens: frozenset[int]) -> None:
+    def _begin(self, limits: Limits, end_tokens: frozenset[int], adapters: AdapterRoom = NO_ADAPTERS) -> None:
         self.limits = limits
         # Service of other engines puts a tenant behind the others here by a time that the engine's size sets.
         self.queue.limit_lead(limits.capacity)
         self._end_tokens = end_tokens
         self.steps = SentSteps()
         self.memory = Memory(limits.capacity, limits.policy.prefix_caching, self._cache_observer)
+        self.adapters = AdapterSlots(adapters)
+        self.queue.admits = self.adapters.admits
         self.joining = Joining(limits, self.memory, self.queue, self._admission, self._budget)
 
     def observe_cache(self, observer: CacheObserver | None) -> None:
@@ -107,16 +112,21 @@ class Scheduler:
         self.memory.cache.observe(observer)
 
     def begin_epoch(
-        self, capacity: int, end_tokens: frozenset[int] = NO_TOKENS, query_blocks: QueryBlocks = SINGLE_QUERIES
+        self,
+        capacity: int,
+        end_tokens: frozenset[int] = NO_TOKENS,
+        query_blocks: QueryBlocks = SINGLE_QUERIES,
+        adapters: AdapterRoom = NO_ADAPTERS,
     ) -> list[Running]:
-        """Starts with new, empty shards of `capacity` token slots, whose model ends texts with `end_tokens`, and whose
-        attention computes chunks in `query_blocks`. All requests must be waiting (see `put_back`).
+        """Starts with new, empty shards of `capacity` token slots, whose model ends texts with `end_tokens`, whose
+        attention computes chunks in `query_blocks`, and which have `adapters`. All requests must be waiting (see
+        `put_back`).
 
         Ends and returns the waiting requests that do not fit into the new capacity.
         """
         assert not self.active, "rows of the last epoch"
         self._budget.begin_epoch(query_blocks)
-        self._begin(replace(self.limits, capacity=capacity), end_tokens)
+        self._begin(replace(self.limits, capacity=capacity), end_tokens, adapters)
         waiting = (*self.queue.waiting(), *self._unready.values())
         given_up = [request for request in waiting if request.max_slots > capacity]
         for request in given_up:
@@ -200,9 +210,17 @@ class Scheduler:
             self._join()
         if self.active.have_departed_rows:
             return FilterStep(self.steps.next_number(), self.active.drop_rows())
+        if load := self.adapters.next_load():
+            return AdapterStep(self.steps.next_number(), *load)
         return self._forward()
 
     def _join(self) -> None:
+        if self.active.suspect is None:
+            running, now = list(self.active.running.values()), self.joining.times.num_forwards
+            for request in self.adapters.choose(self.queue.waiting(), running, now):
+                self._preempt(request)
+        if self.active.have_departed_rows:
+            return  # no request joins before the rows are dropped
         joins = self.joining.choose(self.active)
         for request in joins.joined:
             if request.max_computed:
@@ -211,6 +229,7 @@ class Scheduler:
             else:
                 self.counters.prefix_hit_tokens += request.prefilled
             self.active.join(request)
+            self.adapters.join(request)
             self._num_joined, self._reason = self._num_joined + 1, joins.reason
         for request in joins.preempted:
             self._preempt(request)
@@ -272,6 +291,7 @@ class Scheduler:
 
     def _leave(self, request: Running) -> None:
         self.queue.stop(request)
+        self.adapters.leave(request)
         self._admission.leave(request)
         if not self.active.leave(request, self.steps.answered):
             self._release(request)
@@ -349,6 +369,19 @@ class Scheduler:
             applied.computed.append(request.id)
             self._end(request)
 
+    def note_adapter(self, adapter: str) -> None:
+        """To be called when an `AdapterStep` has answered: requests of the adapter may join."""
+        self.adapters.note_loaded(adapter, self.joining.times.num_forwards)
+        self.joining.times.retry_now()
+
+    def refuse_adapter(self, adapter: str) -> list[Running]:
+        """Ends and returns the requests of an adapter that the shards cannot load."""
+        self.adapters.note_refused(adapter)
+        given_up = [request for request in self._requests.values() if request.request.adapter == adapter]
+        for request in given_up:
+            self._end(request)
+        return given_up
+
     def clear(self) -> ClearStep:
         """The step that drops every row of the shards. To be sent after a step has failed."""
         return ClearStep(self.steps.next_number())
@@ -375,6 +408,7 @@ class Scheduler:
         for request in self.active.clear():
             self._release(request)
         self.steps.void()
+        self.adapters.void()
         self._budget.void()
         self._num_joined = 0
         return given_up

@@ -82,7 +82,16 @@ class ClearStep:
     number: int
 
 
-Step = ForwardStep | FilterStep | ClearStep
+@dataclass(frozen=True, slots=True)
+class AdapterStep:
+    """A step that puts a LoRA adapter into a slot of the shards, in the place of the one that is there."""
+
+    number: int
+    slot: int
+    adapter: str  # the adapter's digest
+
+
+Step = ForwardStep | FilterStep | ClearStep | AdapterStep
 
 
 class StepAnswer(NamedTuple):
@@ -106,6 +115,7 @@ class StepAnswer(NamedTuple):
     failures: Mapping[int, str] = NO_FAILURES  # requests that failed alone, and why: their tokens are invalid
     prompt_logprobs: Mapping[int, PromptLogprobs] = NO_PROMPTS  # what the step's chunks gave, by the request's id
     complete_ids: Collection[int] = ()  # requests whose grammar is complete with this token
+    refusal: str = ""  # why the shards cannot do an `AdapterStep`
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,6 +201,7 @@ class Validator:
             prompt_logprobs=parameters.prompt_logprobs,
             stop_token_ids=frozenset(parameters.stop_token_ids),
             adapter=adapter,
+            adapter_name=parameters.adapter_id or "",
         )
 
     async def _sampling(

@@ -53,13 +53,15 @@ class ExpertCodes:
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterMatrices:
     """What S adapters add to a linear layer of P parts, which are outputs with matrices of their own. Part p of adapter
-    s has the rank ranks[s, p], which is 0 if the adapter leaves the part as it is, and at most R."""
+    s has the rank ranks[s, p], which is 0 if the adapter leaves the part as it is, and at most R. An embedding of K ids
+    is one part, and R a multiple of 16."""
 
-    down: Tensor  # [S, P * R, K], in x's type
+    down: Tensor  # [S, P * R, K], or of an embedding [S, K, R]; in x's type
     up: Tensor  # [S, R, N], the scale included; in x's type
     ranks: Tensor  # int32 [S, P]
     ends_P: Tensor  # int32: the output behind the last one of each part
     ends: tuple[int, ...]  # the same on the host
+    bias: Tensor | None = None  # float32 [S, N]; -0 where an adapter changes nothing
 
     @property
     def rank(self) -> int:
@@ -265,6 +267,11 @@ class Kernels(Protocol):
         """What the tokens' adapters add to the outputs of a linear layer of x [T, K]: float32 [T, N]. slots are int32:
         the adapter of each token; -1: none. What has no adapter gets -0, which changes no sum. A token's result
         depends on the token and its adapter only."""
+        ...
+
+    def adapt_embeddings(self, x_TH: Tensor, ids_T: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
+        """The embeddings x of ids, and what the tokens' adapters add to them, which is rounded to x's type together
+        with them. ids and slots are int32, slots as in `adapt`."""
         ...
 
     def embed(self, ids_T: Tensor, weight_VH: Tensor) -> Tensor:

@@ -375,13 +375,26 @@ def linear(
 def adapt(x: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
     out = torch.full((x.shape[0], matrices.up.shape[2]), -0.0, device=x.device)
     for t, slot in enumerate(slots_T.tolist()):
+        if slot < 0:
+            continue
+        if matrices.bias is not None:
+            out[t] = matrices.bias[slot]
         for part, (start, end) in enumerate(pairwise((0, *matrices.ends))):
-            if slot < 0 or not (rank := int(matrices.ranks[slot, part])):
-                continue
-            down = matrices.down[slot, part * matrices.rank :][:rank].float()
-            hidden = (down * x[t].float()).sum(1)
-            out[t, start:end] = (hidden.unsqueeze(1) * matrices.up[slot, :rank, start:end].float()).sum(0)
+            if rank := int(matrices.ranks[slot, part]):
+                down = matrices.down[slot, part * matrices.rank :][:rank].float()
+                hidden = (down * x[t].float()).sum(1)
+                out[t, start:end] += (hidden.unsqueeze(1) * matrices.up[slot, :rank, start:end].float()).sum(0)
     return out
+
+
+def adapt_embeddings(x_TH: Tensor, ids_T: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
+    out = x_TH.float()
+    for t, slot in enumerate(slots_T.tolist()):
+        if slot >= 0:
+            own = int(matrices.ranks[slot, 0])
+            hidden = matrices.down[slot, ids_T[t], :own].float()
+            out[t] += (hidden.unsqueeze(1) * matrices.up[slot, :own].float()).sum(0)
+    return out.to(x_TH.dtype)
 
 
 def sample(logits_RV: Tensor, choices: Choices) -> Chosen:

@@ -1,4 +1,4 @@
-"""A linear layer to whose outputs the adapters of a step's tokens add."""
+"""Layers to whose outputs the adapters of a step's tokens add."""
 
 from torch import Tensor
 
@@ -26,3 +26,24 @@ class AdaptedLinear:
         if (slots_T := self._adapters.slots_T) is None:
             return self._linear(x)
         return self._linear(x, addend=self._kernels.adapt(x, slots_T, self._matrices))
+
+
+class VocabularyAdapters:
+    """What adapters add to the embedding and to the head. None: no adapter changes it."""
+
+    def __init__(self, kernels: Kernels, embedding: AdapterMatrices | None, head: AdapterMatrices | None) -> None:
+        self._kernels = kernels
+        self._embedding = embedding
+        self._head = head
+
+    def embedded(self, x_TH: Tensor, ids_T: Tensor, slots_T: Tensor | None) -> Tensor:
+        """The embeddings x of the ids, and what adapters add to them."""
+        if slots_T is None or self._embedding is None:
+            return x_TH
+        return self._kernels.adapt_embeddings(x_TH, ids_T, slots_T, self._embedding)
+
+    def of_head(self, hidden_TH: Tensor, slots_T: Tensor | None) -> Tensor | None:
+        """The addend of the head's product, in float32."""
+        if slots_T is None or self._head is None:
+            return None
+        return self._kernels.adapt(hidden_TH, slots_T, self._head)

@@ -11,6 +11,7 @@ from text_generation_common.quantized.tensors.splits import on_outputs
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import HoldsRows, Kernels, LinearKernel
+from text_generation_server.layers.adapted import VocabularyAdapters
 from text_generation_server.layers.linear import make_linear
 
 # Rows of an embedding table, by their numbers (int32).
@@ -58,18 +59,19 @@ class Head:
 
     def __init__(
         self, weight: Weight, bias: Tensor | None, vocab_size: int, kernels: Kernels, group: Group, multiplier: float,
-        dtype: torch.dtype, softcap: float | None = None,
+        dtype: torch.dtype, adapters: VocabularyAdapters, softcap: float | None = None,
     ) -> None:  # fmt: skip
         """The logits are multiplied, then become softcap * tanh(logit / softcap). `dtype`: that of hidden states."""
         self._linear = make_linear(kernels, weight, bias, x_type=dtype, y_type=torch.float32)
+        self._adapters = adapters
         self._multiplier = multiplier if softcap is None else multiplier / softcap
         self._softcap = softcap
         self._vocab_size = vocab_size
         self._group = group
 
-    def __call__(self, hidden_TH: Tensor) -> Tensor | None:
+    def __call__(self, hidden_TH: Tensor, adapters_T: Tensor | None = None) -> Tensor | None:
         """The logits [T, V] of all ids on rank 0, None on other ranks. In memory, padding may follow each row."""
-        parts = self._group.gather(self.of_part(hidden_TH))
+        parts = self._group.gather(self.of_part(hidden_TH, adapters_T))
         if parts is None:
             return None
         logits_TV = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:, : self._vocab_size]
@@ -80,9 +82,9 @@ class Head:
         """Reads rows of the weight; None if the head does not keep the weight in another form."""
         return rows_of(self._linear)
 
-    def of_part(self, hidden_TH: Tensor) -> Tensor:
+    def of_part(self, hidden_TH: Tensor, adapters_T: Tensor | None) -> Tensor:
         """The logits of this rank's ids, and after them columns of padding."""
-        logits = self._linear(hidden_TH)
+        logits = self._linear(hidden_TH, addend=self._adapters.of_head(hidden_TH, adapters_T))
         if self._multiplier != 1:
             logits.mul_(self._multiplier)
         return logits if self._softcap is None else logits.tanh_().mul_(self._softcap)

@@ -77,6 +77,7 @@ def get_model(
         adapters=adapters,
     )
     model = Decoder(config, platform, loader, max_total_tokens)
+    loader.adapters.settle()
     give_back()
     logger.info("loaded %d tensors, %.1f MiB read", loader.num_tensors, files.bytes_read / 2**20)
     return model

@@ -159,12 +159,16 @@ class Decoder:
         if config.biases.head:
             head_bias = pad_rows(loader.rows(f"{names.head}.bias", split.vocabulary), split.vocabulary_part)
         head_weight = loader.head(head)
+        self._of_vocabulary = loader.vocabulary_adapters(
+            names, config.hidden_size, split.vocabulary, split.vocabulary_part
+        )
         self._head = Head(
             weight=head_weight,
             bias=head_bias,
             vocab_size=config.vocab_size,
             kernels=kernels,
             group=group,
+            adapters=self._of_vocabulary,
             multiplier=config.multipliers.logits,
             dtype=loader.dtype,
             softcap=config.logits_softcap,
@@ -187,7 +191,7 @@ class Decoder:
 
     def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:
         self._adapters.slots_T = step.adapters_T
-        residual = self._embed(step.ids_T)
+        residual = self._of_vocabulary.embedded(self._embed(step.ids_T), step.ids_T, step.adapters_T)
         if self._embedding_norm is not None:
             residual = self._embedding_norm(residual)
         if self._positions is not None:
@@ -199,11 +203,11 @@ class Decoder:
             on_layer()
         return x
 
-    def logits(self, hidden_TH: Tensor) -> Tensor | None:
-        return self._head(hidden_TH)
+    def logits(self, hidden_TH: Tensor, adapters_T: Tensor | None = None) -> Tensor | None:
+        return self._head(hidden_TH, adapters_T)
 
-    def own_logits(self, hidden_TH: Tensor) -> Tensor:
-        return self._head.of_part(hidden_TH)
+    def own_logits(self, hidden_TH: Tensor, adapters_T: Tensor | None = None) -> Tensor:
+        return self._head.of_part(hidden_TH, adapters_T)
 
 
 def qkv_parts(config: ModelConfig, rope: Rope | None, split: Split, names: LayerNames) -> list[LayerPart]:

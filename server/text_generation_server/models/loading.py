@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from text_generation_common import faults
+from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.names import TensorNames
 from text_generation_common.models.tensors import LinearSize, Shape, no_codes, shapes
 from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.tensors.splits import (
@@ -26,7 +28,7 @@ from text_generation_common.quantized.values import Dense, Weight
 from text_generation_common.weights.headers import Stored
 from text_generation_server.device.arena import empty, give_back
 from text_generation_server.kernels.interface import LinearKernel
-from text_generation_server.layers.adapted import AdaptedLinear
+from text_generation_server.layers.adapted import AdaptedLinear, VocabularyAdapters
 from text_generation_server.layers.linear import LinearOp, RowLinear, make_fused, make_linear
 from text_generation_server.layers.vocabulary import pad_rows
 from text_generation_server.layers.weights import WeightFormat, dense
@@ -178,9 +180,29 @@ class Loader:
 
     def _adapted(self, linear: LinearKernel, parts: Sequence[AdaptedPart]) -> LinearOp:
         """The layer itself if no adapter changes it."""
-        if (matrices := self.adapters.matrices(parts, self.dtype, self._platform.device)) is None:
+        matrices = self.adapters.linear(parts, self.dtype, self._platform.device, self._files.get)
+        if matrices is None:
             return linear
         return AdaptedLinear(self._platform.kernels, linear, matrices, self.adapters.of_step)
+
+    def vocabulary_adapters(self, names: TensorNames, hidden: int, rows: range, count: int) -> VocabularyAdapters:
+        """`rows`: this rank's rows of the head, with zeros until there are `count`. All ranks have all embeddings."""
+        bank, dtype, device = self.adapters, self.dtype, self._platform.device
+        head = AdaptedPart(names.head, count, lambda up: pad_rows(up[rows.start : rows.stop], count))
+        in_files = names.head if self.has(names.head) else names.embedding
+        return VocabularyAdapters(
+            self._platform.kernels,
+            bank.table(names.embedding, hidden, dtype, device, self._dense),
+            bank.head(head, dtype, device, self._dense, in_files),
+        )
+
+    def _dense(self, name: str) -> Tensor:
+        """A tensor of the files. ModelError if the files have codes in its place."""
+        if self._files.describe(name) is None or self.has_codes(name.rpartition(".")[0]):
+            raise ModelError(
+                f"an adapter brings a tensor {name}, which cannot be compared with the codes of the model's"
+            )
+        return self._files.get(name)
 
     def outputs(self, parts: Sequence[LayerPart], multiple: int = 1) -> list[Weight]:
         """The weights of `fused`: one, if their forms are the same."""
@@ -260,6 +282,7 @@ class Loader:
             size_of(weight)[0],
             of_up=lambda up: up * factor,
             of_down=lambda down: pad(down[:, part.start : part.stop], (0, -len(part) % multiple)),
+            adds_biases=group.rank == 0,
         )
         return RowLinear(self._adapted(linear, [adapted]), group)
 

@@ -53,11 +53,12 @@ class Model(Protocol):
         """Returns hidden states [T, H] after the last norm, and writes the tokens' keys and values into the cache."""
         ...
 
-    def logits(self, hidden_TH: Tensor) -> Tensor | None:
-        """The logits [T, V], float32, on rank 0; None on other ranks. All ranks must call it."""
+    def logits(self, hidden_TH: Tensor, adapters_T: Tensor | None = None) -> Tensor | None:
+        """The logits [T, V], float32, on rank 0; None on other ranks. All ranks must call it. `adapters_T`: as in the
+        `StepInput`, of these tokens."""
         ...
 
-    def own_logits(self, hidden_TH: Tensor) -> Tensor:
+    def own_logits(self, hidden_TH: Tensor, adapters_T: Tensor | None = None) -> Tensor:
         """The logits of this rank's part of the vocabulary, float32, and behind them padding, so that the logits have
         one shape on all ranks."""
         ...

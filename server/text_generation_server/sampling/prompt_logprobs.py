@@ -49,24 +49,23 @@ def tokens_at_a_time(vocab_size: int) -> int:
 
 
 def score_prompts(
-    hidden_TH: Tensor, scored: ScoredTokens, history: Tensor, head: Head, vocab_size: int, min_rows: int,
-    on_progress: Signal,
-) -> PromptScores | None:  # fmt: skip
+    scored: ScoredTokens, history: Tensor, logits_after: Head, vocab_size: int, min_rows: int, on_progress: Signal
+) -> PromptScores | None:
     """The log-probabilities, on rank 0; None on other ranks. All ranks must call it.
 
-    `hidden_TH`: hidden states of the step's tokens. `history`: token ids of all rows, by position. `head` makes float32
-    logits of at least `min_rows` hidden states. `on_progress` is called after each part of the tokens.
+    `history`: token ids of all rows, by position. `logits_after` at least `min_rows` of the step's tokens, by their
+    indices: in float32. `on_progress` is called after each part of the tokens.
     """
     count, at_a_time = len(scored.tokens_P), tokens_at_a_time(vocab_size)
     tokens = np.pad(scored.tokens_P, (0, min_rows))  # the last part may have fewer tokens than `head` has to get
-    tokens_P, rows_P, positions_P = send([tokens, scored.rows_P, scored.positions_P], hidden_TH.device)
+    tokens_P, rows_P, positions_P = send([tokens, scored.rows_P, scored.positions_P], history.device)
     ids_P = history[rows_P, positions_P]
     most = min(max(scored.top_counts), vocab_size)
     parts = []
     for first in range(0, count, at_a_time):
         end = min(first + at_a_time, count)
-        hidden_PH = hidden_TH[tokens_P[first : max(end, first + min_rows)]]
-        parts.append(_score_part(hidden_PH, ids_P[first:end], head, most))
+        logits = logits_after(tokens_P[first : max(end, first + min_rows)])
+        parts.append(None if logits is None else _score_part(logits, ids_P[first:end], most))
         on_progress()
     found = [part for part in parts if part is not None]
     if not found:
@@ -75,11 +74,8 @@ def score_prompts(
     return PromptScores(scored, logprobs, top_ids, top_logprobs)
 
 
-def _score_part(hidden_PH: Tensor, ids_P: Tensor, head: Head, most: int) -> tuple[Tensor, Tensor, Tensor] | None:
+def _score_part(logits: Tensor, ids_P: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
     """The log-probability of each of the ids, and the `most` most likely ids in its place with theirs."""
-    logits = head(hidden_PH)
-    if logits is None:
-        return None
     logprobs_PV = logits[: len(ids_P)].log_softmax(dim=1)
     of_ids = logprobs_PV.gather(1, ids_P.long().unsqueeze(1)).squeeze(1)
     if not most:

@@ -58,12 +58,11 @@ class DecodeInputs:
         """The input of a step of the first `size` rows, padded to at least `tokens` tokens. Uses the device only, not
         the host.
         """
-        rows, (rows_R, slots_R, adapters_R) = self._rows, self._there[:, :size]
+        rows, (rows_R, slots_R, _) = self._rows, self._there[:, :size]
         ids, positions, lengths = kernels.place(rows_R, slots_R, rows.history, rows.table, rows.lengths)
         if (missing := tokens - size) > 0:
             ids, positions = pad(ids, (0, missing)), pad(positions, (0, missing))
             slots_R = pad(slots_R, (0, missing), value=self._padding_slot)
-            adapters_R = pad(adapters_R, (0, missing), value=NO_ADAPTER)
         return StepInput(
             ids_T=ids,
             positions_T=positions,
@@ -72,8 +71,15 @@ class DecodeInputs:
             rows_R=rows_R,
             lengths_R=lengths,
             segments=None,
-            adapters_T=adapters_R if with_adapters else None,
+            adapters_T=self.adapters_T(size, tokens, with_adapters),
         )
+
+    def adapters_T(self, size: int, tokens: int, with_adapters: bool) -> Tensor | None:
+        """The adapters of the tokens of `step_input`."""
+        if not with_adapters:
+            return None
+        adapters_R, missing = self._there[2, :size], tokens - size
+        return pad(adapters_R, (0, missing), value=NO_ADAPTER) if missing > 0 else adapters_R
 
     def rows_R(self, count: int) -> Tensor:
         return self._there[0, :count]

@@ -2,17 +2,24 @@
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from shard_tools import ALONE, Client, fresh_client, make_runner
 
-from text_generation_common.adapters.files import read_adapter
+from text_generation_common.adapters.files import digest_of, read_adapter
 from text_generation_common.adapters.listed import ListedAdapter
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import LinearSize, linear_sizes
+from text_generation_common.sampling import Sampling
+from text_generation_server.distributed import Group
+from text_generation_server.models.adapters import load_adapters
+from text_generation_server.runner import ModelRunner
+from text_generation_server.step.rows import PromptChunk
 
 
 def sizes_of(model: Path) -> dict[str, LinearSize]:
@@ -49,5 +56,58 @@ def merged(model: torch.nn.Module, adapter: Path, path: Path) -> torch.nn.Module
     return changed
 
 
+def asking(client: Client, number: int, prompt: torch.Tensor, adapter: str, **options: object) -> PromptChunk:
+    return replace(client.first_chunk(number, prompt, **options), adapter=adapter)  # type: ignore[arg-type]
+
+
+def runner_of(
+    model: Path, adapters: Sequence[ListedAdapter], group: Group = ALONE, **options: Any
+) -> tuple[ModelRunner, list[str]]:
+    """A runner of the model with these adapters, and their digests."""
+    bank = load_adapters(adapters, read_config(model), 64)
+    runner = make_runner(model, group=group, adapters=bank, **options)
+    runner.warmup(256, None, 16, 1024)
+    return runner, [digest_of(Path(adapter.path)) for adapter in adapters]
+
+
+@dataclass
+class AdaptedText:
+    tokens: list[int]
+    logprobs: torch.Tensor  # [new tokens, vocabulary]
+
+
+def texts_of(
+    group: Group, model: Path, adapters: Sequence[ListedAdapter], prompt: torch.Tensor, new: int, vocabulary: int = 320
+) -> list[AdaptedText]:
+    """On rank 0: the greedy text of each adapter, and that of the model itself, all computed side by side."""
+    runner, digests = runner_of(model, adapters, group)
+    client, everything = fresh_client(runner), Sampling(top_n_tokens=vocabulary)
+    asked = [*digests, ""]
+    numbers = list(range(len(asked)))
+    outputs = [client.step([], [asking(client, i, prompt, asked[i], parameters=everything) for i in numbers])]
+    outputs += [client.step(numbers) for _ in range(new - 1)]
+    if group.rank:
+        return []
+    rows = torch.zeros(new, len(asked), vocabulary)
+    for step, output in enumerate(outputs):
+        ids, found = (top.view(-1, vocabulary) for top in (output.top_ids.long(), output.top_logprobs))
+        rows[step, output.request_ids] = torch.zeros(len(asked), vocabulary).scatter_(1, ids, found)
+    return [AdaptedText(client.tokens[i], rows[:, i]) for i in numbers]
+
+
 def some(sizes: Mapping[str, LinearSize], every: int) -> dict[str, LinearSize]:
     return {name: size for number, (name, size) in enumerate(sizes.items()) if number % every == 0}
+
+
+def load_on_one_rank_alone(group: Group, model: Path, listed: Sequence[ListedAdapter]) -> tuple[str, list[str], str]:
+    """The refusal of an adapter whose files the last rank alone cannot read, the adapters in slots then, and the answer
+    once it can."""
+    bank = load_adapters(listed, read_config(model), 64, count=1)
+    runner = make_runner(model, group=group, adapters=bank)
+    runner.warmup(256, None, 16, 1024)
+    digest, folder = digest_of(Path(listed[1].path)), listed[1].path
+    if group.rank == group.size - 1:
+        bank.known[digest] = replace(bank.known[digest], listed=replace(listed[1], path=f"{folder}-gone"))
+    refusal, slots = runner.load_adapter(0, digest), list(bank.slots)
+    bank.known[digest] = replace(bank.known[digest], listed=listed[1])
+    return refusal, slots, runner.load_adapter(0, digest)

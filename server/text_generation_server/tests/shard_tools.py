@@ -85,9 +85,8 @@ def make_runner(
         files, config, platform, dtype, max_total_tokens, on_tensor, weight_format, packed, adapters=adapters
     )
     sampler = Sampler(platform.kernels, 0.5, 2.0)
-    slots = {} if adapters is None else adapters.slots
     return ModelRunner(
-        wrap(model), platform, sampler, on_progress, kv_dtype, constraints=constraints, adapter_slots=slots
+        wrap(model), platform, sampler, on_progress, kv_dtype, constraints=constraints, adapters=adapters
     )
 
 

@@ -1,17 +1,19 @@
 """LoRA adapters beside each other in one step, compared with transformers' own model that each is merged into."""
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from adapter_tools import merged, sizes_of, some, write_adapter
+from adapter_tools import asking, load_on_one_rank_alone, merged, runner_of, sizes_of, some, write_adapter
+from collective_tasks import Ranks
 from family_tools import EVERYTHING, ROUNDING, VOCABULARY, Checkpoints, quick_and_long, teacher_forced
+from safetensors.torch import load_file, save_file
 from shard_tools import SAMPLED, Client, fresh_client, make_runner, random_ids, scattered_slots
 
 from text_generation_common.adapters.files import digest_of
 from text_generation_common.adapters.listed import ListedAdapter
+from text_generation_common.errors import NOT_FINITE
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import LinearSize
 from text_generation_common.quantized.tensors.matrix import exact_weight
@@ -47,10 +49,6 @@ def adapted_runner(model: Path, folder: Path, dtype: torch.dtype = torch.float32
     runner = make_runner(model, dtype, kernels=kernels, adapters=bank, **graphs)
     runner.warmup(512, None, 16, 2048)
     return runner, [digest_of(Path(adapter.path)) for adapter in listed]
-
-
-def asking(client: Client, number: int, prompt: torch.Tensor, adapter: str, **options: object) -> PromptChunk:
-    return replace(client.first_chunk(number, prompt, **options), adapter=adapter)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("variant", quick_and_long(QUICK))
@@ -145,6 +143,30 @@ def one_adapter(model: Path, folder: Path) -> tuple[dict[str, LinearSize], Liste
     return sizes, write_adapter(folder / "one", sizes, 8, seed=1)
 
 
+def test_an_adapter_with_a_nan_fails_its_own_rows_only(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    path, prompts = checkpoints("qwen3").path, [random_ids(length, seed=length) for length in (9, 33, 17)]
+    listed = [write_adapter(tmp_path / name, sizes_of(path), 4, seed=number) for number, name in enumerate("ab")]
+    file = tmp_path / "b/adapter_model.safetensors"
+    tensors = load_file(file)
+    next(tensor for name, tensor in tensors.items() if "layers.1" in name)[0, 0] = float("nan")
+    save_file(tensors, file)
+    runner, digests = runner_of(path, listed)
+    asked = [digests[0], digests[1], ""]
+
+    def text(numbers: list[int]) -> Client:
+        client = fresh_client(runner)
+        first = client.step([], [asking(client, i, prompts[i], asked[i]) for i in numbers])
+        assert first.failures == ({1: NOT_FINITE} if 1 in numbers else {})
+        for _ in range(3):
+            client.step([i for i in numbers if i != 1])
+        return client
+
+    crowd = text([0, 1, 2])
+    for number in (0, 2):
+        alone = text([number])
+        assert (alone.tokens[number], alone.logprobs[number]) == (crowd.tokens[number], crowd.logprobs[number])
+
+
 def test_an_adapter_that_the_shard_lacks_is_refused_before_anything_changes(
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
@@ -153,3 +175,59 @@ def test_an_adapter_that_the_shard_lacks_is_refused_before_anything_changes(
     with pytest.raises(StepError, match="request 1: this shard has no adapter 'abc'"):
         client.step([], [asking(client, 1, random_ids(5), "abc")])
     assert not runner.num_rows
+
+
+def greedy(runner: ModelRunner, prompt: torch.Tensor, adapter: str) -> tuple[list[int], list[float]]:
+    client = fresh_client(runner)
+    client.step([], [asking(client, 0, prompt, adapter)])
+    for _ in range(NEW - 1):
+        client.step([0])
+    return client.tokens[0], client.logprobs[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_that_is_loaded_later_has_the_bits_that_it_has_from_the_start(
+    checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    path, prompt = checkpoints("qwen3").path, random_ids(21)
+    sizes = sizes_of(path)
+    listed = [write_adapter(tmp_path / name, sizes, 3 + seed, seed=seed) for seed, name in enumerate("abc")]
+    whole, digests = runner_of(path, listed, dtype=dtype)
+    bank = load_adapters(listed, read_config(path), 64, count=1, in_host=2)
+    runner = make_runner(path, dtype, adapters=bank)
+    runner.warmup(256, None, 16, 1024)
+    assert bank.slots == {digests[0]: 0}
+    for digest in (digests[0], digests[2], digests[1], digests[0], digests[2]):
+        with torch.inference_mode():
+            assert runner.load_adapter(0, digest) == ""
+        assert bank.slots == {digest: 0}
+        assert greedy(runner, prompt, digest) == greedy(whole, prompt, digest)
+    assert greedy(runner, prompt, "") == greedy(whole, prompt, "")
+
+
+def test_files_that_have_changed_are_not_loaded_and_the_slot_keeps_its_adapter(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    path = checkpoints("qwen3").path
+    listed = [write_adapter(tmp_path / name, sizes_of(path), 4, seed=seed) for seed, name in enumerate("ab")]
+    digests = [digest_of(Path(adapter.path)) for adapter in listed]
+    bank = load_adapters(listed, read_config(path), 64, count=1)
+    runner = make_runner(path, adapters=bank)
+    runner.warmup(256, None, 16, 1024)
+    file = tmp_path / "b/adapter_model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + b"\x00")
+    assert "have changed since the start" in runner.load_adapter(0, digests[1])
+    file.unlink()
+    assert "cannot be read: No such file or directory" in runner.load_adapter(0, digests[1])
+    assert bank.slots == {digests[0]: 0}
+    file.write_bytes(content)
+    assert runner.load_adapter(0, digests[1]) == "" and bank.slots == {digests[1]: 0}
+
+
+def test_all_ranks_load_an_adapter_or_none(ranks: Ranks, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    path = checkpoints("qwen3").path
+    listed = [write_adapter(tmp_path / name, sizes_of(path), 4, seed=seed) for seed, name in enumerate("ab")]
+    found = ranks.run(2, load_on_one_rank_alone, path, listed)
+    assert "cannot be read" in found[1][0] and "another rank cannot load" in found[0][0]
+    assert [(slots, last) for _, slots, last in found] == [([digest_of(tmp_path / "a")], "")] * 2

@@ -19,13 +19,15 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from adapter_tools import sizes_of, write_adapter
 from grammar_tools import byte_level_tokenizer, lark_grammar, regex_grammar
 from shard_tools import make_checkpoint
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from text_generation_common.adapters.files import digest_of
 from text_generation_common.errors import NOT_COMPILED
 from text_generation_common.flags.kinds import Dtype
-from text_generation_common.flags.model import ComputeFlags
+from text_generation_common.flags.model import AdapterFlags, ComputeFlags
 from text_generation_common.frames import HEADER, Frame, FrameReader, pack
 from text_generation_proto import generate_pb2 as pb
 from text_generation_proto import generate_pb2_grpc as pb_grpc
@@ -78,7 +80,7 @@ class FrameStub:
                 self._answers.pop(frame.step).set_result(frame)
 
     def __getattr__(self, name: str) -> Any:
-        kinds = ("Prefill", "Decode", "FilterBatch", "ClearCache")
+        kinds = ("Prefill", "Decode", "FilterBatch", "ClearCache", "LoadAdapter")
         if name not in kinds:
             return getattr(self._stub, name)
         return lambda request: self._step(kinds.index(name) + 1, request, getattr(pb, f"{name}Response"))
@@ -243,6 +245,28 @@ def test_a_failed_step_says_so_and_the_shard_goes_on_after_a_clear(model: Path, 
         await stub.Prefill(prefill(5))
 
     with_shard(model, tmp_path, use, way)
+
+
+def test_adapters_are_read_beside_the_steps_and_loaded_by_a_step(model: Path, tmp_path: Path, way: str) -> None:
+    listed = [write_adapter(tmp_path / name, sizes_of(model), 4, seed=seed) for seed, name in enumerate("ab")]
+    first, other = (digest_of(Path(adapter.path)) for adapter in listed)
+
+    async def use(stub: Any) -> None:
+        await stub.Warmup(warmup())
+        info = await stub.Info(pb.InfoRequest())
+        assert (list(info.adapters), info.adapter_slots, info.adapters_in_host) == ([first, other], 1, 2)
+        assert (await stub.PrepareAdapter(pb.PrepareAdapterRequest(digest=other))).refusal == ""
+        assert (await stub.PrepareAdapter(pb.PrepareAdapterRequest(digest="x"))).refusal
+        request = prefill(1)
+        request.batch.requests[0].adapter = other
+        assert "this shard has no adapter" in (await refusal(stub.Prefill(request)))[1]
+        await stub.ClearCache(pb.ClearCacheRequest(epoch=4, step=2))
+        assert (await stub.LoadAdapter(pb.LoadAdapterRequest(digest=other, slot=0, epoch=4, step=3))).refusal == ""
+        request.step = 4
+        assert len((await stub.Prefill(request)).result.token_ids) == 4
+
+    flags = AdapterFlags(lora_adapters=",".join(map(str, listed)), max_loras=1, max_cpu_loras=2)
+    with_shard(model, tmp_path, use, way, adapters=flags)
 
 
 def test_stale_steps_and_other_epochs_are_refused(model: Path, tmp_path: Path, way: str) -> None:

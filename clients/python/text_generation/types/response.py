@@ -45,6 +45,8 @@ class Details(BaseModel):
     seed: int | None = None
     # Number of tokens of the prompt that the server had computed before; TGI lacks this field.
     cached_tokens: int | None = None
+    # The LoRA adapter that was asked for; TGI lacks this field.
+    adapter_id: str | None = None
     # An empty list unless the request has set `decoder_input_details`.
     prefill: list[InputToken]
     tokens: list[Token]
@@ -66,6 +68,8 @@ class StreamDetails(BaseModel):
     input_length: int | None = None
     # Number of tokens of the prompt that the server had computed before; TGI lacks this field.
     cached_tokens: int | None = None
+    # The LoRA adapter that was asked for; TGI lacks this field.
+    adapter_id: str | None = None
 
 
 class StreamResponse(BaseModel):

@@ -91,6 +91,11 @@ class Generation:
         return self._finish
 
     @property
+    def adapter(self) -> str:
+        """The name of the text's LoRA adapter; "": none."""
+        return self.stream.request.adapter_name
+
+    @property
     def validation_s(self) -> float:
         return self.queued_s - self.started_s
 
@@ -110,13 +115,17 @@ class Generation:
             self.permit.give_back(1)
             if self.end is not None:
                 self.end.num_tokens += self.stream.num_tokens
+                self.end.adapter = self.adapter
             if self.trace is not None:
                 self.trace.end(self._summary())
 
     def _count_usage(self) -> None:
-        """Counts the text for the API key. A text that was cancelled or has failed counts too, if it has a token."""
-        if self.usage is not None and self.is_answer and (self.stream.num_tokens or self._finish is not None):
-            self.usage.count_text(self.prompt_tokens, self.stream.cached_tokens, self.stream.num_tokens)
+        """Counts the text for the API key and the adapter. A text that was cancelled or has failed counts too, if it
+        has a token."""
+        if self.is_answer and (self.stream.num_tokens or self._finish is not None):
+            self.metrics.adapters.count_text(self.adapter, self.prompt_tokens, self.stream.num_tokens)
+            if self.usage is not None:
+                self.usage.count_text(self.prompt_tokens, self.stream.cached_tokens, self.stream.num_tokens)
 
     def _summary(self) -> GenerationSummary:
         stream, finish, now = self.stream, self._finish, time.perf_counter()
@@ -178,6 +187,7 @@ class Generation:
             "seed": finish.seed,
             "route": self.end.route if self.end is not None else "",
             "finish_reason": finish.reason.value,
+            **({"adapter": self.adapter} if self.adapter else {}),
         }
         logger.info("Success", extra={"fields": fields})
 

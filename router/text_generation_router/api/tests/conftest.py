@@ -412,6 +412,7 @@ class Server:
             requests.keep_agent_lines,
         )
         ignored = IgnoredParameters(self.metrics, self.config.requests.strict_parameters, self.config.adapters)
+        self.metrics.add_adapters(self.config.adapters)
         services = Services(
             self.config,
             self.engine,

@@ -1,6 +1,13 @@
-"""How a request names a LoRA adapter on each route, and what becomes of a name that the server has not."""
+"""How a request names a LoRA adapter on each route, what becomes of a name that the server has not, and where the
+adapter is named."""
+
+import json
+import logging
 
 import pytest
+
+from text_generation_router.engine.protocol import Ended
+from text_generation_router.scheduling.request import EndReason
 
 from .conftest import ROUTES, Route
 
@@ -49,6 +56,34 @@ def test_names_that_clients_give_to_whatever_is_served_mean_the_model(make_serve
 def test_without_adapters_every_adapter_id_is_unknown(server):
     answer = server.post("/generate", {"inputs": "Hi", "parameters": {"adapter_id": "x"}})
     assert answer.status == 422 and answer.told["error"].endswith("one of the server's adapters (none). Given: x")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_details_name_the_adapter_of_a_request_that_has_one(make_server, stream):
+    server = make_server(adapters=ADAPTERS)
+
+    def details(**parameters: object) -> dict[str, object]:
+        body = {"inputs": "Hi", "stream": stream, "parameters": {"details": True, "best_of": None, **parameters}}
+        answer = server.post("/generate", body).body.decode() if not stream else server.post("/", body).body.decode()
+        told = json.loads(answer.rstrip().rpartition("data:")[2])
+        return dict((told[0] if isinstance(told, list) else told)["details"])
+
+    assert details(adapter_id="sql")["adapter_id"] == "sql" and "adapter_id" not in details()
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+def test_the_line_of_a_requests_end_and_the_metrics_name_its_adapter(make_server, caplog, route):
+    server = make_server(adapters=ADAPTERS)
+    with caplog.at_level(logging.INFO):
+        server.post(route.path, naming(route, "sql"))
+        server.post(route.path, route.body)
+        server.engine.script.ends_after = (1, Ended(EndReason.FAILED, cause="boom"))
+        server.post(route.path, naming(route, "poems"))
+    lines = [(record.getMessage(), record.fields) for record in caplog.records if hasattr(record, "fields")]
+    told = [(message, fields.get("adapter")) for message, fields in lines if message in ("Success", "Failed")]
+    assert told == [("Success", "sql"), ("Success", None), ("Failed", "poems")]
+    page = server.get("/metrics").body.decode()
+    assert 'tgi_adapter_texts{adapter="sql"} 1\n' in page and 'tgi_adapter_texts{adapter="poems"} 1\n' in page
 
 
 def test_models_lists_the_adapters_after_the_served_model(make_server):

@@ -196,12 +196,13 @@ def deadline_token(text: str) -> Token:
 
 
 def finish_json(finish: Finish) -> dict[str, Any]:
-    return {
+    found = {
         "finish_reason": finish.reason.value,
         "generated_tokens": finish.generated_tokens,
         "seed": finish.seed,
         "cached_tokens": finish.cached_tokens,
     }
+    return found | ({"adapter_id": finish.adapter} if finish.adapter else {})
 
 
 async def prefill_json(prompt: PromptRows | None) -> orjson.Fragment:

@@ -22,7 +22,15 @@ from text_generation_router.engine.shards import ModelInfo, ShardedClient, Shard
 from text_generation_router.engine.step_connection import StepConnection
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
 from text_generation_router.scheduling.costs import QueryBlocks
-from text_generation_router.scheduling.step import BATCH_ID, Chunk, ClearStep, FilterStep, FirstChunk, ForwardStep
+from text_generation_router.scheduling.step import (
+    BATCH_ID,
+    AdapterStep,
+    Chunk,
+    ClearStep,
+    FilterStep,
+    FirstChunk,
+    ForwardStep,
+)
 
 EPOCH = 4
 
@@ -72,6 +80,14 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
             await asyncio.Event().wait()
         return pb.CompileGrammarResponse(refusal="too complex" if request.grammar == "bad" else "")
 
+    async def PrepareAdapter(self, request: Any, context: Any) -> Any:
+        await self._note(request, context)
+        return pb.PrepareAdapterResponse(refusal="gone" if self.rank and request.digest == "bad" else "")
+
+    async def LoadAdapter(self, request: Any, context: Any) -> Any:
+        await self._note(request, context)
+        return pb.LoadAdapterResponse(refusal="gone" if request.digest == "bad" else "")
+
     async def ClearCache(self, request: Any, context: Any) -> Any:
         await self._note(request, context)
         return pb.ClearCacheResponse()
@@ -111,7 +127,7 @@ class FrameContext:
 
 
 KINDS = {1: ("Prefill", pb.PrefillRequest), 2: ("Decode", pb.DecodeRequest), 3: ("FilterBatch", pb.FilterBatchRequest),
-         4: ("ClearCache", pb.ClearCacheRequest)}  # fmt: skip
+         4: ("ClearCache", pb.ClearCacheRequest), 5: ("LoadAdapter", pb.LoadAdapterRequest)}  # fmt: skip
 
 
 async def listen_for_frames(rank: Rank, path: str) -> asyncio.Server:
@@ -402,6 +418,17 @@ async def test_the_first_rank_compiles_grammars_and_may_refuse_them(
             with pytest.raises(ShardsError, match="closed"):
                 await call
         assert not await group.is_healthy()
+
+
+async def test_all_ranks_read_and_load_an_adapter_and_any_may_refuse_it(place: Path) -> None:
+    async with over(place) as (group, ranks):
+        assert [await group.prepare_adapter("good"), await group.prepare_adapter("bad")] == ["", "gone"]
+        for number, (digest, refusal) in enumerate((("good", ""), ("bad", "gone")), start=1):
+            answer = await group.run(AdapterStep(number, 3, digest))
+            assert answer is not None and answer.refusal == refusal
+        for rank in ranks:
+            loads = [(a.digest, a.slot, a.epoch, a.step) for a in rank.asked if isinstance(a, pb.LoadAdapterRequest)]
+            assert loads == [("good", 3, EPOCH, 1), ("bad", 3, EPOCH, 2)]
 
 
 async def test_a_rank_that_stands_still_says_nothing_of_a_grammar(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

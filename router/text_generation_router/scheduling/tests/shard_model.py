@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
-from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step
+from text_generation_router.scheduling.step import AdapterStep, ClearStep, FilterStep, ForwardStep, Step
 
-# Stands for the keys of a token: the ids of all tokens up to it, on which the keys depend.
-Keys = tuple[int, ...]
+# Stands for the keys of a token: the adapter, and the ids of all tokens up to it, on which the keys depend.
+Keys = tuple[int | str, ...]
 
 
 @dataclass
@@ -19,6 +19,7 @@ class Row:
     slots: list[int]
     prompt_length: int
     prompt_logprobs: int | None
+    adapter: str = ""
 
 
 @dataclass
@@ -28,6 +29,8 @@ class ShardModel:
     max_rows: int
     rows: dict[int, Row] = field(default_factory=dict)
     keys: dict[int, Keys] = field(default_factory=dict)  # for each slot, the keys in it
+    adapters: dict[int, str] = field(default_factory=dict)  # the adapter in each slot
+    has_slots: bool = False  # whether rows need their adapters in slots
     prompts: dict[int, PromptLogprobs] = field(default_factory=dict)  # what the last step gave, by request
 
     def run(self, step: Step) -> dict[int, int]:
@@ -38,6 +41,9 @@ class ShardModel:
         elif isinstance(step, FilterStep):
             assert set(step.keep) <= set(self.rows)
             self.rows = {i: row for i, row in self.rows.items() if i in step.keep}
+        elif isinstance(step, AdapterStep):
+            self.adapters[step.slot] = step.adapter
+            assert len(set(self.adapters.values())) == len(self.adapters), "an adapter is in two slots"
         else:
             return self._forward(step)
         return {}
@@ -75,7 +81,7 @@ class ShardModel:
                 assert chunk.request_id not in self.rows
                 first = chunk.first
                 self.rows[chunk.request_id] = Row(
-                    list(first.ids), first.slots.tolist(), first.prompt_length, first.prompt_logprobs
+                    list(first.ids), first.slots.tolist(), first.prompt_length, first.prompt_logprobs, first.adapter
                 )
         assert len(self.rows) <= self.max_rows
         written = [*step.decode_slots.tolist()]
@@ -85,10 +91,13 @@ class ShardModel:
 
     def _compute(self, row: Row, start: int, end: int) -> None:
         assert 0 <= start < end <= len(row.slots)
+        is_there = not (row.adapter and self.has_slots) or row.adapter in self.adapters.values()
+        assert is_there, "a step has a row whose adapter is not in a slot"
         for position, slot in enumerate(row.slots[:start]):
-            assert self.keys.get(slot) == tuple(row.ids[: position + 1]), "a slot does not hold what the request needs"
+            keys = (row.adapter, *row.ids[: position + 1])
+            assert self.keys.get(slot) == keys, "a slot does not hold what the request needs"
         for position in range(start, end):
-            self.keys[row.slots[position]] = tuple(row.ids[: position + 1])
+            self.keys[row.slots[position]] = (row.adapter, *row.ids[: position + 1])
 
     def _sample(self, row: Row) -> int:
         row.ids.append(next_token(row.ids))

@@ -12,12 +12,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_router.scheduling import costs
+from text_generation_router.scheduling.adapter_slots import AdapterRoom
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.costs import StepWork
 from text_generation_router.scheduling.request import GenerationRequest, Limits, Past, Share
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
-from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step, StepAnswer
+from text_generation_router.scheduling.step import (
+    AdapterStep,
+    Applied,
+    ClearStep,
+    FilterStep,
+    ForwardStep,
+    Step,
+    StepAnswer,
+)
 from text_generation_router.scheduling.tests.shard_model import ShardModel, logprobs_after, next_token
 
 CAPACITY, MAX_ROWS, BUDGET = 64, 6, 16
@@ -62,6 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority_between_tenants=st.booleans(),
         end_tokens=st.sampled_from([frozenset(), frozenset({1})]),
         slowdown=st.sampled_from([0.0, 1.0, 4.0]),
+        adapters=st.sampled_from([0, 0, 2, 3, 5]),
         random=st.randoms(use_true_random=False),
     )
     def begin(
@@ -74,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority_between_tenants: bool,
         end_tokens: frozenset[int],
         slowdown: float,
+        adapters: int,
         random: Random,
     ) -> None:
         self.patch = patch.object(costs, "FEWEST_TOKENS", 1)
@@ -93,18 +104,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.end_tokens = end_tokens
         self.scheduler = Scheduler(limits, end_tokens=end_tokens, costs=RandomCosts(random))
+        self.room = AdapterRoom(tuple(f"adapter{number}" for number in range(adapters)), 2, 2)
+        self.unready: list[str] = []  # adapters that the shard reads
         self.mode = mode
         if learned:
             # Admission learns lengths that are too short. Real outputs are longer, so that slots run out.
             for length in range(1, 41):
                 self.scheduler._admission.learn(length % 5 + 1)
-        self.shard = ShardModel(MAX_ROWS)
+        self.begin_epoch()
         self.alive: dict[int, Running] = {}
         self.deadly: set[int] = set()  # ids of requests that kill the shards in each step that carries one of them
         self.records: dict[int, Record] = {}
         self.in_flight: list[Step] = []
         self.shares = shares
-        self.disturbed = len(shares) > 1  # whether preemptions are possible that admission cannot foresee
+        # Whether preemptions are possible that admission cannot foresee.
+        self.disturbed = len(shares) > 1 or self.room.is_short
+
+    def begin_epoch(self) -> None:
+        assert self.scheduler.begin_epoch(CAPACITY, self.end_tokens, adapters=self.room) == []
+        self.unready.clear()
+        self.shard = ShardModel(MAX_ROWS, adapters=dict(enumerate(self.room.known[:2])), has_slots=self.room.is_short)
 
     @rule(
         length=st.integers(1, 40),
@@ -119,6 +138,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         losses=st.sampled_from([(0, 0), (0, 0), (1, 0), (2, 0), (2, 2)]),
         age_s=st.integers(0, 3),
         unready=st.booleans(),
+        adapter=st.integers(0, 9),
     )
     def add(
         self,
@@ -134,14 +154,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         losses: tuple[int, int],
         age_s: int,
         unready: bool,
+        adapter: int,
     ) -> None:
         """`top_n`: most likely tokens with each log-probability of the prompt; None: no log-probabilities. `made`:
         number of tokens that another engine has made. `losses`: what counts against the request until now."""
         if length + new - 1 <= CAPACITY:
             ids = [1] * (length - min(length, twos)) + [2] * min(length, twos)
             share = self.shares[whose % len(self.shares)]
+            digest = self.room.known[adapter] if adapter < len(self.room.known) else ""
             request = GenerationRequest(
-                tuple(ids), new, share=share, priority=priority, namespace=(namespace,), prompt_logprobs=top_n
+                tuple(ids),
+                new,
+                share=share,
+                priority=priority,
+                namespace=(namespace, digest),
+                prompt_logprobs=top_n,
+                adapter=digest,
             )
             past = Past(tuple(self.first_tokens(ids, min(made, new - 1))), age_s, made > 0, *losses)
             add = self.scheduler.add_unready if unready else self.scheduler.add
@@ -187,12 +215,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def decide(self) -> None:
         step = self.scheduler.next_step()
+        self.unready += self.scheduler.adapters.take_unready()
         if step is not None:
             self.in_flight.append(step)
         if isinstance(step, ForwardStep):
             assert sum(chunk.end - chunk.start for chunk in step.chunks) <= BUDGET
             assert not {i for i in step.request_ids if i in self.alive and self.alive[i].paused} & set(step.decode_ids)
             self.suspects_run_alone()
+
+    @precondition(lambda self: self.unready)
+    @rule(data=st.data())
+    def adapter_is_read(self, data: st.DataObject) -> None:
+        self.scheduler.adapters.note_ready(self.unready.pop(data.draw(st.integers(0, len(self.unready) - 1))))
 
     def suspects_run_alone(self) -> None:
         aboard = self.aboard(self.in_flight)
@@ -223,7 +257,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             failures=failures,
             prompt_logprobs=self.shard.prompts,
         )
-        applied = self.scheduler.apply(made)
+        applied = self.apply(step, made)
         for request_id in applied.computed:
             request = self.alive.pop(request_id)
             assert request.ended and not request.request.max_new_tokens
@@ -249,6 +283,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             if chunk.end > record.furthest:
                 record.furthest = chunk.end
                 record.clear()
+
+    def apply(self, step: Step, made: StepAnswer) -> Applied:
+        applied = self.scheduler.apply(made)
+        if isinstance(step, AdapterStep):
+            self.scheduler.note_adapter(step.adapter)
+        return applied
 
     @staticmethod
     def prompt_is_known(request: Running) -> None:
@@ -287,8 +327,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Begins a new epoch. The cause may be any step in flight, or something outside the shards."""
         unanswered, self.in_flight = self.in_flight, []
         self.lose(unanswered)
-        assert self.scheduler.begin_epoch(CAPACITY, self.end_tokens) == []
-        self.shard = ShardModel(MAX_ROWS)
+        self.begin_epoch()
 
     def lose(self, unanswered: list[Step]) -> None:
         self.disturbed = True
@@ -352,8 +391,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             request.paused = False
             self.scheduler.make_ready(request.id)
         for _ in range(20_000):
-            if len(self.in_flight) < 2 and (step := self.scheduler.next_step()):
+            step = self.scheduler.next_step() if len(self.in_flight) < 2 else None
+            self.unready += self.scheduler.adapters.take_unready()
+            if step is not None:
                 self.in_flight.append(step)
+            elif self.unready:
+                self.scheduler.adapters.note_ready(self.unready.pop())
             elif self.in_flight:
                 self.answer(99, 99)
             else:

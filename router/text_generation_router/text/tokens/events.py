@@ -42,6 +42,7 @@ class Finish:
     inference_s: float  # seconds from the first step to the last token
     cached_tokens: int  # number of prompt tokens found in the prefix cache at the first start
     stop: str | None = None  # the stop string that ended a text which is cut off before it
+    adapter: str = ""  # the name of the request's LoRA adapter
 
     @property
     def mean_token_s(self) -> float:

@@ -38,6 +38,7 @@ class TextOutput:
             self._parts = []
         self._min_new_tokens = request.sampling.min_new_tokens
         self._seed = request.sampling.seed if request.sampling.do_sample else None
+        self._adapter = request.adapter_name
         self._queue_s = 0.0
         self.cached_tokens = 0
 
@@ -145,4 +146,5 @@ class TextOutput:
             inference_s=inference_s,
             cached_tokens=self.cached_tokens,
             stop=stop,
+            adapter=self._adapter,
         )

@@ -129,8 +129,23 @@ class CpuKernels:
         }  # fmt: skip
         self._call(tokens * parts * rank * inputs, "adapt_down", x=x, inputs=inputs, down=matrices.down, **common)
         self._call(
-            tokens * rank * columns, "adapt_up", up=matrices.up, ends=matrices.ends_P, columns=columns, out=out,
-            **common,
+            tokens * rank * columns, "adapt_up", up=matrices.up, bias=matrices.bias, base=None, ends=matrices.ends_P,
+            columns=columns, out=out, **common,
+        )  # fmt: skip
+        return out
+
+    def adapt_embeddings(self, x_TH: Tensor, ids_T: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
+        (tokens, width), (_, vocabulary, rank) = x_TH.shape, matrices.down.shape
+        if width % LANES:
+            return reference.adapt_embeddings(x_TH, ids_T, slots_T, matrices)
+        hidden, out = torch.empty((tokens, rank)), torch.empty_like(x_TH)
+        common: dict[str, Argument] = {
+            "tokens": tokens, "slots": slots_T, "rank": rank, "type": TYPES[x_TH.dtype], "hidden": hidden,
+        }  # fmt: skip
+        self._call(tokens * rank, "adapt_ids", ids=ids_T, down=matrices.down, vocabulary=vocabulary, **common)
+        self._call(
+            tokens * rank * width, "adapt_up", up=matrices.up, bias=None, base=x_TH, ranks=matrices.ranks, parts=1,
+            ends=matrices.ends_P, columns=width, out=out, **common,
         )  # fmt: skip
         return out
 

@@ -102,7 +102,13 @@ def compile_others(dtype: torch.dtype) -> None:
 
 def compile_adapters(dtype: torch.dtype) -> None:
     x, down, up = (torch.zeros(shape, dtype=dtype) for shape in ((5, 96), (3, 40, 96), (3, 20, 320)))
-    kernels.adapt(x, int32(5), AdapterMatrices(down, up, int32(3, 2), int32(2), (64, 320)))
+    matrices = AdapterMatrices(down, up, int32(3, 2), int32(2), (64, 320))
+    kernels.adapt(x, int32(5), matrices)
+    kernels.adapt(x, int32(5), replace(matrices, bias=torch.zeros(3, 320)))
+    of_ids = AdapterMatrices(
+        torch.zeros(3, 9, 16, dtype=dtype), up[:, :16, :96].contiguous(), int32(3, 1), int32(1), (96,)
+    )
+    kernels.adapt_embeddings(x, int32(5), int32(5), of_ids)
 
 
 def compile_experts(dtype: torch.dtype) -> None:

@@ -986,6 +986,40 @@ def test_adapt_multiplies_each_token_by_the_matrices_of_its_adapter_alone(
         assert torch.equal(single.cpu().view(torch.int32)[0], out[token].view(torch.int32))
 
 
+def test_adapt_adds_the_bias_of_each_tokens_adapter_also_where_there_are_no_matrices(subject: Subject) -> None:
+    slots = torch.tensor([1, -1, 0, 2], dtype=torch.int32)
+    ranks = torch.tensor([[4, 0], [0, 0], [0, 3]], dtype=torch.int32)
+    x, bias = torch.randn(4, 64).to(subject.dtype), torch.randn(3, 96)
+    down, up = torch.randn(3, 8, 64).to(subject.dtype), torch.randn(3, 4, 96).to(subject.dtype)
+    on_device = (t.to(subject.device) for t in (down, up, ranks, torch.tensor([32, 96], dtype=torch.int32)))
+    matrices = AdapterMatrices(*on_device, (32, 96))
+    x, slots = x.to(subject.device), slots.to(subject.device)
+    plain = subject.kernels.adapt(x, slots, matrices).cpu()
+    found = subject.kernels.adapt(x, slots, replace(matrices, bias=bias.to(subject.device))).cpu()
+    assert found[1].view(torch.int32).eq(-(2**31)).all() and torch.equal(found[0], bias[1])
+    torch.testing.assert_close(found, plain + torch.stack([bias[1], torch.zeros(96), bias[0], bias[2]]))
+
+
+@pytest.mark.parametrize("width", [128, 20])
+def test_adapt_embeddings_adds_the_product_of_each_tokens_id(subject: Subject, width: int) -> None:
+    ids, slots = torch.tensor([3, 0, 8, 3, 5, 3]), torch.tensor([0, 1, -1, 1, 2, 0])
+    ranks = torch.tensor([[5], [16], [0]], dtype=torch.int32)
+    x = torch.randn(6, width).to(subject.dtype)
+    down, up = torch.randn(3, 9, 16).to(subject.dtype), torch.randn(3, 16, width).to(subject.dtype)
+    expected = x.double()
+    for token, (id_, slot) in enumerate(zip(ids.tolist(), slots.tolist(), strict=True)):
+        if slot >= 0:
+            own = int(ranks[slot])
+            expected[token] += down[slot, id_, :own].double() @ up[slot, :own].double()
+    up[0, 5:], up[2], down[1, 8], down[2] = NAN, NAN, NAN, NAN
+    on_device = (t.to(subject.device) for t in (down, up, ranks, torch.tensor([width], dtype=torch.int32)))
+    matrices = AdapterMatrices(*on_device, (width,))
+    given = [t.to(subject.device) for t in (x, ids.int(), slots.int())]
+    out = subject.kernels.adapt_embeddings(given[0], given[1], given[2], matrices).cpu()
+    assert out.dtype == subject.dtype and torch.equal(out[[2, 4]], x[[2, 4]])
+    close(out, expected, subject.dtype)
+
+
 @pytest.mark.parametrize("size", [20] + [4096] * GPU)
 def test_embed_picks_rows(subject: Subject, size: int) -> None:
     weight = torch.randn(9, size).to(subject.dtype)

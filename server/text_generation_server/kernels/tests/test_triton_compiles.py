@@ -18,8 +18,8 @@ SAMPLERS = {
     "_merge_blocks", "_most_typical", "_prepare_block", "_weigh_block",
 }  # fmt: skip
 KERNELS = {
-    "_activate", "_adapt_down", "_adapt_up", "_add_scored", "_advance", "_embed", "_experts_down", "_experts_up",
-    "_layer_norm", "_place", "_rms_norm", "_rope_and_store_kv", "_route", "_silu_mul", "attend_decode",
+    "_activate", "_adapt_down", "_adapt_ids", "_adapt_up", "_add_scored", "_advance", "_embed", "_experts_down",
+    "_experts_up", "_layer_norm", "_place", "_rms_norm", "_rope_and_store_kv", "_route", "_silu_mul", "attend_decode",
     "attend_prefill",
 }  # fmt: skip
 CODES = {"_add_splits", "_multiply_codes", "_widen_codes"}

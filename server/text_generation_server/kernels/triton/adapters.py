@@ -23,8 +23,23 @@ def adapt(x: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
         COLUMNS=INPUTS,
     )  # fmt: skip
     _adapt_up[(tokens, triton.cdiv(outputs, OUTPUTS))](
-        hidden, slots_T, matrices.up, matrices.ranks, ends=matrices.ends_P, out=out, OUTPUTS=outputs, PARTS=parts,
-        RANK=rank, COLUMNS=OUTPUTS,
+        hidden, slots_T, matrices.up, matrices.ranks, matrices.bias, base=None, ends=matrices.ends_P, out=out,
+        OUTPUTS=outputs, PARTS=parts, RANK=rank, COLUMNS=OUTPUTS,
+    )  # fmt: skip
+    return out
+
+
+def adapt_embeddings(x_TH: Tensor, ids_T: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
+    (tokens, width), (_, vocabulary, rank) = x_TH.shape, matrices.down.shape
+    assert x_TH.is_contiguous() and matrices.down.is_contiguous() and matrices.up.is_contiguous()
+    hidden = torch.empty((tokens, rank), dtype=torch.float32, device=x_TH.device)
+    out = torch.empty_like(x_TH)
+    _adapt_ids[(tokens,)](
+        ids_T, slots_T, matrices.down, hidden, VOCABULARY=vocabulary, RANK=rank, ROWS=triton.next_power_of_2(rank)
+    )
+    _adapt_up[(tokens, triton.cdiv(width, OUTPUTS))](
+        hidden, slots_T, matrices.up, matrices.ranks, None, base=x_TH, ends=matrices.ends_P, out=out, OUTPUTS=width,
+        PARTS=1, RANK=rank, COLUMNS=OUTPUTS,
     )  # fmt: skip
     return out
 
@@ -51,9 +66,20 @@ def _adapt_down(
         tl.store(hidden + (token * PARTS + part) * RANK + row, sums, mask=within)
 
 
+@triton.jit(do_not_specialize_on_alignment=["ids", "slots"])
+def _adapt_ids(ids, slots, down, hidden, VOCABULARY: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot >= 0:
+        row = tl.arange(0, ROWS)
+        first = down + (slot * VOCABULARY + tl.load(ids + token)) * RANK
+        value = tl.load(first + row, mask=row < RANK, other=0.0).to(tl.float32)
+        tl.store(hidden + token * RANK + row, value, mask=row < RANK)
+
+
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _adapt_up(
-    hidden, slots, up, ranks, ends, out, OUTPUTS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
+    hidden, slots, up, ranks, bias, base, ends, out, OUTPUTS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -62,6 +88,8 @@ def _adapt_up(
     sums = tl.full([COLUMNS], -(2**31), tl.int32).to(tl.float32, bitcast=True)  # -0, which changes no sum
     slot = tl.load(slots + token).to(tl.int64)
     if slot >= 0:
+        if bias is not None:
+            sums = tl.load(bias + slot * OUTPUTS + column, mask=inside, other=0.0)
         part = tl.zeros([COLUMNS], tl.int32)
         for p in tl.static_range(PARTS - 1):
             part += (column >= tl.load(ends + p)).to(tl.int32)
@@ -71,4 +99,7 @@ def _adapt_up(
             value = tl.load(hidden + (token * PARTS + part) * RANK + r, mask=has, other=0.0)
             weight = tl.load(up + (slot * RANK + r) * OUTPUTS + column, mask=has, other=0.0).to(tl.float32)
             sums = tl.where(has, sums + value * weight, sums)
-    tl.store(out + token * OUTPUTS + column, sums, mask=inside)
+    at = token * OUTPUTS + column
+    if base is not None:
+        sums += tl.load(base + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, sums.to(out.dtype.element_ty), mask=inside)

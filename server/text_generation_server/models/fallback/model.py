@@ -119,10 +119,10 @@ class FallbackModel:
             hidden: Tensor = run_base(self._base, step.ids_T, step.positions_T).last_hidden_state
         return hidden[0]
 
-    def logits(self, hidden_TH: Tensor) -> Tensor | None:
+    def logits(self, hidden_TH: Tensor, adapters_T: Tensor | None = None) -> Tensor | None:
         return self._head(hidden_TH)
 
-    def own_logits(self, hidden_TH: Tensor) -> Tensor:
+    def own_logits(self, hidden_TH: Tensor, adapters_T: Tensor | None = None) -> Tensor:
         return self._head(hidden_TH)
 
 

@@ -53,30 +53,61 @@ EXPORT void adapt_down(const void *arguments, struct team *team, int me) {
   }
 }
 
-/* out[n …] = sum over r of hidden[r] * up[r][n …], for `vectors` vectors of columns. */
-INLINE void multiply_columns(const float *hidden, const void *up, long columns, enum type type, long rank, long n,
-                             int vectors, float *out) {
+EXPORT void adapt_ids(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct adapt_ids_arguments *a = arguments;
+  enum type type = (enum type)a->type;
+  FOR_EACH_ITEM(t, a->tokens, 1, team) {
+    if (a->slots[t] < 0) continue;
+    const char *down = (const char *)a->down + (a->slots[t] * a->vocabulary + a->ids[t]) * a->rank * bytes_of(type);
+    for (long r = 0; r < a->rank; r += LANES) store(a->hidden + t * a->rank, r, load(down, r, type), F32);
+  }
+}
+
+/* What the columns of one token are made of. */
+struct token_columns {
+  const float *hidden; /* the part's numbers */
+  const void *up;
+  const float *bias; /* or null */
+  const void *base;  /* or null */
+  long columns;
+  long rank;
+  void *out;
+};
+
+/* out[n …] = base + (bias + sum over r of hidden[r] * up[r][n …]), for `vectors` vectors of columns. */
+INLINE void multiply_columns(const struct token_columns *of, enum type type, long n, int vectors) {
   vf sums[VECTORS_AT_ONCE];
-  for (int v = 0; v < vectors; v++) sums[v] = -(vf){};
-  for (long r = 0; r < rank; r++)
+  for (int v = 0; v < vectors; v++) sums[v] = of->bias ? load(of->bias, n + v * LANES, F32) : -(vf){};
+  for (long r = 0; r < of->rank; r++)
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++)
-      sums[v] = multiply_add(splat(hidden[r]), load(up, r * columns + n + v * LANES, type), sums[v]);
-  for (int v = 0; v < vectors; v++) store(out, n + v * LANES, sums[v], F32);
+      sums[v] = multiply_add(splat(of->hidden[r]), load(of->up, r * of->columns + n + v * LANES, type), sums[v]);
+  for (int v = 0; v < vectors; v++) {
+    if (of->base)
+      store(of->out, n + v * LANES, load(of->base, n + v * LANES, type) + sums[v], type);
+    else
+      store(of->out, n + v * LANES, sums[v], F32);
+  }
 }
 
 INLINE void adapt_columns(const struct adapt_up_arguments *a, long t, long from, long to, enum type type) {
-  long slot = a->slots[t], parts = a->parts, columns = a->columns, part = 0;
+  long slot = a->slots[t], parts = a->parts, columns = a->columns, part = 0, bytes = columns * bytes_of(type);
   const float *hidden = a->hidden + t * parts * a->rank;
-  const char *up = slot < 0 ? 0 : (const char *)a->up + slot * a->rank * columns * bytes_of(type);
-  float *out = a->out + t * columns;
+  struct token_columns of = {.columns = columns, .out = (char *)a->out + t * (a->base ? bytes : columns * 4)};
+  if (a->base) of.base = (const char *)a->base + t * bytes;
+  if (slot >= 0) {
+    of.up = (const char *)a->up + slot * a->rank * bytes;
+    if (a->bias) of.bias = a->bias + slot * columns;
+  }
   for (long n = from; n < to;) {
     while (n >= a->ends[part]) part++;
-    long end = a->ends[part] < to ? a->ends[part] : to, rank = slot < 0 ? 0 : a->ranks[slot * parts + part];
-    const float *of_part = hidden + part * a->rank;
+    long end = a->ends[part] < to ? a->ends[part] : to;
+    of.rank = slot < 0 ? 0 : a->ranks[slot * parts + part];
+    of.hidden = hidden + part * a->rank;
     for (; n + VECTORS_AT_ONCE * LANES <= end; n += VECTORS_AT_ONCE * LANES)
-      multiply_columns(of_part, up, columns, type, rank, n, VECTORS_AT_ONCE, out);
-    for (; n < end; n += LANES) multiply_columns(of_part, up, columns, type, rank, n, 1, out);
+      multiply_columns(&of, type, n, VECTORS_AT_ONCE);
+    for (; n < end; n += LANES) multiply_columns(&of, type, n, 1);
   }
 }
 

@@ -314,19 +314,33 @@ struct adapt_down_arguments {
   float *hidden; /* [T, parts * rank] */
 };
 
-/* Then out = hidden upᵀ for each part, and -0, which changes no sum, for tokens and parts without an adapter. */
+/* The same of embeddings: hidden = the numbers of each token's id. */
+struct adapt_ids_arguments {
+  const int32_t *ids;   /* [T] */
+  long tokens;          /* T */
+  const int32_t *slots; /* [T] */
+  const void *down;     /* [adapters, vocabulary, rank] */
+  long vocabulary;
+  long rank;     /* a multiple of 16 */
+  long type;     /* type of down: F32 or BF16 */
+  float *hidden; /* [T, rank] */
+};
+
+/* Then out = bias + hidden upᵀ for each part, and -0, which changes no sum, for tokens and parts without an adapter. */
 struct adapt_up_arguments {
   const float *hidden;  /* [T, parts * rank] */
   long tokens;          /* T */
   const int32_t *slots; /* [T] */
   const void *up;       /* [adapters, rank, columns] */
+  const float *bias;    /* [adapters, columns], or null */
+  const void *base;     /* [T, columns], in the type of up: then out has this type, and base is added; or null */
   long type;            /* type of up: F32 or BF16 */
   const int32_t *ranks; /* [adapters, parts] */
   const int32_t *ends;  /* [parts]: the column behind the last one of each part, a multiple of 16 */
   long parts;
   long rank;
   long columns; /* the last of `ends` */
-  float *out;   /* [T, columns] */
+  void *out;    /* [T, columns] */
 };
 
 /* y = x Wᵀ + addend + bias in float32. A row of y has the same bits whatever the other rows are. */
