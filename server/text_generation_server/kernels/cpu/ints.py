@@ -69,7 +69,7 @@ class IntLinear:
         self._library = library
         self._threads = threads
         self._scratch = scratch
-        self._y_type = y_type
+        self._x_type, self._y_type = x_type, y_type
         weight = _in_blocks(weight)
         self._x_inputs, self._inputs = x_inputs, size_of(weight)[1]
         of_places = places(outputs, gated)
@@ -135,7 +135,7 @@ class IntLinear:
             weight: Codes = replace(form, q=codes.view(torch.uint8), groups=groups)
         else:
             weight = Int8((codes.int() - self._zero).to(torch.int8), groups)
-        return exact_weight(weight)[:, : self._x_inputs]
+        return exact_weight(weight)[:, : self._x_inputs].to(self._x_type)
 
 
 def _rows_of(panels: Tensor, ids_T: Tensor) -> Tensor:
