@@ -202,13 +202,6 @@ def rows_of_codes(
     return out
 
 
-def row_of_each(panels: Tensor, ids_T: Tensor) -> Tensor:
-    """Rows [T, M] of a tensor whose panels are [any number, M, outputs of a panel], or [.., M, panels of a pair]. torch
-    picks them."""
-    width = panels.shape[2]
-    return panels[ids_T // BLOCK, :, ids_T % BLOCK // (BLOCK // width)].contiguous()
-
-
 def places(outputs: int, gated: bool) -> Tensor:
     """The output at each place of pairs of panels, and -1 at those that have none. If gated, panels of gates and of the
     matching ups take turns."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from text_generation_common.quantized.values import CodedScales, Groups, RunNumbers, Shared, SharedNumbers
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Argument
-from text_generation_server.kernels.cpu.linear import BLOCK, PANEL, row_of_each
+from text_generation_server.kernels.cpu.linear import BLOCK, PANEL
 
 SMALL_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 TYPES_OF_SCALES = TYPES | {
@@ -43,34 +43,6 @@ class GroupPanels:
     size: int
     words: dict[str, Argument]
     exact: dict[str, Argument] = field(default_factory=dict)  # other ones that round no scale twice
-    _table: Tensor | None = field(default=None, repr=False)  # what codes stand for
-    _is_whole: bool = False  # whether factors are in the table
-
-    def groups(self, ids_T: Tensor) -> Groups:
-        """The groups of some outputs, whose scales are float32."""
-
-        def picked(name: str) -> Tensor | None:
-            panels = self.words[name]
-            return row_of_each(panels, ids_T) if isinstance(panels, Tensor) else None
-
-        codes, factors, extras = picked("scales"), picked("factors"), self.words["extras"]
-        assert codes is not None
-        if self.words["scale_type"] == CONSTANTS["E8M0"]:
-            codes = codes.view(torch.float8_e8m0fnu)
-        scales = codes.float() if self._table is None else self._table[codes.int()]
-        if factors is not None and not self._is_whole:
-            scales = scales * self._of_groups(factors, scales.shape[1])
-        if isinstance(extras, Tensor):
-            scales = scales + extras.flatten()[ids_T].unsqueeze(1)
-        offsets, factors = picked("offsets"), picked("offset_factors")
-        if offsets is not None and factors is not None:
-            offsets = offsets.float() * self._of_groups(factors, scales.shape[1])
-        return Groups(self.size, scales, picked("zeros"), offsets)
-
-    def _of_groups(self, factors: Tensor, count: int) -> Tensor:
-        run = self.words["groups_of_factor"]
-        assert isinstance(run, int)
-        return factors.float().repeat_interleave(run, dim=1)[:, :count]
 
 
 NO_GROUPS: dict[str, Argument] = {
@@ -95,9 +67,9 @@ def group_panels(groups: Groups, rows: Tensor, pack: Pack) -> GroupPanels:
         **_offset_words(groups, None if factors is None else (factors.dtype, found.run), pack),
     }  # fmt: skip
     if found.type != CONSTANTS["F8"]:
-        return GroupPanels(groups.size, words, {}, found.exact)
+        return GroupPanels(groups.size, words)
     exact: dict[str, Argument] = {"scale_type": CONSTANTS["TABLE8"], "scale_table": found.exact, "factors": None}
-    return GroupPanels(groups.size, words, exact, found.exact, True)
+    return GroupPanels(groups.size, words, exact)
 
 
 def _offset_words(groups: Groups, of_scales: tuple[torch.dtype, int] | None, pack: Pack) -> dict[str, Argument]:
