@@ -35,7 +35,7 @@ EIGHT_BITS = 1.8
 def compiled(*what: str) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, SCRIPT, *what]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=3000, env=environment)
     assert result.returncode == 0, result.stderr[-4000:]
     return [json.loads(line) for line in result.stdout.splitlines()]
 
