@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from text_generation_common.adapters.files import ModulePair, modules_of, padded_numbers, read_adapter
-from text_generation_common.adapters.listed import NO_ADAPTERS, listed
+from text_generation_common.adapters.listed import check_base, listed
 from text_generation_common.cpu_features import NEEDS, lacking, processor_flags
 from text_generation_common.errors import ArgumentValidation, MemoryLimitError, ModelError, ShardError, WeightsError
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat
@@ -106,18 +106,18 @@ def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool
             _check_flags(plan, config, layers, machine)
         if is_whole:
             config, layers = _checked_files(plan, folder, config, layers, machine)
-        adapters = _adapters_of(plan, config)
+        adapters = _adapters_of(plan, folder, config)
         if config is not None and not machine.has_gpu:
             _check_memory(plan, config, layers, machine, padded_numbers(adapters, plan.adapters.max_loras))
     except ShardError as error:
         raise ArgumentValidation(str(error)) from None
 
 
-def _adapters_of(plan: LaunchPlan, config: ModelConfig | None) -> list[Mapping[str, ModulePair]]:
+def _adapters_of(plan: LaunchPlan, folder: Path, config: ModelConfig | None) -> list[Mapping[str, ModulePair]]:
     """The matrices of each adapter by the layers that they belong to. ModelError if one does not fit the model."""
     adapters = listed(plan.adapters.lora_adapters)
-    if adapters and config is None:
-        raise ModelError(NO_ADAPTERS)
+    if adapters:
+        check_base(folder, config is not None)
     files = [read_adapter(Path(adapter.path), plan.adapters.max_lora_rank) for adapter in adapters]
     return [modules_of(each, config) for each in files if config is not None]
 

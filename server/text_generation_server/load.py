@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from text_generation_common.adapters.listed import NO_ADAPTERS, listed, located
+from text_generation_common.adapters.listed import check_base, listed, located
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import ActivationType, Dtype, LoadFormat
 from text_generation_common.memory import usable_cores
@@ -212,8 +212,8 @@ def _adapters(config: ShardConfig, model_config: ModelConfig | FallbackConfig) -
     asked = listed(config.adapters.lora_adapters)
     if not asked:
         return AdapterBank()
-    if isinstance(model_config, FallbackConfig):
-        raise ModelError(NO_ADAPTERS)
+    check_base(config.model_path, isinstance(model_config, ModelConfig))
+    assert isinstance(model_config, ModelConfig)
     found = [located(adapter, None) for adapter in asked]
     flags = config.adapters
     return load_adapters(found, model_config, flags.max_lora_rank, flags.max_loras, flags.max_cpu_loras)

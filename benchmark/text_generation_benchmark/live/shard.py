@@ -21,6 +21,7 @@ from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.simulation.cost import SimulatedModel, StepCost
 from text_generation_server.config import ShardConfig
 from text_generation_server.errors import MatcherError
+from text_generation_server.models.adapters import AdapterBank
 from text_generation_server.runner import Capacity
 from text_generation_server.server import Servicer, listen
 from text_generation_server.step.results import Pending, StepOutput, completed
@@ -96,7 +97,7 @@ async def serve(model: Path, uds_path: str, step: str) -> None:
     shard: Any = SimpleNamespace(
         runner=runner, tokenizer=tokenizer, model_config=facts, dtype=torch.float32, device=torch.device("cpu"),
         kernels="none", block_queries=1, queries_per_token=1, group=SimpleNamespace(rank=0),
-        grammars=SimpleNamespace(prepare=lambda: grammars), adapters=(),
+        grammars=SimpleNamespace(prepare=lambda: grammars), adapters=AdapterBank(),
     )  # fmt: skip
     worker = Worker(epoch=1)
     servicer = Servicer([f"unix://{uds_path}-0"], worker)

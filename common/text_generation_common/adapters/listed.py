@@ -7,13 +7,18 @@ from pathlib import Path
 from text_generation_common.adapters.files import digest_of, read_adapter
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.model import MAX_ADAPTERS
+from text_generation_common.gguf.container import is_gguf
 from text_generation_common.gguf.hub_choice import hub_name
 from text_generation_common.model_files import local_folder
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_NAME = 256
 MAX_LIST = 120_000  # characters of the list in a process's environment, where one value has at most 128 KiB
-NO_ADAPTERS = "--lora-adapters is not supported for a model that transformers computes: merge the adapter into it"
+OF_TRANSFORMERS = "--lora-adapters is not supported for a model that transformers computes: merge the adapter into it"
+ON_GGUF = (
+    "--lora-adapters is not supported for a GGUF file, whose rows have another order than the adapter's: give the"
+    " safetensors checkpoint, or merge the adapter before the file is made"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,14 @@ def identified(adapter: ListedAdapter) -> ListedAdapter:
     if adapter.digest not in (None, digest):
         raise ModelError(f"--lora-adapters {adapter.name}: the files in {adapter.path} have changed since the start")
     return replace(adapter, revision=digest)
+
+
+def check_base(folder: Path, is_native: bool) -> None:
+    """ModelError if the model in the folder, or in the file, takes no adapters."""
+    if not is_native:
+        raise ModelError(OF_TRANSFORMERS)
+    if is_gguf(folder):
+        raise ModelError(ON_GGUF)
 
 
 def digests(text: str | None, cache: str | None = None) -> dict[str, str]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -62,17 +62,15 @@ def _draw(name: str, parameter: torch.nn.Parameter, config: Any) -> None:
         draw_vector(name, parameter, config, calm=False, numbers=numbers)
 
 
-def make_gguf(
-    path: Path, folder: Path, golden: dict[str, Any], stored: Callable[[str, Tensor], Any] = lambda _, tensor: tensor
-) -> None:
+def make_gguf(path: Path, folder: Path, golden: dict[str, Any]) -> None:
     """Writes the file that llama.cpp's converter makes of the checkpoint. KeyError for a tensor that it made in
-    another way than those that are known. `stored`: what the file has of a tensor."""
+    another way than those that are known."""
     wanted = {tensor.get("hash") for tensor in golden["tensors"]}
     found = {key: tensor for tensor in variants_of(folder, golden) if (key := hash_of(tensor)) in wanted}
     tensors = {}
     for entry in golden["tensors"]:
         numbers = torch.tensor(entry["numbers"]) if "numbers" in entry else found[entry["hash"]]
-        tensors[entry["name"]] = stored(entry["name"], numbers.view(entry["shape"]))
+        tensors[entry["name"]] = numbers.view(entry["shape"])
     write_gguf(path, golden["keys"] | tokenizer_keys(len(tensors["token_embd.weight"])), tensors)
 
 

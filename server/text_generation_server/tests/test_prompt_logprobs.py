@@ -154,7 +154,9 @@ def test_a_longer_prompt_takes_no_more_memory_at_a_time(served: Served, monkeypa
         assert step.scored is not None
         hidden_TH, history = torch.randn(400, 64), state.batches.rows.history
         with LargestTensor() as largest:
-            prompt_logprobs.score_prompts(hidden_TH, step.scored, history, model.logits, VOCABULARY, 16, lambda: None)
+            prompt_logprobs.score_prompts(
+                step.scored, history, lambda tokens_P: model.logits(hidden_TH[tokens_P]), VOCABULARY, 16, lambda: None
+            )
     assert VOCABULARY * 16 * 4 < largest.bytes <= limit
     (in_parts,) = served.in_chunks(ids, [400], 2)
     assert torch.equal(in_parts.logprobs, whole.logprobs) and torch.equal(in_parts.top_logprobs, whole.top_logprobs)

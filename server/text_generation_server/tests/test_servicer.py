@@ -320,7 +320,7 @@ def test_the_sockets_are_the_owners_alone_and_tokens_counts(model: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "data", [HEADER.pack(2**32 - 1, 2, 1), pack(5, 1, b""), pack(2, 1, b"\xff\xff")], ids=["size", "kind", "message"]
+    "data", [HEADER.pack(2**32 - 1, 2, 1), pack(255, 1, b""), pack(2, 1, b"\xff\xff")], ids=["size", "kind", "message"]
 )
 def test_a_connection_that_sends_no_frames_of_steps_ends_and_the_others_go_on(
     model: Path, tmp_path: Path, data: bytes

@@ -12,7 +12,7 @@ import pytest
 
 from text_generation_common.adapters.config import read_config
 from text_generation_common.adapters.files import digest_of, modules_of, read_adapter
-from text_generation_common.adapters.listed import checked, digests, identified, listed, located
+from text_generation_common.adapters.listed import check_base, checked, digests, identified, listed, located
 from text_generation_common.adapters.patterns import MAX_WORK, NamePatterns
 from text_generation_common.errors import ModelError
 from text_generation_common.models.families import FAMILIES
@@ -153,3 +153,12 @@ def test_a_wrong_list_is_refused(text: str, says: str, tmp_path: Path) -> None:
         for adapter in checked(text.replace("FOLDER", str(write(tmp_path / "one"))), str(tmp_path), 64):
             located(adapter, None)
     assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_base_in_a_gguf_file_or_of_transformers_takes_no_adapters(tmp_path: Path) -> None:
+    (file := tmp_path / "m.gguf").write_bytes(b"GGUF")
+    check_base(tmp_path, is_native=True)
+    with pytest.raises(ModelError, match="--lora-adapters is not supported for a GGUF file"):
+        check_base(file, is_native=True)
+    with pytest.raises(ModelError, match="--lora-adapters is not supported for a model that transformers computes"):
+        check_base(tmp_path, is_native=False)

@@ -65,6 +65,7 @@ def random_states(seed: int, count: int) -> Iterator[Scheduler]:
         priority_between_tenants=False,
         end_tokens=frozenset(),
         slowdown=0.0,
+        adapters=0,
         random=random,
     )
     for _ in range(count):
@@ -73,7 +74,7 @@ def random_states(seed: int, count: int) -> Iterator[Scheduler]:
             new, twos = random.randint(1, 20), random.randint(0, 3)
             machine.add(
                 length=random.randint(1, 40), new=new, twos=twos, whose=random.randint(0, 3), priority=0, namespace="",
-                kills=9, top_n=None, made=0, losses=(0, 0), age_s=0, unready=False,
+                kills=9, top_n=None, made=0, losses=(0, 0), age_s=0, unready=False, adapter=0,
             )  # fmt: skip
         elif chance < 0.24 and machine.alive:
             machine.scheduler.cancel(machine.alive.pop(random.choice(list(machine.alive))).id)

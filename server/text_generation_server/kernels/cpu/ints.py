@@ -196,7 +196,7 @@ def _integers(weight: Codes) -> IntCodes:
                 if torch.equal(numbers, numbers.round()) and numbers.abs().max() <= LARGEST:
                     codes, own = q.contiguous().view(torch.int32), (numbers + SIGN).to(torch.uint8)
                     return IntCodes(codes, CONSTANTS["TABLE4"], 255, SIGN, own, factor=2.0**-power)
-            raise refuse_kind("4-bit weights whose table holds other numbers than integers, such as nf4")
+            raise refuse_kind("4-bit weights whose table holds other numbers than integers")
         case Fp8():
             raise refuse_kind("weights in fp8")
 

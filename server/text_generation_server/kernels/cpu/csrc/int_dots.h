@@ -130,8 +130,8 @@ INLINE vu codes_of_word(const char *from, enum code_kind kind, const uint8_t *ta
 }
 
 /* Words of `count` vectors of outputs. */
-INLINE void load_words(const char *from, enum code_kind kind, const uint8_t *table, int i, int next, int count,
-                       vu codes[VECTORS_OF_PAIR]) {
+INLINE void load_code_words(const char *from, enum code_kind kind, const uint8_t *table, int i, int next, int count,
+                            vu codes[VECTORS_OF_PAIR]) {
 #pragma GCC unroll 8
   for (int v = 0; v < count; v++) codes[v] = codes_of_word(from + 4 * v * LANES, kind, table, i, next);
 }
@@ -145,7 +145,7 @@ INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *
 #pragma GCC unroll 2
     for (int next = 0; next < 2; next++) {
       vu c[VECTORS_OF_PAIR];
-      load_words(codes, kind, table, i, next, count, c);
+      load_code_words(codes, kind, table, i, next, count, c);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; r++) {
         vi number = splat_word(x + r * x_stride + 4 * (i + next));
@@ -163,7 +163,7 @@ INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *
 #pragma GCC unroll 2
       for (int next = 0; next < 2; next++) {
         vu c[VECTORS_OF_PAIR];
-        load_words(codes, kind, table, i, next, count, c);
+        load_code_words(codes, kind, table, i, next, count, c);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
           vi number = splat_word(x + r * x_stride + 4 * (i + next));
@@ -184,8 +184,8 @@ INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *
 #pragma GCC unroll 1
     for (int i = 0; i < words; i += 2) {
       vu even[VECTORS_OF_PAIR], odd[VECTORS_OF_PAIR];
-      load_words(codes, kind, table, i, 0, count, even);
-      load_words(codes, kind, table, i, 1, count, odd);
+      load_code_words(codes, kind, table, i, 0, count, even);
+      load_code_words(codes, kind, table, i, 1, count, odd);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; r++) {
         const char *numbers = x + r * x_stride + 4 * i;
@@ -206,7 +206,7 @@ INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *
 #pragma GCC unroll 2
     for (int next = 0; next < 2; next++) {
       vu c[VECTORS_OF_PAIR];
-      load_words(codes, kind, table, i, next, count, c);
+      load_code_words(codes, kind, table, i, next, count, c);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; r++) {
         const char *numbers = x + r * x_stride + 8 * (i + next);

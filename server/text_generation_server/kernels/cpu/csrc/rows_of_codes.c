@@ -9,12 +9,12 @@
 #include "widen.h"
 
 /* An output of a pair of panels. */
-struct place {
+struct row_place {
   long pair, output;
 };
 
 /* The code of an input, where codes of fewer than 8 bits lie in words. */
-static uint32_t code_in_word(const struct gemm_codes_arguments *a, struct place p, long input) {
+static uint32_t code_in_word(const struct gemm_codes_arguments *a, struct row_place p, long input) {
   long step = (p.pair * a->inputs + input) / CODES_STEP * PAIR_OUTPUTS + p.output, i = input % CODES_STEP;
   if (a->type == PLANES2) return ((const uint16_t *)a->codes)[step] >> 2 * i & 3;
   uint32_t code = ((const uint32_t *)a->codes)[step] >> (16 * (i % 2) + 4 * (i / 2)) & 15;
@@ -24,7 +24,7 @@ static uint32_t code_in_word(const struct gemm_codes_arguments *a, struct place 
 }
 
 /* LANES numbers before scales and zero points, from an input on; 0 behind the last one. */
-static vf numbers_from(const struct gemm_codes_arguments *a, int in_pairs, struct place p, long input) {
+static vf numbers_from(const struct gemm_codes_arguments *a, int in_pairs, struct row_place p, long input) {
   long count = a->inputs - input < LANES ? a->inputs - input : LANES, size = bytes_of((enum type)a->type);
   if (low_bits((int)a->type)) {
     vf numbers = {};
@@ -52,7 +52,7 @@ static vf numbers_from(const struct gemm_codes_arguments *a, int in_pairs, struc
 static void embed_row(const struct embed_codes_arguments *e, long token) {
   const struct gemm_codes_arguments *a = e->product;
   long id = ((const int32_t *)e->ids)[token], size = bytes_of((enum type)e->type);
-  struct place p = {id / PAIR_OUTPUTS, id % PAIR_OUTPUTS};
+  struct row_place p = {id / PAIR_OUTPUTS, id % PAIR_OUTPUTS};
   struct scales_of_part numbers;
   char *to = (char *)e->out + token * e->width * size;
   float zero = a->offsets ? 0 : zero_of_type((int)a->type);
