@@ -138,7 +138,7 @@ def write(folder: Path, name: str, shape: LlamaShape) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Source:
+class LoadedFolder:
     """A model in a folder, and what loads it."""
 
     config: ModelConfig
@@ -147,7 +147,7 @@ class Source:
     platform: Platform
 
     @classmethod
-    def of(cls, folder: Path) -> "Source":
+    def of(cls, folder: Path) -> "LoadedFolder":
         files, device = SafetensorsFiles(folder), torch.device("cpu")
         layers = quantized_layers(folder, files.describe)
         assert isinstance(layers, QuantizedLayers)
@@ -167,7 +167,7 @@ class Source:
 
 
 def seconds_of(folder: Path) -> float:
-    source, started_s = Source.of(folder), time.monotonic()
+    source, started_s = LoadedFolder.of(folder), time.monotonic()
     source.load()
     return time.monotonic() - started_s
 
@@ -175,7 +175,7 @@ def seconds_of(folder: Path) -> float:
 def memory_of(folder: Path) -> tuple[int, int, int]:
     """Bytes of the weights as they are counted, and what this process takes more than before while it loads them, and
     afterwards."""
-    source, before = Source.of(folder), taken()
+    source, before = LoadedFolder.of(folder), taken()
     with sampled() as samples:
         model = source.load()
     samples.append(taken())
