@@ -433,10 +433,10 @@ fetch-templates: install-test
 
 # What PEFT makes of the adapters of peft_fixtures.json, written into peft_goldens.json. An environment that has PEFT beside
 # the packages of .venv.
-goldens-peft: .venv-peft/installed
+goldens-peft: install-test .venv-peft/installed
 	cd server/text_generation_server/tests && $(CURDIR)/.venv-peft/bin/python make_peft_goldens.py
 
-.venv-peft/installed: install-test
+.venv-peft/installed: .venv/installed-test
 	$(PYTHON) -m venv .venv-peft
 	echo $(CURDIR)/.venv/lib/python3.*/site-packages > $$(echo .venv-peft/lib/python3.*/site-packages)/packages.pth
 	.venv-peft/bin/pip install $(QUIET) --no-deps peft==0.21.2 accelerate==1.15.0
