@@ -72,7 +72,9 @@ def test_download_and_shards_get_the_flag_for_random_weights():
 def test_shard_gets_no_flags_beyond_the_given_values():
     command = commands.shard(PLAIN, PROGRAMS, {"HOME": "/h", "LOG_LEVEL": "debug"}, SITE, rank=0, epoch=1, cores=6)
     assert command.argv[:3] == ("/bin/server", "serve", "/models/m")
-    assert options(command, 3) == {"--uds-path": ["/run/shard"], "--logger-level": ["DEBUG"], "--json-output": []}
+    assert options(command, 3) == {
+        "--uds-path": ["/run/shard"], "--logger-level": ["DEBUG"], "--json-output": [], "--activations": ["model"]
+    }  # fmt: skip
     assert command.env == {
         "HOME": "/h",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
