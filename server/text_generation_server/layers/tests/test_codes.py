@@ -211,7 +211,7 @@ def test_panels_take_the_bits_of_the_files(kernels: CpuKernels, kind: str, size:
 
 
 GOLDEN = load_file(Path(*of_common.__path__).parent / "tests" / "goldens" / "gguf" / "blocks.safetensors")
-MOST_BITS = {"Q2_K": 4.6, "Q3_K": 4.6}  # in memory; other types take as many as files, and 3 % more
+MAX_BITS = {"Q2_K": 4.6, "Q3_K": 4.6}  # in memory; other types take as many as files, and 3 % more
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -225,7 +225,7 @@ def test_blocks_of_gguf_files_keep_their_numbers_and_their_size(kernels: CpuKern
         assert isinstance(linear, CodesLinear)
         assert torch.equal(linear.rows(torch.arange(32, dtype=torch.int32)), exact.to(x_type))
         if len(part) == 512:
-            most = MOST_BITS.get(kind, 1.03 * 8 * BY_NAME[kind].bytes / BY_NAME[kind].block)
+            most = MAX_BITS.get(kind, 1.03 * 8 * BY_NAME[kind].bytes / BY_NAME[kind].block)
             assert 8 * linear.nbytes <= most * exact.numel()
         y, expected = linear(x).nan_to_num(), x.double() @ exact.double().T
         sizes = x.double().abs() @ exact.double().abs().T  # numbers of MXFP4 are up to 2^127: infinite sums
