@@ -45,6 +45,9 @@ CUT_OFF = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED,
 # gRPC's text, with the code INTERNAL, for a write to a call that has ended while gRPC has not read the call's own
 # status yet.
 WRITE_FAILED = "Internal error from Core"
+# gRPC's text for a connection whose other side has left a ping unanswered for security.PING_ANSWER_MS. gRPC measures
+# that silence itself, and `heard_s` may be younger: it is when this process came to read a message.
+PING_UNANSWERED = "ping timeout"
 # Seconds between two readings of the clock. If a reading is STOPPED_S late, this process itself was stopped.
 WATCH_S, STOPPED_S = 0.25, 1.0
 # Minimum number of seconds between two Loads that the front reads. An engine that sends more Loads has to wait.
@@ -196,7 +199,8 @@ class EngineConnection:
         if error.code() in CUT_OFF and error.details() != WRITE_FAILED:
             return EngineLoss.CUT_OFF
         silent_s = asyncio.get_running_loop().time() - engine.heard_s
-        return EngineLoss.DIED if silent_s < self._quiet_s else self._silence()
+        is_silent = silent_s >= self._quiet_s or PING_UNANSWERED in (error.details() or "")
+        return self._silence() if is_silent else EngineLoss.DIED
 
     def _silence(self) -> EngineLoss:
         """The loss of an engine that was silent. If no engine sends messages, this front's own link may be cut."""

@@ -115,6 +115,23 @@ async def test_streams_of_a_silent_engine_go_on_elsewhere_without_suspicion_and_
         await links.until_connected()
 
 
+async def test_an_unanswered_ping_is_silence_also_if_the_front_read_the_last_message_just_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "QUIET_S", 60.0)  # as if each message had been read the moment before
+    monkeypatch.setattr(connection, "SILENT_S", 60.0)
+    monkeypatch.setattr(security, "PING_AFTER_MS", 1000)
+    monkeypatch.setattr(security, "PING_ANSWER_MS", 1000)
+    async with linked() as links:
+        await links.ask_all()
+        links.relays[0].freeze()
+        while not links.front.counts.lost_engines:
+            await asyncio.sleep(0.005)
+        assert not links.suspects
+        links.relays[0].thaw()
+        await links.finish()
+
+
 async def test_a_link_that_is_cut_for_a_moment_gives_nothing_twice_and_leaves_no_suspects() -> None:
     async with linked() as links:
         await links.ask_all()
