@@ -218,6 +218,8 @@ class StateNews:
 
 
 StateWatcher = Callable[[StateNews], None]
+# Maximum number of bytes of states that a viewer is sent in a second, so a large state is made less often too.
+STATE_BYTES_PER_S = 16 * 2**10
 
 
 @runtime_checkable

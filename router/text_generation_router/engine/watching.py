@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from text_generation_common.json_values import as_json
 from text_generation_common.tasks import cancelled
-from text_generation_router.engine.protocol import Snapshot, StateNews, StateWatcher
+from text_generation_router.engine.protocol import STATE_BYTES_PER_S, Snapshot, StateNews, StateWatcher
 from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.view.reading import TenantDigests, queue_of, rows_of
@@ -20,7 +20,7 @@ from text_generation_router.view.values import EngineSnapshot, FrontNote, ShardN
 
 logger = logging.getLogger("text_generation_router")
 
-# Seconds between two states, and between two walks over the prefix tree.
+# Least seconds between two states, and seconds between two walks over the prefix tree.
 EVERY_S, WALK_S = 0.25, 1.0
 
 
@@ -78,9 +78,9 @@ class StateMaker:
                 self._due.clear()
                 if time.monotonic() - walked_s >= WALK_S:
                     tree, walked_s = await self._walk(), time.monotonic()
-                watcher(StateNews(await self._make(tree)))
+                watcher(StateNews(state := await self._make(tree)))
                 with suppress(TimeoutError):  # a loss is shown at once
-                    await asyncio.wait_for(self._due.wait(), EVERY_S)
+                    await asyncio.wait_for(self._due.wait(), max(EVERY_S, len(state) / STATE_BYTES_PER_S))
         except Exception as error:  # a bug of the view must not end the engine
             logger.exception("the engine's state could not be read")
             watcher(StateNews(problem=f"the state could not be read: {type(error).__name__}"))

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from text_generation_router.api.admin import ReplicaControl
-from text_generation_router.engine.protocol import StateNews, Watchable
+from text_generation_router.engine.protocol import STATE_BYTES_PER_S, StateNews, Watchable
 from text_generation_router.engine.state_hub import StateHub, StateViewer
 from text_generation_router.errors import NoSuchRouteError, OverloadedError
 from text_generation_router.http.encoding import json_response, to_event
@@ -22,8 +22,8 @@ from text_generation_router.page.engine.records import Records
 
 # The paths of the view begin so. None of them gets a CORS header.
 PREFIX = "/engine/"
-# Maximum number of viewers of a front; minimum and maximum seconds between two events of a viewer; its bytes a second.
-MAX_VIEWERS, MIN_PAUSE_S, MAX_PAUSE_S, BYTES_PER_S = 32, 0.2, 1.0, 16 * 2**10
+# Maximum number of viewers of a front; minimum and maximum seconds between two events of a viewer.
+MAX_VIEWERS, MIN_PAUSE_S, MAX_PAUSE_S = 32, 0.2, 1.0
 # Seconds after which a stream ends and the page asks again, so that a front that leaves does not wait for viewers.
 STREAM_S = 10.0
 # Most requests of the list.
@@ -95,7 +95,7 @@ class EngineRoutes:
                 yield event
                 if clock() >= until_s:
                     return
-                await asyncio.sleep(max(MIN_PAUSE_S, len(event) / BYTES_PER_S))
+                await asyncio.sleep(max(MIN_PAUSE_S, len(event) / STATE_BYTES_PER_S))
 
     def _event(self, name: str, news: StateNews | None, viewer: StateViewer) -> bytes:
         """`news` None: nothing is new of the engine, so its state is left out."""
