@@ -47,7 +47,7 @@ class OwnedShards:
             self._notify,
             site.place.clear,
             Restarts(max_failures=MAX_DEATHS),
-            partial(spawner.stands_by, site),
+            stands_by=partial(spawner.stands_by, site),
         )
 
     def stop(self) -> None:
