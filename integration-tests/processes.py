@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 
 KIB = 1024
+# Names of the processes of --standby on.
+TEMPLATE, FORKED = "tgi-template", "tgi-shard "
 
 
 def family(launcher: int) -> list[psutil.Process]:
@@ -21,11 +23,17 @@ def shards(launcher: int) -> dict[int, psutil.Process]:
     found = {}
     for process in psutil.Process(launcher).children():
         try:
-            if runs(process, "text-generation-server", "serve"):
+            if runs(process, "text-generation-server", "serve") and process.name() != TEMPLATE:
                 found[int(process.environ()["RANK"])] = process
         except psutil.Error:  # the process ended meanwhile
             continue
     return found
+
+
+def templates(launcher: int) -> dict[int, psutil.Process]:
+    """With --standby on, the processes that fork shards, by rank."""
+    found = _children(launcher, "text-generation-server", "serve")
+    return {int(process.environ()["RANK"]): process for process in found if process.name() == TEMPLATE}
 
 
 def router(launcher: int) -> psutil.Process:
@@ -54,7 +62,8 @@ def engines(launcher: int) -> dict[int, psutil.Process]:
 
 def shards_of_replicas(launcher: int) -> dict[int, psutil.Process]:
     """A shard of each replica, by the replica's number. Shards that start or have just died may be missing."""
-    return {_replica(process): process for process in _children(launcher, "text-generation-server", "serve")}
+    found = _children(launcher, "text-generation-server", "serve")
+    return {_replica(process): process for process in found if process.name() != TEMPLATE}
 
 
 def _replica(process: psutil.Process) -> int:
@@ -81,7 +90,8 @@ def _children(launcher: int, program: str, *arguments: str) -> list[psutil.Proce
 
 def epoch(shard: psutil.Process) -> int:
     """The epoch of a shard: number of the start of its group, from 1."""
-    return int(shard.environ()["TGI_EPOCH"])
+    name = shard.name()
+    return int(name.removeprefix(FORKED) if name.startswith(FORKED) else shard.environ()["TGI_EPOCH"])
 
 
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from text_generation_common.flags.cluster import ClusterFlags
 from text_generation_common.flags.declaration import flag
 from text_generation_common.flags.http import AccessFlags, HttpFlags
-from text_generation_common.flags.kinds import LoadFormat, Topic, TrueFalse
+from text_generation_common.flags.kinds import LoadFormat, Standby, Topic, TrueFalse
 from text_generation_common.flags.model import (
     AdapterFlags,
     CacheFlags,
@@ -43,6 +43,13 @@ class LauncherConfig:
         None,
         "Path prefix of the shards' sockets, `<prefix>-<rank>`; a private folder for each port when not given.",
         topic=Topic.COMPUTING,
+    )
+    standby: Standby = flag(
+        Standby.off,
+        "on: on CPUs, a process waits for each shard that has loaded the model, and replaces a dead shard at once. It"
+        " has the weights in common with the shard, and takes some tens of MiB of its own.",
+        topic=Topic.COMPUTING,
+        env="TGI_STANDBY",
     )
     shard: ShardFlags = ShardFlags()
     adapters: AdapterFlags = AdapterFlags()
@@ -90,6 +97,7 @@ class LaunchPlan:
     cache: CacheFlags
     compute: ComputeFlags
     shard: ShardFlags
+    standby: Standby = Standby.off
     adapters: AdapterFlags = AdapterFlags()
     requests: RequestFlags
     formats: FormatFlags = FormatFlags()

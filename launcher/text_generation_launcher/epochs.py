@@ -33,12 +33,15 @@ class Epochs:
         notify_router: Callable[[LinkMessage], None],
         remove_files: Callable[[], None],
         restarts: Restarts,
+        stands_by: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`stands_by` tells whether dead shards are replaced at once."""
         self._start_shard = start_shard
         self._socket_paths = socket_paths
         self._notify_router = notify_router
         self._remove_files = remove_files
         self._restarts = restarts
+        self._stands_by = stands_by
         self._number = 0
         self._group: ShardGroup | None = None
         self._has_been_ready = False
@@ -55,7 +58,7 @@ class Epochs:
                 loss = await self._run_group(group)
                 # The failure is counted before the router is notified: the router may answer that a request is to
                 # blame, which clears the record of the shards.
-                wait_s = self._restarts.failed() if loss.is_failure else 0.0
+                wait_s = self._restarts.failed(self._stands_by()) if loss.is_failure else 0.0
                 self._notify_router(LinkMessage(LinkEvent.LOST, self._number, loss.reason))
             finally:
                 self._group = None

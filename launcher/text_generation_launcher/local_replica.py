@@ -47,6 +47,7 @@ class OwnedShards:
             self._notify,
             site.place.clear,
             Restarts(max_failures=MAX_DEATHS),
+            stands_by=partial(spawner.stands_by, site),
         )
 
     def stop(self) -> None:
@@ -158,7 +159,7 @@ class LocalReplica:
 
     async def _stop_children(self, timeout_s: float) -> None:
         """Ends what is left of the replica, the engine before its shards, and removes its files."""
-        for name in ("engine", "shard"):
+        for name in ("engine", "shard", "template"):
             children = self._spawner.running_as(name, self._site.number)
             await asyncio.gather(*(child.stop(timeout_s) for child in children))
         self._site.place.clear()

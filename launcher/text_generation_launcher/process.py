@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from text_generation_launcher.commands import Command
 from text_generation_launcher.relay import Relay
@@ -33,12 +34,29 @@ PR_SET_PDEATHSIG = 1
 PARENT_ENDED = signal.SIGUSR1
 
 
+class AnyProcess(Protocol):
+    """The members of `asyncio.subprocess.Process` that a Child uses."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+
 class Child:
     """A child process, made by `Child.start`. The result of `exited` is the exit status; `exited` is done when the
-    process has ended and its output has been read."""
+    process has ended and its output has been read. `begun` is set while it has a process of its own, and `is_ready`
+    when it has told the launcher that it serves, which only forked shards do."""
 
-    def __init__(self, command: Command, process: asyncio.subprocess.Process, output: "LineReader") -> None:
+    def __init__(self, command: Command, process: AnyProcess, output: "LineReader") -> None:
         self.command = command
+        self.begun = asyncio.Event()
+        self.begun.set()
+        self.is_ready = asyncio.Event()
+        self.is_ending = False  # whether it was sent a signal
         self.exited = asyncio.create_task(self._wait())
         self._process = process
         self._output = output
@@ -49,14 +67,9 @@ class Child:
     ) -> "Child":
         """Starts a child. Its log records are logged, except those that `takes` accepts. Raises OSError when the
         program cannot be run."""
-        loop = asyncio.get_running_loop()
-        # A pipe of our own: whether asyncio's `wait` also waits for the end of asyncio's pipe differs between versions
-        # of Python.
-        read_end, write_end = os.pipe()
-        output = LineReader(Relay(command.name, command.log_fields, takes).line)
         # Nothing may be awaited after the spawn: cancelling the start would leave a child that is never stopped.
+        output, write_end = await relayed_output(command, takes)
         try:
-            await loop.connect_read_pipe(lambda: output, os.fdopen(read_end, "rb", buffering=0))
             process = await asyncio.create_subprocess_exec(
                 *command.argv,
                 env=command.env,
@@ -96,6 +109,7 @@ class Child:
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the whole process group. Does nothing when the child has ended."""
+        self.is_ending = True
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -179,6 +193,26 @@ class LineReader(asyncio.Protocol):
     def _cancel_release(self) -> None:
         if self._release is not None:
             self._release.cancel()
+
+
+async def relayed_output(
+    command: Command, takes: Callable[[logging.LogRecord], bool] = lambda record: False
+) -> tuple[LineReader, int]:
+    """A reader of a child's output, and the descriptor to which the child writes; the caller closes its copy. A pipe of
+    our own: whether asyncio's `wait` also waits for the end of asyncio's pipe differs between versions of Python."""
+    output = LineReader(Relay(command.name, command.log_fields, takes).line)
+    return output, await read_pipe(output)
+
+
+async def read_pipe(reader: asyncio.Protocol) -> int:
+    """Has `reader` read a new pipe. Returns the pipe's other end."""
+    read_end, write_end = os.pipe()
+    try:
+        await asyncio.get_running_loop().connect_read_pipe(lambda: reader, os.fdopen(read_end, "rb", buffering=0))
+    except BaseException:
+        os.close(write_end)
+        raise
+    return write_end
 
 
 def log_last_lines(what: str, child: Child) -> None:

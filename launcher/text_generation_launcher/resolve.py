@@ -43,6 +43,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     rope_scaling, rope_factor = resolve_rope(config.shard.rope_scaling, config.shard.rope_factor)
     hostname = address_of(config.http.hostname, logger)
     checks.check_paths(config)
+    checks.check_standby(config.standby)
     checks.check_tracing(config.tracing)
     http = replace(config.http, hostname=hostname)
     if (refused := view_refusal(http, config.access.trusted_proxy)) is not None:
@@ -60,6 +61,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
         compute=config.compute,
         adapters=resolve_adapters(config.adapters, config.cache.huggingface_hub_cache),
         shard=replace(config.shard, rope_scaling=rope_scaling, rope_factor=rope_factor),
+        standby=config.standby,
         requests=config.requests,
         formats=config.formats,
         tokens=tokens,

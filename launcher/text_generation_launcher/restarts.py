@@ -14,6 +14,7 @@ MAX_FAILURES = 5
 # death; its message reaches the launcher a little after the death, and up to four deaths of other causes may come
 # before it.
 MAX_DEATHS = 10
+MAX_TAKEOVERS = 3
 # A run of this many seconds counts as a success.
 LONG_RUN_S = 600.0
 
@@ -45,9 +46,9 @@ class Restarts:
         self._backoff.reset()
         self._failed_starts = 0
 
-    def failed(self) -> float | None:
+    def failed(self, stands_by: bool = False) -> float | None:
         """Records a failure. Returns the seconds to wait before the next start, or None when there should be no next
-        start.
+        start. `stands_by`: the next start costs nothing, so the first MAX_TAKEOVERS do not wait.
         """
         is_failed_start = not self._backoff.is_up
         wait_s = self._backoff.failed(self._clock())
@@ -55,4 +56,6 @@ class Restarts:
             self._failed_starts = 0
         self._failed_starts += is_failed_start
         gives_up = self._backoff.failures >= self._max_failures or self._failed_starts >= MAX_FAILURES
-        return None if gives_up else wait_s
+        if gives_up:
+            return None
+        return 0.0 if stands_by and self._backoff.failures <= MAX_TAKEOVERS else wait_s

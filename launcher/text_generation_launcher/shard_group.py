@@ -169,7 +169,8 @@ class ShardGroup:
             self.children.append(await start_shard(rank, self._epoch))
         for rank, child in enumerate(self.children):
             self._watch(self._watch_exit(rank, child))
-            self._watch(self._watch_health(rank))
+            self._watch(self._watch_ready(rank, child))
+            self._watch(self._watch_health(rank, child))
 
     def lose(self, loss: Loss) -> None:
         """Marks the group as lost. Only the first loss counts, because later losses are mostly caused by the first."""
@@ -228,8 +229,13 @@ class ShardGroup:
         await asyncio.wait([child.exited])
         self.lose(Loss(f"Shard {rank} {child.how_it_ended}", rank))
 
-    async def _watch_health(self, rank: int) -> None:
+    async def _watch_ready(self, rank: int, child: Child) -> None:
+        await child.is_ready.wait()
+        self._note_ready(rank)
+
+    async def _watch_health(self, rank: int, child: Child) -> None:
         """Calls Health of one rank. Each rank has a task of its own, so that a silent shard delays no other call."""
+        await child.begun.wait()
         client = HealthClient(self._socket_paths[rank])
         watchdog = Watchdog(time.monotonic())
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from text_generation_common.connection_counts import PLACES, ConnectionCounts, make_file
 from text_generation_common.errors import ArgumentValidation, CommandError
+from text_generation_common.flags.kinds import Standby
 from text_generation_common.memory import usable_cores
 from text_generation_common.places import ServerPlace
 from text_generation_launcher import commands
@@ -15,6 +16,7 @@ from text_generation_launcher.config import LaunchPlan, ReplicaSite
 from text_generation_launcher.errors import DownloadError, RayFailed, ShardCannotStart, WebserverCannotStart
 from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import Child
+from text_generation_launcher.standby import Templates
 
 
 class Spawner:
@@ -46,6 +48,7 @@ class Spawner:
         self._janitor = janitor
         self._connections: ConnectionCounts | None = None  # numbers of the fronts
         self._connections_fd: int | None = None
+        self._templates = Templates(self._start_template, self._added, janitor.add)
 
     async def start_download(self, takes: Callable[[logging.LogRecord], bool]) -> Child:
         command = commands.download(self.plan, self._programs, self._environ)
@@ -58,6 +61,15 @@ class Spawner:
         site.place.make_again()
         cores = usable_cores()
         command = commands.shard(self.plan, self._programs, self._environ, site, rank, epoch, cores, self.num_replicas)
+        if self.plan.standby is Standby.off:
+            return await self._start(command, ShardCannotStart)
+        return await self._templates.start_shard(command, site.number, rank, epoch)
+
+    def stands_by(self, site: ReplicaSite) -> bool:
+        """Whether the shards of `site` would be replaced at once."""
+        return self._templates.stand_by(site.number, self.plan.num_shard)
+
+    async def _start_template(self, command: Command) -> Child:
         return await self._start(command, ShardCannotStart)
 
     async def start_router(self, launcher_fd: int) -> Child:
@@ -127,6 +139,9 @@ class Spawner:
         except OSError as reason:
             raise error(f"cannot run {command.argv[0]}: {reason.strerror}", "install tgi-py again") from reason
         self._janitor.add(child.pid)
+        return self._added(child)
+
+    def _added(self, child: Child) -> Child:
         self.running.append(child)
         child.exited.add_done_callback(lambda _: self._remove(child))
         return child

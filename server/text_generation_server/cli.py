@@ -69,10 +69,19 @@ def serve(values: dict[str, Any]) -> None:
     if config.load_format is not LoadFormat.dummy:
         verify(config.model_path)
     try:
-        with lasting():
-            from text_generation_server import server
+        if variables.template_fd is None:
+            with lasting():
+                from text_generation_server import server
 
-        server.serve(config)
+            server.serve(config)
+        else:
+            with lasting():
+                from text_generation_server import template
+
+            testing = flags.process.testing
+            template.serve(
+                config, variables.template_fd, lambda epoch: _set_up_faults(replace(variables, epoch=epoch), testing)
+            )
     except Exception as error:  # libraries have many classes, also while they are imported
         if not is_out_of_memory(error):
             raise

@@ -80,6 +80,7 @@ class ShardVariables:
     adapters: AdapterFlags = AdapterFlags()
     step_log: Path | None = flag(None, "File to which rank 0 appends a line for each forward step.")
     inherited: InheritedFlags = InheritedFlags()
+    template_fd: int | None = flag(None, "Socket on which a template is asked to fork shards.", hidden=True)
     with_families: int = flag(1, "0, with --testing: transformers computes every model.", min=0, max=1, hidden=True)
 
 

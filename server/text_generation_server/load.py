@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ from text_generation_server.models.adapters import AdapterBank, load_adapters
 from text_generation_server.models.experts import runs_one_by_one
 from text_generation_server.models.fallback.config import FallbackConfig
 from text_generation_server.models.loading import DummyFiles, Files, PackedLayers
+from text_generation_server.models.model import Model
 from text_generation_server.models.random_codes import RandomCodes
 from text_generation_server.models.stored_codes import packed_layers
 from text_generation_server.platforms import Platform
@@ -95,6 +97,27 @@ class Shard:
         self.group.close()
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, and what it was loaded with: all of a shard that a process can hold without threads."""
+
+    model: Model
+    platform: Platform
+    backend: Backend
+    model_config: ModelConfig | FallbackConfig
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    tokenizer: Tokenizer
+    grammars: GrammarCompiler
+    adapters: AdapterBank
+
+    def end_threads(self) -> None:
+        """Waits for work beside the weights, and ends the threads that loading has started. They start again when they
+        are needed."""
+        self.grammars.end_threads()
+        self.backend.end_threads()
+
+
 def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.device], Backend] | None = None) -> Shard:
     """Loads the model. ShardError if the model cannot be served. `select` chooses other kernels than the flags do.
 
@@ -102,8 +125,36 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     runtime stops spinning at barriers when all pools together have more threads than there are cores: after loading in
     the main thread, steps of OpenMP's threads took 2.5 times as long. Torch's operations still run on them.
     """
-    # In this thread torch has begun with OMP_NUM_THREADS, or else with all cores.
+    loaded = load_model(config, worker.advance_progress, partial(_join, config), select)
+    return _make_shard(config, loaded, worker)
+
+
+def take_over(config: ShardConfig, loaded: LoadedModel, worker: Worker) -> Shard:
+    """A shard of a model that this process has from its template. Must be called in the worker's thread."""
+    _limit_threads(config)
+    loaded.platform.group.join(_join(config, loaded.platform.device))
+    return _make_shard(config, loaded, worker)
+
+
+def _limit_threads(config: ShardConfig) -> None:
+    """In the thread that calls it, torch has begun with OMP_NUM_THREADS, or else with all cores."""
     torch.set_num_threads(max(1, min(torch.get_num_threads(), usable_cores() // config.num_neighbours)))
+
+
+def _join(config: ShardConfig, device: torch.device) -> Group:
+    rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
+    return join_group(config.rank, config.world_size, device, rendezvous)
+
+
+def load_model(
+    config: ShardConfig,
+    on_tensor: Callable[[], None],
+    join: Callable[[torch.device], Group],
+    select: Callable[[torch.device], Backend] | None = None,
+) -> LoadedModel:
+    """The part of `load_shard` that a template does. `on_tensor`: as in `get_model`. `join` gives the group, before the
+    weights are read; nothing is exchanged meanwhile."""
+    _limit_threads(config)
     choose_code()
     device = _choose_device(config)
     flags = config.shard
@@ -139,9 +190,8 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         _mention_quantization(None if layers is None else layers.description, use)
     sum_products_in_float32(device)
     backend = select_backend(device, flags.cpu_target, activations) if select is None else select(device)
-    rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
     use_own_stream(device)
-    group = join_group(config.rank, config.world_size, device, rendezvous)
+    group = join(device)
     # On GPUs, experts of codes are called one after the other, as the tokens of a step have chosen them.
     one_by_one = isinstance(model_config, ModelConfig) and layers is not None and runs_one_by_one(model_config)
     is_recorded = isinstance(model_config, ModelConfig) and (on_cpu or not one_by_one)
@@ -161,15 +211,13 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
     text, tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
     count = max(model_config.vocab_size, tokenizer.get_vocab_size())
     grammars = _grammars(config, ModelTokens(text, count, model_config.eos_token_ids))
-    mask_threads = min(MAX_MASK_THREADS, usable_cores() // config.num_neighbours // CORES_PER_MASK_THREAD)
-    constraints = Constraints(grammars, device, mask_threads)
     model = get_model(
         files,
         model_config,
         platform,
         dtype=dtype,
         max_total_tokens=longest,
-        on_tensor=worker.advance_progress,
+        on_tensor=on_tensor,
         weight_format=FORMATS[use],
         head_format=None if config.compute.head_dtype is None else HEAD_FORMATS[config.compute.head_dtype],
         packed=packed,
@@ -179,32 +227,46 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
         _check_products(backend, model_config)
     if bank.slots and config.rank == 0:
         logger.info("%d LoRA adapters are loaded, of %d", len(bank.slots), len(bank.known))
-    sampler = Sampler(backend.kernels, *config.watermark, worker.advance_progress)
-    memory_fraction = config.shard.cuda_memory_fraction
-    runner = ModelRunner(
+    return LoadedModel(
         model=model,
         platform=platform,
-        sampler=sampler,
-        on_progress=worker.advance_progress,
+        backend=backend,
+        model_config=model_config,
+        dtype=dtype,
         kv_dtype=kv_dtype,
-        memory_fraction=memory_fraction,
-        constraints=constraints,
-        num_neighbours=config.num_neighbours,
+        tokenizer=tokenizer,
+        grammars=grammars,
         adapters=bank,
+    )
+
+
+def _make_shard(config: ShardConfig, loaded: LoadedModel, worker: Worker) -> Shard:
+    platform, backend, model_config = loaded.platform, loaded.backend, loaded.model_config
+    mask_threads = min(MAX_MASK_THREADS, usable_cores() // config.num_neighbours // CORES_PER_MASK_THREAD)
+    runner = ModelRunner(
+        model=loaded.model,
+        platform=platform,
+        sampler=Sampler(backend.kernels, *config.watermark, worker.advance_progress),
+        on_progress=worker.advance_progress,
+        kv_dtype=loaded.kv_dtype,
+        memory_fraction=config.shard.cuda_memory_fraction,
+        constraints=Constraints(loaded.grammars, platform.device, mask_threads),
+        num_neighbours=config.num_neighbours,
+        adapters=loaded.adapters,
     )
     block_queries, queries_per_token = _query_blocks(backend, model_config)
     return Shard(
         runner=runner,
-        group=group,
-        tokenizer=tokenizer,
+        group=platform.group,
+        tokenizer=loaded.tokenizer,
         model_config=model_config,
-        dtype=dtype,
-        device=device,
+        dtype=loaded.dtype,
+        device=platform.device,
         kernels=backend.name,
         block_queries=block_queries,
         queries_per_token=queries_per_token,
-        grammars=grammars,
-        adapters=bank,
+        grammars=loaded.grammars,
+        adapters=loaded.adapters,
     )
 
 

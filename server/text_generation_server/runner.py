@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from text_generation_common import faults
-from text_generation_common.errors import NO_TOKEN, NOT_FINITE
+from text_generation_common.errors import NO_TOKEN, NOT_FINITE, MemoryLimitError
 from text_generation_common.memory import SURE_SHARE, choose_slots
 from text_generation_server.device.arena import take_in_pieces, take_memory
 from text_generation_server.device.graphs import Signal
@@ -54,6 +54,15 @@ class Capacity:
     max_total_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a Warmup has found for the values that it was asked with."""
+
+    asked: tuple[int | None, ...]
+    capacity: Capacity
+    longest_pause_s: float
+
+
 class ModelRunner:
     """Runs the steps of one rank. Not thread-safe: the worker's thread makes all calls.
 
@@ -77,6 +86,7 @@ class ModelRunner:
         of a GPU's memory that the shard may use, `num_neighbours` the number of shards that share the memory of CPUs.
         Without `constraints`, requests with a grammar fail. `adapters`: those of the model."""
         self.longest_pause_s = 0.0  # longest time between two progress reports in the largest step; 0: no Warmup yet
+        self.measured: Measured | None = None  # by the last Warmup, of this process or of one with the same template
         self._model = model
         self._platform = platform
         self._device = platform.device
@@ -119,6 +129,8 @@ class ModelRunner:
         allow, and records steps on it. All ranks get a cache of the size that fits the rank with the least
         memory. On a GPU no kernel is compiled and no step is recorded later. `max_rows` of the `requests` run at once
         (None: all); the others keep slots only, as cached prefixes.
+
+        A Warmup with the values of the one before measures nothing: requests of other processes wait for it.
         """
         limit = self._model.max_total_tokens
         if max_total_tokens is not None and max_total_tokens > limit:
@@ -126,29 +138,57 @@ class ModelRunner:
         self._constraints.await_tokenizer()
         longest = max_total_tokens or limit
         rows = min(requests, max_rows or requests)
+        asked = (max_prefill_tokens, max_total_tokens, requests, wanted, max_rows)
+        if (capacity := self._warm_up_again(asked, rows)) is not None:
+            return capacity
+        self.measured = None
         self._run_largest_step(max_prefill_tokens, longest)
         with self._group.agreement("measure its memory"):
             faults.point("shard.warmup")
             own = self._available_bytes()
         with self._group.collective_work("the warm-up"):
             available = max(0, min(self._group.exchange(own)) - rows * self._model.bytes_per_row)
+        per_slot = self._model.bytes_per_slot(self._kv_dtype)
         with self._group.agreement("make its KV cache"):
-            per_slot = self._model.bytes_per_slot(self._kv_dtype)
             # A limit that the user chose must fit into memory. A limit that comes from the model is lowered if memory
             # is short.
             needed = longest if max_total_tokens is not None else min(longest, max(1, available // per_slot))
             slots = choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
-            longest = min(longest, slots)
-            with memory_of_cache(slots, per_slot, self._available_bytes):
-                # The memory of a small cache will be there after the start, too.
-                is_small = slots * per_slot < available * SURE_SHARE
-                taken = max_prefill_tokens if is_small else slots + 1
-                self._make_room(slots, rows, longest, taken)
-                self._untaken = take_in_pieces([tensor[taken:] for tensor in self._cache_tensors()])
+        # The memory of a small cache will be there after the start, too.
+        is_small = slots * per_slot < available * SURE_SHARE
+        capacity = Capacity(slots, min(longest, slots))
+        self._make_whole_cache(capacity, rows, taken=max_prefill_tokens if is_small else slots + 1)
+        self.measured = Measured(asked, capacity, self.longest_pause_s)
+        return capacity
+
+    def _warm_up_again(self, asked: tuple[int | None, ...], rows: int) -> Capacity | None:
+        """What was measured for these values, with the cache made, and no request in it. None if they are new, or the
+        memory is not there any more: another process may have taken it while no shard had it."""
+        known = self.measured if self.measured is not None and self.measured.asked == asked else None
+        with self._group.collective_work("the warm-up"):
+            if not self._group.all_agree(known is not None) or known is None:
+                return None
+            has_cache = self._group.all_agree(self._row_state is not None)
+        if has_cache:
+            self.clear(None)
+            return known.capacity
+        self.longest_pause_s = known.longest_pause_s
+        try:
+            self._make_whole_cache(known.capacity, rows, taken=asked[0] or 0)
+        except MemoryLimitError:
+            return None
+        return known.capacity
+
+    def _make_whole_cache(self, capacity: Capacity, rows: int, taken: int) -> None:
+        """Makes the cache and records steps on it. The memory of its first `taken` slots is taken now, and the rest
+        while there is no step."""
+        slots, per_slot = capacity.slots, self._model.bytes_per_slot(self._kv_dtype)
+        with self._group.agreement("make its KV cache"), memory_of_cache(slots, per_slot, self._available_bytes):
+            self._make_room(slots, rows, capacity.max_total_tokens, taken)
+            self._untaken = take_in_pieces([tensor[taken:] for tensor in self._cache_tensors()])
         with self._group.collective_work("recorded steps"):
             self.row_state.forward.record(self._on_progress)
             self._mark().wait()
-        return Capacity(slots, longest)
 
     def take_piece(self) -> bool:
         """Takes the memory of one more piece of the cache, for a time without steps. Returns whether there was one."""

@@ -27,7 +27,7 @@ from text_generation_server.config import ShardConfig
 from text_generation_server.errors import MatcherError, StepRefused
 from text_generation_server.grammars.compiler import EarlyGrammar
 from text_generation_server.load import Shard, load_shard
-from text_generation_server.runner import Capacity
+from text_generation_server.runner import Capacity, Measured
 from text_generation_server.step.results import StepLog
 from text_generation_server.step_requests import MAX_DETAILS, StepRequests, status
 from text_generation_server.step_socket import StepSocket
@@ -57,8 +57,15 @@ class CallContext(Protocol):
 class Servicer(pb_grpc.TextGenerationServiceServicer):
     """Answers Health from the start, and all other calls once `shard` is loaded."""
 
-    def __init__(self, urls: list[str], worker: Worker, step_log: StepLog | None = None) -> None:
+    def __init__(
+        self,
+        urls: list[str],
+        worker: Worker,
+        step_log: StepLog | None = None,
+        on_measured: Callable[[Measured], None] = lambda measured: None,
+    ) -> None:
         self._urls = urls
+        self._on_measured = on_measured
         self._worker = worker
         self.steps = StepRequests(worker, step_log)
         self._slots = 0  # 0: no Warmup yet
@@ -138,6 +145,8 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
                     request.max_batch_size if request.HasField("max_batch_size") else None,
                 )
             self._worker.when_idle(runner.take_piece)
+            if runner.measured is not None:
+                self._on_measured(runner.measured)
             return capacity
 
         self._slots = 0
@@ -205,20 +214,32 @@ async def early_refusal(early: EarlyGrammar) -> str:
         await cancelled(refusal)
 
 
-def serve(config: ShardConfig) -> None:
-    """Serves a model on unix://<uds-path>-<rank> until SIGINT or SIGTERM. ShardError if the model cannot be served."""
+def serve(
+    config: ShardConfig,
+    load: Callable[[ShardConfig, Worker], Shard] | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+    on_measured: Callable[[Measured], None] = lambda measured: None,
+) -> None:
+    """Serves a model on unix://<uds-path>-<rank> until SIGINT or SIGTERM. ShardError if the model cannot be served.
+    `load`: instead of `load_shard`. `on_ready` is called when the model is served, and `on_measured` with what each
+    Warmup has measured."""
     threading.stack_size(COMPILER_STACK_BYTES)  # size for all threads that start from now on
-    asyncio.run(_serve(config))
+    asyncio.run(_serve(config, load or load_shard, on_ready, on_measured))
 
 
-async def _serve(config: ShardConfig) -> None:
+async def _serve(
+    config: ShardConfig,
+    load: Callable[[ShardConfig, Worker], Shard],
+    on_ready: Callable[[], None],
+    on_measured: Callable[[Measured], None],
+) -> None:
     worker = Worker(config.epoch)
     step_log = StepLog(config.step_log) if config.step_log and config.rank == 0 else None
     urls = [f"unix://{socket_path(config.uds_path, rank)}" for rank in range(config.world_size)]
-    servicer = Servicer(urls, worker, step_log)
+    servicer = Servicer(urls, worker, step_log, on_measured)
     stopping = asyncio.create_task(_signal())
     server = await listen(config, servicer)
-    loading = asyncio.wrap_future(worker.run_outside(lambda: load_shard(config, worker)))
+    loading = asyncio.wrap_future(worker.run_outside(lambda: load(config, worker)))
     ends: list[asyncio.Future[Shard] | asyncio.Future[None]] = [loading, stopping]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -228,6 +249,7 @@ async def _serve(config: ShardConfig) -> None:
         shard = loading.result()
         _share_interpreter(shard.device)
         servicer.serve(shard)
+        on_ready()
         what = f"{shard.device.type}, {str(shard.dtype).removeprefix('torch.')}, kernels: {shard.kernels}"
         logger.info("Server started at unix://%s-%d (%s)", config.uds_path, config.rank, what)
         await stopping

@@ -66,6 +66,13 @@ class KvCacheDtype(StrEnum):
     int8 = "int8"  # not in TGI
 
 
+class Standby(StrEnum):
+    """Not in TGI: whether a process waits that replaces dead shards at once."""
+
+    off = "off"
+    on = "on"
+
+
 class LoadFormat(StrEnum):
     auto = "auto"
     dummy = "dummy"

@@ -28,7 +28,7 @@ OTHER_FLAGS = {"model-id": "demo", "shard-uds-path": None, "prometheus-port": No
 OWN_FLAGS = TABLES["own"]
 # Flags without a variable: TGI's --env and its like, and a port whose variable Kubernetes may set.
 WITHOUT_VARIABLE = {"env", "print-config", "engine-metrics-port"}
-VARIABLES = {"config": "TGI_CONFIG"}  # where the name is not the flag's
+VARIABLES = {"config": "TGI_CONFIG", "standby": "TGI_STANDBY"}  # where the name is not the flag's
 ALL_FLAGS = TGI_FLAGS | OTHER_FLAGS | OWN_FLAGS
 
 

@@ -24,6 +24,13 @@ def test_waits_double_and_the_fifth_failure_is_the_last():
     assert [fail_after(restarts, clock, 90.0) for _ in range(5)] == [0.5, 1.0, 2.0, 4.0, None]
 
 
+def test_three_losses_wait_for_nothing_where_something_stands_by_and_the_record_counts_them():
+    restarts = Restarts(Clock(), max_failures=MAX_DEATHS)
+    assert [restarts.failed(True) for _ in range(4)] == [0.0, 0.0, 0.0, 4.0]
+    restarts.succeeded()
+    assert [restarts.failed(stands_by) for stands_by in (True, False, True)] == [0.0, 1.0, 0.0]
+
+
 def test_a_success_clears_the_record_and_the_wait():
     restarts = Restarts(clock := Clock())
     for _ in range(20):

@@ -74,6 +74,10 @@ class Group:
         self._transport = transport
         self._control = control or transport
 
+    def join(self, joined: "Group") -> None:
+        """Takes the connections of `joined`. Objects that hold this group, which had none, then use them."""
+        self._transport, self._control = joined._transport, joined._control
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """Replaces x by the sum over all ranks, and returns it."""
         self._transport.all_reduce(x)
@@ -170,6 +174,19 @@ def join_group(
     except RuntimeError as error:  # torch's stores and process groups raise RuntimeError and its subclasses
         reason = str(error).partition("\n")[0]
         raise GroupBroken(f"rank {rank} of {size} could not join its group within {join_s:.0f} s: {reason}") from error
+
+
+def unjoined(rank: int, size: int) -> Group:
+    """A group for loading, which exchanges nothing. It must `join` before any work of the group."""
+    return Group(rank, size, Alone())
+
+
+def prepare_to_join(size: int) -> None:
+    """Imports what joining a group of `size` ranks would have to import."""
+    if size > 1:
+        import torch.distributed  # noqa: F401
+
+        import text_generation_server.distributed.shared_memory  # noqa: F401
 
 
 def _connect(

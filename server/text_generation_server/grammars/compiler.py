@@ -75,8 +75,7 @@ class GrammarCompiler:
         self.num_tokens = tokens.count if tokens else 0  # number of tokens of a mask
         self._tokens = tokens
         self._limits = limits
-        self._thread = ThreadPoolExecutor(1, "grammars")
-        self._early = ThreadPoolExecutor(1, "early-grammars", initializer=_stand_back)
+        self._thread, self._early = _threads()
         self._tokenizer: Future[LLTokenizer] | None = None
         self._compiled = CompiledGrammars()
 
@@ -86,6 +85,12 @@ class GrammarCompiler:
             self._tokenizer = self._thread.submit(_read_tokenizer, self._tokens)
             self._tokens = None  # tokenizer.json may have many megabytes
         return self._tokenizer
+
+    def end_threads(self) -> None:
+        """Waits for the work that was begun. Other threads start when there is more."""
+        self._thread.shutdown()
+        self._early.shutdown()
+        self._thread, self._early = _threads()
 
     def start(self, grammar: str, output: Sequence[int]) -> "Future[LLMatcher]":
         """Begins to make a matcher that has read the tokens of `output`. It is made at once if the grammar is compiled
@@ -171,6 +176,10 @@ def _read_tokenizer(tokens: ModelTokens | None) -> "LLTokenizer":
     except BaseException as error:  # a panic of Rust code is not an Exception
         reason = _first_line(str(error))
         raise MatcherError(f"grammars are not supported for this model's tokenizer.json: {reason}") from None
+
+
+def _threads() -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
+    return ThreadPoolExecutor(1, "grammars"), ThreadPoolExecutor(1, "early-grammars", initializer=_stand_back)
 
 
 def _stand_back() -> None:

@@ -21,6 +21,7 @@ class Backend:
     name: str
     kernels: Kernels
     wake: Callable[[], None] = lambda: None  # wakes idle threads, because kernels will be called soon
+    end_threads: Callable[[], None] = lambda: None  # before a fork; the next call starts others
 
 
 def select_backend(
@@ -47,4 +48,4 @@ def select_backend(
             raise OptionError(f"--activations {activations} needs the compiled kernels; {choice.reason}")
         return Backend(f"torch's, since {choice.reason}", cast(Kernels, reference))
     better = f"; not {choice.better}, since {choice.reason}" if choice.better else ""
-    return Backend(f"{compiled.name}{better}", compiled, compiled.library.wake)
+    return Backend(f"{compiled.name}{better}", compiled, compiled.library.wake, compiled.library.end_team)

@@ -306,9 +306,28 @@ def test_a_warm_up_can_be_made_to_fail(runner: ModelRunner) -> None:
     faults.setup("shard.warmup:raise")
     try:
         with pytest.raises(faults.InjectedFault):
-            runner.warmup(64, None, 16, None)
+            runner.warmup(63, None, 16, None)
     finally:
         faults.setup("")
+
+
+def test_a_warm_up_with_the_values_of_the_one_before_measures_nothing(model: Path) -> None:
+    first, second = make_runner(model), make_runner(model)
+    capacity = first.warmup(64, None, 16, 1000)
+    expected = generate(first, random_ids(5), 4).tokens
+    second.measured = first.measured  # as a shard has it from its template
+    faults.setup("shard.warmup:raise@every 1")
+    try:
+        for runner in (first, second):
+            assert runner.warmup(64, None, 16, 1000) == capacity and runner.num_rows == 0
+            assert generate(runner, random_ids(5), 4).tokens == expected
+            with pytest.raises(faults.InjectedFault):
+                runner.warmup(64, None, 16, 999)
+            with pytest.raises(faults.InjectedFault):
+                runner.warmup(64, None, 16, 1000)
+    finally:
+        faults.setup("")
+    assert second.longest_pause_s > 0
 
 
 @pytest.mark.parametrize("point", ["shard.step", "shard.prefill", "shard.decode"])

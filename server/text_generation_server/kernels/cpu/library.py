@@ -96,6 +96,8 @@ class Library:
         self.experts_codes_scratch.restype = ctypes.c_long
         self.wake: Callable[[], None] = functions.wake_team
         functions.wake_team.restype = None
+        self.end_team: Callable[[], None] = functions.end_team
+        functions.end_team.restype = None
         # Kernels whose instructions the target lacks are not in its library.
         self._packers = {
             name: Packer(ctypes.cast(getattr(functions, name), ctypes.c_void_p).value or 0, arguments)

@@ -137,6 +137,8 @@ static void run_list(struct list list, struct team *team, int me) {
 static struct {
   pthread_mutex_t busy; /* held by the thread that runs a list or starts threads */
   int started;          /* number of threads that were started, without the caller */
+  atomic_int are_ending;
+  pthread_t threads[MAX_THREADS];
   atomic_uint turn __attribute__((aligned(64)));
   atomic_int asleep;
   struct list list __attribute__((aligned(64)));
@@ -150,6 +152,7 @@ static void *run_lists(void *number) {
   for (;;) {
     turn = wait_for_change(&pool.turn, turn, spin_ns, &pool.asleep);
     spin_ns = turn % TURN ? NEXT_LIST_SPIN_NS : AWAKE_SPIN_NS;
+    if (atomic_load(&pool.are_ending)) return NULL;
     if (me < (int)(turn % TURN)) run_list(pool.list, &pool.team, me);
   }
   return NULL;
@@ -173,11 +176,9 @@ static int start_threads(int threads) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, &before);
-  pthread_t thread;
-  while (pool.started + 1 < threads && !pthread_create(&thread, NULL, run_lists, (void *)(long)(pool.started + 1))) {
-    pthread_detach(thread);
+  while (pool.started + 1 < threads &&
+         !pthread_create(&pool.threads[pool.started], NULL, run_lists, (void *)(long)(pool.started + 1)))
     pool.started++;
-  }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   return pool.started + 1;
 }
@@ -209,5 +210,15 @@ EXPORT void run_calls(const struct call *calls, long count, int threads, double 
 EXPORT void wake_team(void) {
   if (pthread_mutex_trylock(&pool.busy)) return; /* the threads run a list now */
   begin_turn(0);
+  pthread_mutex_unlock(&pool.busy);
+}
+
+/* Ends the threads of the team, so that a fork copies a process of one thread. The next list starts others. */
+EXPORT void end_team(void) {
+  pthread_mutex_lock(&pool.busy);
+  atomic_store(&pool.are_ending, 1);
+  begin_turn(0);
+  while (pool.started) pthread_join(pool.threads[--pool.started], NULL);
+  atomic_store(&pool.are_ending, 0);
   pthread_mutex_unlock(&pool.busy);
 }

@@ -1,6 +1,7 @@
 """A recorded decode program repeats the step that it was recorded from, but with the numbers that are at the recorded
 addresses when it is replayed."""
 
+import os
 import subprocess
 import sys
 import time
@@ -283,6 +284,17 @@ def test_threads_without_work_sleep(kernels: CpuKernels) -> None:
     time.sleep(0.5)
     # Threads that spin would take up to half a second each.
     assert time.process_time() - before < 0.05
+
+
+def test_threads_that_were_ended_are_gone_and_others_start(kernels: CpuKernels) -> None:
+    expected = compute(kernels, 1)
+    kernels.library.end_team()
+    before = len(os.listdir("/proc/self/task"))
+    for threads in (4, 3):
+        assert torch.equal(compute(kernels, threads), expected)
+        assert len(os.listdir("/proc/self/task")) == before + threads - 1
+        kernels.library.end_team()
+        assert len(os.listdir("/proc/self/task")) == before
 
 
 def test_a_fork_computes_with_threads_of_its_own_and_both_processes_end(kernels: CpuKernels) -> None:

@@ -1,0 +1,229 @@
+"""A template: a process that has loaded a rank's model, never computes, and forks the shards of that rank, one after
+the other. A shard has the template's weights without reading them, in the same memory, until one of both writes there.
+
+While a template forks it has one thread, and neither gRPC nor OpenMP: no other process could go on with their threads.
+
+The launcher asks for a shard with a message on a socket: the number of the epoch, and two descriptors, for the shard's
+output and for its report. The report has two lines, the shard's process id and READY. It ends without a line if there
+is no shard. While the template loads, it sends a byte now and then as a sign of life.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from text_generation_common import faults
+from text_generation_common.forked import MAX_MESSAGE_BYTES, READY
+from text_generation_common.grammars import COMPILER_STACK_BYTES
+from text_generation_server.config import ShardConfig
+from text_generation_server.distributed import prepare_to_join, unjoined
+from text_generation_server.errors import OptionError
+from text_generation_server.load import LoadedModel, Shard, load_model, take_over
+from text_generation_server.runner import Capacity, Measured
+from text_generation_server.worker import Worker
+
+SIGN_S = 1.0  # seconds between two signs of life
+PR_SET_PDEATHSIG = 1
+# How much sooner than other processes the kernel ends the template for lack of memory, which does not serve: always.
+OOM_SCORE = "1000"
+OOM_FILE = Path("/proc/self/oom_score_adj")
+LOOK_S = 0.0002
+END_S = 10.0  # seconds that threads get to end
+
+
+@dataclass(frozen=True, slots=True)
+class NewShard:
+    """What a shard has of its template."""
+
+    epoch: int
+    report_fd: int
+    measured_fd: int  # takes what its Warmup has measured
+    measured: Measured | None  # by earlier shards
+
+    def note_measured(self, measured: Measured) -> None:
+        if measured != self.measured:
+            with suppress(BrokenPipeError):  # The template has ended, and the launcher makes another one.
+                os.write(self.measured_fd, json.dumps(asdict(measured)).encode() + b"\n")
+
+    def note_ready(self) -> None:
+        with suppress(BrokenPipeError):
+            os.write(self.report_fd, READY)
+        os.close(self.report_fd)
+
+
+def serve(config: ShardConfig, control_fd: int, set_up: Callable[[int], None]) -> None:
+    """Loads the model, and forks shards until the launcher ends. Returns in shards only, when they have served.
+    `set_up` is called in each shard with the number of its epoch. ShardError if the model cannot be served."""
+    if torch.cuda.is_available():
+        raise OptionError("--standby on is for CPUs: a GPU's memory cannot be forked; leave it out")
+    control, launcher = socket.socket(fileno=control_fd), os.getppid()
+    threading.stack_size(COMPILER_STACK_BYTES)  # as in `server.serve`
+    prepare_to_join(config.world_size)
+    _leave_out_spare_pool()
+    # OpenMP's threads end with the thread that has used them.
+    with ThreadPoolExecutor(1, "loading") as pool:
+        group = unjoined(config.rank, config.world_size)
+        loaded = pool.submit(load_model, config, _signs_of_life(control), lambda device: group).result()
+    loaded.end_threads()
+    _await_one_thread()
+    gc.collect()
+    gc.freeze()  # The collector would write to every object, and so copy the pages that are shared.
+    score = _be_ended_first()
+    _name("tgi-template")
+    shard = Template(control, launcher).fork_for_ever()
+    _set_oom_score(score)
+    set_up(shard.epoch)
+    _serve_shard(replace(config, epoch=shard.epoch), loaded, shard)
+
+
+def _serve_shard(config: ShardConfig, loaded: LoadedModel, shard: NewShard) -> None:
+    # Imported here, and so in shards only: gRPC starts threads.
+    from text_generation_server import server
+
+    def load(config: ShardConfig, worker: Worker) -> Shard:
+        made = take_over(config, loaded, worker)
+        made.runner.measured = shard.measured
+        return made
+
+    server.serve(config, load, shard.note_ready, shard.note_measured)
+
+
+class Template:
+    """Forks a shard for each message on `control`. `launcher`: the process that becomes the parent of each."""
+
+    def __init__(self, control: socket.socket, launcher: int) -> None:
+        self._control = control
+        self._launcher = launcher
+        self._measured: Measured | None = None
+        self._reports: dict[int, bytes] = {}  # open pipes from shards, and what came since the last whole line
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+
+    def fork_for_ever(self) -> NewShard:
+        """Returns in each new shard. The template ends with its launcher."""
+        while True:
+            ready = [key.fd for key, _ in self._selector.select()]
+            for fd in self._reports.keys() & ready:  # first: the next shard should know what the last one has measured
+                self._read_measured(fd)
+            if self._control.fileno() in ready and (shard := self._fork_one()) is not None:
+                return shard
+
+    def _read_measured(self, fd: int) -> None:
+        content = os.read(fd, MAX_MESSAGE_BYTES)
+        if not content:
+            self._selector.unregister(fd)
+            del self._reports[fd]
+            os.close(fd)
+            return
+        *lines, self._reports[fd] = (self._reports[fd] + content).split(b"\n")
+        if lines:
+            fields = json.loads(lines[-1])
+            capacity = Capacity(**fields["capacity"])
+            self._measured = Measured(tuple(fields["asked"]), capacity, fields["longest_pause_s"])
+
+    def _fork_one(self) -> NewShard | None:
+        message, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 2)
+        if not message:
+            os._exit(0)  # The launcher has ended.
+        output_fd, report_fd = fds
+        measured_fd, write_fd = os.pipe()
+        faults.point("template.fork")
+        if self._fork():
+            for fd in (output_fd, report_fd, write_fd):
+                os.close(fd)
+            self._selector.register(measured_fd, selectors.EVENT_READ)
+            self._reports[measured_fd] = b""
+            return None
+        _name(f"tgi-shard {int(message)}")
+        os.write(report_fd, f"{os.getpid()}\n".encode())
+        for standard in (1, 2):
+            os.dup2(output_fd, standard)
+        for fd in (output_fd, measured_fd, *self._reports):
+            os.close(fd)
+        self._selector.close()
+        self._control.close()
+        return NewShard(int(message), report_fd, write_fd, self._measured)
+
+    def _fork(self) -> bool:
+        """Returns True in the template, and False in the shard. The process between both ends at once: so the launcher
+        becomes the shard's parent, which learns its status, and with which it ends."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if between := os.fork():
+            os.waitpid(between, 0)
+            return True
+        between = os.getpid()
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        while os.getppid() == between:
+            time.sleep(LOOK_S)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != self._launcher:  # It has ended.
+            os._exit(1)
+        return False
+
+
+def _leave_out_spare_pool() -> None:
+    """torch makes a pool of threads, which no layer of ours uses, when it is first told their number: here without any
+    threads."""
+    number = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_num_threads(number)
+
+
+def _await_one_thread() -> None:
+    """Waits for threads that are ending."""
+    deadline_s = time.monotonic() + END_S
+    while (count := len(os.listdir("/proc/self/task"))) > 1:
+        if time.monotonic() > deadline_s:
+            raise OptionError(f"--standby on forks shards, and loading has left {count} threads: leave it out")
+        time.sleep(LOOK_S)
+
+
+def _signs_of_life(control: socket.socket) -> Callable[[], None]:
+    last_s = 0.0
+
+    def on_tensor() -> None:
+        nonlocal last_s
+        if (now_s := time.monotonic()) - last_s >= SIGN_S:
+            last_s = now_s
+            with suppress(OSError):  # The launcher has ended, or does not read.
+                control.send(b".", socket.MSG_DONTWAIT)
+
+    return on_tensor
+
+
+def _name(name: str) -> None:
+    """Names this process as `ps -o comm` shows it: its command line, and its environment, are the template's."""
+    Path("/proc/self/comm").write_text(name)
+
+
+def _be_ended_first() -> str:
+    """Has the kernel end this process first where memory is short. Returns the score from before."""
+    try:
+        before = OOM_FILE.read_text().strip()
+    except OSError:
+        return ""
+    _set_oom_score(OOM_SCORE)
+    return before
+
+
+def _set_oom_score(score: str) -> None:
+    with suppress(OSError, ValueError):
+        if score:
+            OOM_FILE.write_text(score)
