@@ -4,8 +4,9 @@ The first part has the packages named on the command line, in one process more t
 Tests that start whole servers, and those of the launcher, wait for other processes for a part of their time, and run in
 three processes. All these, and the shards of their servers, compute with one thread each, because a second one would
 spin while another process needs its core. Tests marked `alone` keep the machine busy, look at all of it, or fail after
-seconds of silence: such tests run one after the other at the end. A part that fails is the last one. conftest.py beside
-this folder says in which order files begin."""
+seconds of silence: such tests run one after the other at the end. A part that fails is the last one. The processes of
+a part share its files (shared_files.py). Files in LONG begin first, so that no process has a long file left when the
+others have none."""
 
 import os
 import resource
@@ -15,22 +16,48 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
 NUM_SLOWEST = 20
+SAY_EVERY_S = 15.0
 # What pytest says if no test is selected.
 NO_TESTS = 5
+# Ends of paths, of files that take more than 10 s.
+LONG = (
+    "kernels/tests/test_triton_compiles.py",
+    "gpu_check/tests/test_gpu_journal.py",
+    "kernels/tests/test_kernels.py",
+    "gpu_check/checks/test_server.py",
+    "kernels/tests/test_sample.py",
+    "tests/test_families.py",
+    "tests/test_steps_on_a_gpu.py",
+    "grammars/tests/test_schemas_followed.py",
+    "grammars/tests/test_evil_grammars.py",
+    "openapi/tests/test_cases.py",
+    "demo_model/tests/test_demo_corpus.py",
+    "replicas/tests/test_live.py",
+    "integration-tests/test_chaos.py",
+    "integration-tests/test_ctrl_c.py",
+    "integration-tests/test_fronts.py",
+    "integration-tests/test_attacks.py",
+    "integration-tests/test_scheduling.py",
+    "integration-tests/test_launch.py",
+    "integration-tests/test_routes.py",
+    "integration-tests/test_digest.py",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     name: str
-    arguments: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)  # beside that of this process
+    folders: Sequence[str]
+    processes: int
+    markers: str = ""  # an expression of markers, in the place of the default one
+    threads: int | None = 1  # number of threads with which a process computes; None: one a core
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +70,12 @@ class PartRun:
 
 def parts(packages: Sequence[str], default: str) -> list[Part]:
     """`default`: which tests run unless a run says otherwise, as an expression of markers."""
-    # Files keep their order, because the number of tests of a file says nothing about its seconds.
-    by_file = ("--dist", "loadfile", "--no-loadscope-reorder")
-    processes = str(min(4, (os.cpu_count() or 1) + 1))
-    one_thread = {"OMP_NUM_THREADS": "1"}
-    servers = ("--numprocesses", "3", *by_file, "integration-tests", "launcher")
+    processes = min(4, (os.cpu_count() or 1) + 1)
+    whole = ("integration-tests", "launcher")
     return [
-        Part("packages", ("--numprocesses", processes, *by_file, *packages), one_thread),
-        Part("whole servers and launcher", (*servers, "-m", f"{default} and not alone"), one_thread),
-        Part("alone", ("launcher", "integration-tests", "-m", f"{default} and alone")),
+        Part("packages", packages, processes),
+        Part("whole servers and launcher", whole, 3, f"{default} and not alone"),
+        Part("alone", whole, 1, f"{default} and alone", threads=None),
     ]
 
 
@@ -62,13 +86,56 @@ def default_markers() -> str:
     return words[words.index("-m") + 1]
 
 
-def run(part: Part, folder: Path) -> tuple[int, PartRun]:
+def files(folders: Iterable[str], root: Path = ROOT) -> list[str]:
+    """All files of tests below the folders, the long ones first."""
+    found = [path for folder in folders for path in sorted((root / folder).rglob("test_*.py"))]
+    return sorted(map(str, found), key=place)
+
+
+def place(path: str) -> int:
+    return next((number for number, end in enumerate(LONG) if path.endswith(end)), len(LONG))
+
+
+def run(part: Part, folder: Path, root: Path = ROOT) -> tuple[int, PartRun]:
     """Runs the part; its exit status, and what it took."""
-    report, started_s, before_s = folder / f"{part.name}.xml", time.monotonic(), processor_seconds()
-    command = [str(Path(sys.executable).with_name("pytest")), f"--junitxml={report}", *part.arguments]
-    status = subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, **part.environment}).returncode
-    tests = list(times(report.read_text())) if report.exists() else []
-    return status, PartRun(part, time.monotonic() - started_s, processor_seconds() - before_s, tests)
+    started_s, before_s = time.monotonic(), processor_seconds()
+    folder = Path(tempfile.mkdtemp("", "", folder))
+    paths = folder / "paths"
+    paths.write_text("\n".join(files(part.folders, root)))
+    children = [_start(part, number, paths, root) for number in range(part.processes)]
+    statuses = _wait(children, paths)
+    tests = [test for report in sorted(folder.glob("*.xml")) for test in times(report.read_text())]
+    return worst(statuses), PartRun(part, time.monotonic() - started_s, processor_seconds() - before_s, tests)
+
+
+def _start(part: Part, number: int, paths: Path, root: Path) -> "subprocess.Popen[bytes]":
+    folder = paths.parent
+    own = [f"--junitxml={folder}/{number}.xml", f"--basetemp={folder}/gw{number}", "-o", "console_output_style=classic"]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("shared_files.py")), str(paths), *own, *part.folders]
+    command += ["-m", part.markers] if part.markers else []
+    # As in the processes of pytest-xdist.
+    environment = {"PYTEST_XDIST_WORKER": f"gw{number}", "PYTEST_XDIST_WORKER_COUNT": str(part.processes)}
+    if part.threads:
+        environment["OMP_NUM_THREADS"] = str(part.threads)
+    with (folder / f"{number}.log").open("wb") as log:
+        return subprocess.Popen(command, cwd=root, stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment)
+
+
+def _wait(children: "Sequence[subprocess.Popen[bytes]]", paths: Path) -> list[int]:
+    """The exit statuses. Prints how many files are left, and in the end what the processes have printed."""
+    while any(child.poll() is None for child in children):
+        print(f"{len(paths.read_text().split())} files are left", flush=True)
+        until_s = time.monotonic() + SAY_EVERY_S
+        while time.monotonic() < until_s and any(child.poll() is None for child in children):
+            time.sleep(0.2)
+    for log in sorted(paths.parent.glob("*.log")):
+        print(log.read_text(errors="replace"), flush=True)
+    return [child.wait() for child in children]
+
+
+def worst(statuses: Iterable[int]) -> int:
+    """A failure's status if there is one, and that of a part without tests if no process had any."""
+    return max(statuses, key=lambda status: (status not in (0, NO_TESTS), status == 0))
 
 
 def processor_seconds() -> float:
@@ -94,7 +161,7 @@ def table(runs: Sequence[PartRun]) -> str:
 
 def main() -> int:
     runs, status = [], 0
-    with tempfile.TemporaryDirectory(prefix="tgi-tests-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tgi-tests-", ignore_cleanup_errors=True) as folder:
         for part in parts(sys.argv[1:], default_markers()):
             print(f"== {part.name}", flush=True)
             status, done = run(part, Path(folder))

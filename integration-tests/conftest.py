@@ -1,7 +1,10 @@
 """Starts one server with the demo model in float32, and makes one run without faults, for all tests of this folder."""
 
+import fcntl
+import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,16 +12,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from scale import SHORT
-from server_process import ServerProcess
+from server_process import NUM_WORKERS, ServerProcess
 from streams import StreamAnswer
 
 
 @pytest.fixture(scope="session", autouse=True)
 def few_slots() -> Iterator[None]:
-    """Servers have 131,072 token slots unless a flag says otherwise: more than any test here needs. The demo model
-    would get five times as many, and a start would take twice the processor time."""
+    """Servers have 32,768 token slots unless a flag says otherwise: more than most tests need. The demo model would get
+    twenty times as many, and a start would take twice the processor time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MAX_BATCH_TOTAL_TOKENS", str(2**17))
+        patch.setenv("MAX_BATCH_TOTAL_TOKENS", str(2**15))
         yield
 
 
@@ -29,6 +32,17 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
-def one_shard() -> list[StreamAnswer]:
-    """The answer of each stream in a run without faults, with one shard."""
-    return SHORT.undisturbed(1)
+def one_shard(tmp_path_factory: pytest.TempPathFactory) -> list[StreamAnswer]:
+    """The answer of each stream in a run without faults, with one shard. The first of the processes that run tests to
+    need it makes it for all."""
+    folder = tmp_path_factory.getbasetemp()
+    if NUM_WORKERS > 1:
+        folder = folder.parent
+    kept = folder / "one_shard.json"
+    with (folder / "one_shard.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            kept.write_text(json.dumps([asdict(answer) for answer in SHORT.undisturbed(1)]))
+    answers = json.loads(kept.read_text())
+    tuples = ("arrivals_s", "outcome")
+    return [StreamAnswer(**each | {name: tuple(each[name]) for name in tuples}) for each in answers]

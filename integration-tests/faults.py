@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -26,9 +26,9 @@ import psutil
 from asks import Ask, asks
 from calls import client_of, metric, metrics, tokenizer
 from outcome import Outcome
-from scale import Scale
+from scale import MANY_SLOTS, Scale
 from server_process import ServerProcess, wait_until
-from streams import StreamAnswer, answers_beside, compare, run_streams
+from streams import StreamAnswer, answers_beside, compare, run_streams, undisturbed_answers
 
 from text_generation_launcher.tests.slowness import is_within
 
@@ -54,14 +54,18 @@ POISON, NUM_NEIGHBOURS, MAX_DEATHS, POISON_LIMIT_S = "@", 32, 5, 600.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a fault is given. `expected`: the streams of a run without faults, with as many shards."""
+    """What a fault is given. `expected`: the streams of a run without faults, with as many shards. `kept`: a server
+    that runs already, for faults that leave it whole."""
 
     scale: Scale
     num_shard: int = 1
     seed: int = 1
     expected: Sequence[StreamAnswer] = ()
+    kept: ServerProcess | None = None
 
-    def server(self, *flags: str, failpoints: str = "") -> ServerProcess:
+    def server(self, *flags: str, failpoints: str = "") -> AbstractContextManager[ServerProcess]:
+        if self.kept is not None:
+            return nullcontext(self.kept)
         testing = ("--testing",) if failpoints else ()
         environ = {"FAILPOINTS": failpoints} if failpoints else None
         return self.scale.server(self.num_shard, *testing, *flags, environ=environ)
@@ -69,6 +73,7 @@ class Run:
 
 def stop_shard(run: Run) -> Outcome:
     with run.server() as server:
+        expected = run.expected or undisturbed_answers(server.url, run.scale.asks())
         victim = processes.shards(server.pid)[random.Random(run.seed).randrange(run.num_shard)]
 
         async def stop() -> float:
@@ -86,7 +91,7 @@ def stop_shard(run: Run) -> Outcome:
         f"{count} restarts for one stop": count != 1,
     }
     figures = {"`/ready` 503 after s": unready_s, "restarts": count}
-    return Outcome(compare(run.expected, answers), figures, wrong)
+    return Outcome(compare(expected, answers), figures, wrong)
 
 
 def raise_in_steps(run: Run) -> Outcome:
@@ -348,7 +353,7 @@ def never_read(run: Run) -> Outcome:
     timeout_s = run.scale.write_timeout_s
     # Large events, so that the buffers are full before the texts end.
     flags = ("--stream-write-timeout", str(timeout_s), "--max-top-n-tokens", "20", "--max-total-tokens", "2048")
-    with run.server(*flags) as server:
+    with run.server(*flags, *MANY_SLOTS) as server:
         # Warm up: the memory of ordinary work does not count as growth.
         run_streams(server.url, asks(READERS, 8), READERS)
         router = processes.router(server.pid)
@@ -379,7 +384,7 @@ def never_read(run: Run) -> Outcome:
 
 def all_leave_at_once(run: Run) -> Outcome:
     count = run.scale.num_leaving
-    with run.server("--max-concurrent-requests", "512") as server:
+    with run.server("--max-concurrent-requests", "512", *MANY_SLOTS) as server:
         with connections(server, count, {"max_new_tokens": 400, "ignore_eos_token": True}):
             running = "tgi_batch_current_size"
             wait_until(lambda: metric(server.url, running) == count, 120, "all streams are running")

@@ -24,7 +24,7 @@ from route_cases import RouteCase, all_fields, cases, drawn, words
 from server_process import ServerProcess
 
 AT_ONCE = 24
-OTHERS = 24  # number of clients whose answers are not compared
+OTHERS = 24  # number of clients whose answers are not compared, at most
 LIMIT_S = 300.0
 BASE = (
     *("--model-id", str(DEMO_MODEL), "--dtype", "float32", "--max-total-tokens", "640", "--max-best-of", "3"),
@@ -58,10 +58,10 @@ class Found:
     kills: Counter[str]
 
 
-def compare(made: Sequence[RouteCase], seed: int, num_kills: int) -> Found:
+def compare(made: Sequence[RouteCase], seed: int, num_kills: int, num_others: int = OTHERS) -> Found:
     """All answers to the cases, compared with the whole answers that a server gives one by one."""
     with ServerProcess(*BASE) as roomy, ServerProcess(*BASE, *CROWDED) as crowded:
-        alone, crowd = asyncio.run(_ask(roomy, crowded, made, seed, num_kills))
+        alone, crowd = asyncio.run(_ask(roomy, crowded, made, seed, num_kills, num_others))
     found = []
     for number, (case, (whole, stream)) in enumerate(zip(made, alone, strict=True)):
         streamed, crowded_answer = crowd.answers[number]
@@ -75,11 +75,16 @@ def compare(made: Sequence[RouteCase], seed: int, num_kills: int) -> Found:
 
 
 async def _ask(
-    roomy: ServerProcess, crowded: ServerProcess, made: Sequence[RouteCase], seed: int, num_kills: int
+    roomy: ServerProcess,
+    crowded: ServerProcess,
+    made: Sequence[RouteCase],
+    seed: int,
+    num_kills: int,
+    num_others: int,
 ) -> tuple[list[tuple[Any, Any]], Crowd]:
     async with client_of(roomy.url) as client, asyncio.TaskGroup() as tasks:
         client.timeout = httpx.Timeout(LIMIT_S)
-        crowd = tasks.create_task(_in_a_crowd(crowded, made, random.Random(seed), num_kills))
+        crowd = tasks.create_task(_in_a_crowd(crowded, made, random.Random(seed), num_kills, num_others))
         alone = []
         for case in made:
             whole = await answer(client, case, False)
@@ -87,7 +92,9 @@ async def _ask(
     return alone, crowd.result()
 
 
-async def _in_a_crowd(server: ServerProcess, made: Sequence[RouteCase], rng: random.Random, num_kills: int) -> Crowd:
+async def _in_a_crowd(
+    server: ServerProcess, made: Sequence[RouteCase], rng: random.Random, num_kills: int, num_others: int
+) -> Crowd:
     crowd, places = Crowd(), iter(range(len(made)))
     forms = [case.has_stream and rng.random() < 0.5 for case in made]
     dues = [len(made) * (number + 1) // (num_kills + 2) for number in range(num_kills)]
@@ -101,7 +108,7 @@ async def _in_a_crowd(server: ServerProcess, made: Sequence[RouteCase], rng: ran
 
     async with client_of(server.url) as client:
         client.timeout = httpx.Timeout(LIMIT_S)
-        others = [asyncio.create_task(_crowd_in(client, seed)) for seed in range(OTHERS)]
+        others = [asyncio.create_task(_crowd_in(client, seed)) for seed in range(num_others)]
         async with asyncio.TaskGroup() as tasks:
             for _ in range(AT_ONCE):
                 tasks.create_task(send(client))

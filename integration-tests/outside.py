@@ -20,7 +20,7 @@ from killer import MAX_IN_A_ROW, Kill
 from outcome import on_this_machine, table
 from scale import Scale
 from server_process import ServerProcess
-from streams import StreamAnswer, StreamClients, ask_again, differences, undisturbed
+from streams import StreamAnswer, StreamClients, ask_again, differences, undisturbed_answers
 
 KILLER = Path(__file__).parent / "killer.py"
 # A small prefill budget, so that prompts take several chunks and warm-up is short.
@@ -110,10 +110,10 @@ def _waits(group: Sequence[float], streams: Sequence[Sequence[float]]) -> Iterat
 
 
 def kill_from_outside(scale: Scale, num_shard: int, num_kills: int, num_drains: int, seed: int) -> KilledOutside:
-    """Kills shards of `num_drains` servers while they drain, then shards of one server at any time. Then requests each
-    text of best_of again from this last server, without kills."""
+    """Kills shards of `num_drains` servers while they drain, then shards of one server at any time. Without kills this
+    last server gives all answers before, and each text of best_of again afterwards."""
     asked = mixed_asks(scale.num_streams, scale.mixed_tokens)
-    record = Record(asked, undisturbed(scale.server(num_shard, *ARGUMENTS), asked))
+    record = Record(asked)
     rng = random.Random(seed)
     for _ in range(num_drains):
         with scale.server(num_shard, *ARGUMENTS) as server:
@@ -121,6 +121,7 @@ def kill_from_outside(scale: Scale, num_shard: int, num_kills: int, num_drains: 
             clients = StreamClients(asked, scale.num_streams)
             asyncio.run(record.kill_while_draining(server, clients, killer, rng.uniform(*DRAIN_AFTER_S)))
     with scale.server(num_shard, *ARGUMENTS) as server:
+        record.expected = undisturbed_answers(server.url, asked)
         killer = KillerProcess(server, num_shard, num_kills, seed, scale.longest_gap_s)
         asyncio.run(record.kill_at_any_time(server, StreamClients(asked, scale.num_streams), killer))
         record.ask_again(server.url)
@@ -131,9 +132,9 @@ def kill_from_outside(scale: Scale, num_shard: int, num_kills: int, num_drains: 
 class Record:
     """Collects kills, answers and logs while shards die, and computes the result from them."""
 
-    def __init__(self, asked: Sequence[Ask], expected: Sequence[StreamAnswer]) -> None:
+    def __init__(self, asked: Sequence[Ask], expected: Sequence[StreamAnswer] = ()) -> None:
+        self.expected = expected
         self._asked = asked
-        self._expected = expected
         self._answers: list[StreamAnswer] = []
         self._kills: list[Kill] = []
         self._drained: list[Kill] = []
@@ -178,7 +179,7 @@ class Record:
 
     def result(self, num_shard: int, seed: int, load_s: float) -> KilledOutside:
         asked = self._asked
-        lost, different = differences(asked, self._expected, self._answers)
+        lost, different = differences(asked, self.expected, self._answers)
         return KilledOutside(
             num_shard=num_shard,
             seed=seed,

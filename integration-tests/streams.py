@@ -339,7 +339,12 @@ def all_answers(url: str, asked: Sequence[Ask]) -> list[StreamAnswer]:
 def undisturbed(server: ServerProcess, asked: Sequence[Ask]) -> list[StreamAnswer]:
     """The answers of a server, which is started for them, without faults."""
     with server:
-        answers = all_answers(server.url, asked)
+        return undisturbed_answers(server.url, asked)
+
+
+def undisturbed_answers(url: str, asked: Sequence[Ask]) -> list[StreamAnswer]:
+    """The answers of a server to which nothing is done meanwhile."""
+    answers = all_answers(url, asked)
     broken = [answer.error for answer in answers if answer.error]
     if broken:
         raise RuntimeError(f"{len(broken)} streams fail without any fault: {broken[0]}")

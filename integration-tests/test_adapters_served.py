@@ -18,7 +18,11 @@ from streams import StreamClients, compare, run_streams
 
 from text_generation_common.model_files import demo_directory
 
-MEMORY = ["--max-batch-total-tokens", "8192", "--max-concurrent-requests", "32"]
+# Few tokens in a step make the warm-up shorter.
+MEMORY = [
+    *("--max-batch-total-tokens", "8192", "--max-batch-prefill-tokens", "256"),
+    *("--max-concurrent-requests", "32"),
+]
 NEW_TOKENS = 60
 NAMES = ("a", "b", None)
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ ANTHROPIC = (written.anthropic, written.anthropic_stream)
 # Formats that are served by each run: one with calls as JSON, one as XML and one in channels. The others are served by
 # `make test-served-calls`.
 SERVED = {("hermes", False), ("qwen3-coder", False), ("harmony", True)}
+HERMES = ("hermes", "think", False)  # the format of a server that most tests share
 KINDS = sorted({(case.format, case.reasoning_format, special) for case in CALL_TEXTS for special in (False, True)})
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 WEATHER = ("weather", '{"city": "Rome"}')
@@ -55,7 +57,7 @@ def kind_param(calls: str, reasoning: str, special: bool) -> object:
 
 @pytest.fixture(scope="module")
 def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WritingServer]:
-    with WritingServer(tmp_path_factory.mktemp("model"), "hermes", "think", has_special=False) as server:
+    with WritingServer(tmp_path_factory.mktemp("model"), *HERMES) as server:
         yield server
 
 
@@ -66,9 +68,14 @@ def is_writable(case: CallText, special: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize(("calls", "reasoning", "special"), [kind_param(*kind) for kind in KINDS])
 def test_each_text_and_each_demanded_call_is_given_by_each_api(
-    tmp_path: Path, calls: str, reasoning: str, special: bool
+    request: pytest.FixtureRequest, tmp_path: Path, calls: str, reasoning: str, special: bool
 ) -> None:
-    with WritingServer(tmp_path, calls, reasoning, special) as server:
+    is_hermes = (calls, reasoning, special) == HERMES
+    with (
+        nullcontext(request.getfixturevalue("hermes"))
+        if is_hermes
+        else WritingServer(tmp_path, calls, reasoning, special)
+    ) as server:
         cases = [case for case in CALL_TEXTS if (case.format, case.reasoning_format) == (calls, reasoning)]
         cases = [case for case in cases if is_writable(case, server.special)]
         assert cases

@@ -7,11 +7,18 @@ import outside
 import pytest
 from asks import KINDS
 from faults import Run
-from scale import SHORT
+from scale import MANY_SLOTS, SHORT
 from server_process import ServerProcess
 from streams import StreamAnswer
 
 SEED = 1
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[ServerProcess]:
+    """A server whose router several tests end, one after the other. Each time the launcher starts another."""
+    with SHORT.server(1, "--max-concurrent-requests", "512", *MANY_SLOTS) as server:
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -28,7 +35,7 @@ def test_a_request_that_kills_its_shards_ends_by_name_and_no_neighbour_notices(o
 
 
 def test_a_stopped_shard_is_seen_and_no_stream_notices() -> None:
-    assert faults.stop_shard(Run(SHORT, 2, SEED, SHORT.undisturbed(2))).failures() == []
+    assert faults.stop_shard(Run(SHORT, 2, SEED)).failures() == []
 
 
 def test_exceptions_in_steps_restart_nothing_and_no_stream_notices(one_shard: list[StreamAnswer]) -> None:
@@ -39,8 +46,8 @@ def test_sigterm_lets_all_streams_finish(one_shard: list[StreamAnswer]) -> None:
     assert faults.terminate(Run(SHORT, expected=one_shard)).failures() == []
 
 
-def test_a_killed_router_is_started_again_and_leaves_nothing() -> None:
-    assert faults.kill_router(Run(SHORT)).failures() == []
+def test_a_killed_router_is_started_again_and_leaves_nothing(kept: ServerProcess) -> None:
+    assert faults.kill_router(Run(SHORT, kept=kept)).failures() == []
 
 
 @pytest.mark.alone
@@ -52,14 +59,17 @@ def test_clients_that_never_read_lose_their_slots_and_cost_no_memory() -> None:
     assert faults.never_read(Run(SHORT)).failures() == []
 
 
-def test_clients_that_leave_at_once_free_their_slots_at_once() -> None:
-    found = faults.all_leave_at_once(Run(SHORT))
+def test_clients_that_leave_at_once_free_their_slots_at_once(kept: ServerProcess) -> None:
+    found = faults.all_leave_at_once(Run(SHORT, kept=kept))
     assert found.figures["slots free after s"] < 10  # a loose limit; `make chaos` measures the time
 
 
-@pytest.mark.parametrize("fault", [faults.replace_stopped, faults.replace_stuck])
-def test_a_router_that_is_stopped_or_whose_event_loop_is_stuck_is_replaced_and_the_shard_is_kept(fault) -> None:
-    assert fault(Run(SHORT)).failures() == []
+def test_a_router_that_is_stopped_is_replaced_and_the_shard_is_kept(kept: ServerProcess) -> None:
+    assert faults.replace_stopped(Run(SHORT, kept=kept)).failures() == []
+
+
+def test_a_router_whose_event_loop_is_stuck_is_replaced_and_the_shard_is_kept() -> None:
+    assert faults.replace_stuck(Run(SHORT)).failures() == []
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,11 @@ from server_process import ServerProcess
 from test_demo_model import assert_most_are_right
 from test_launch import run_to_its_end
 
-MEMORY = ["--max-batch-total-tokens", "4096", "--max-concurrent-requests", "32"]
+# Few tokens in a step make the warm-up shorter.
+MEMORY = [
+    *("--max-batch-total-tokens", "4096", "--max-batch-prefill-tokens", "256"),
+    *("--max-concurrent-requests", "32"),
+]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,11 @@ from torch import Tensor
 from text_generation_common.gguf.container import ARRAY, TEXT
 from text_generation_common.model_files import demo_directory
 
-MEMORY = ["--max-batch-total-tokens", "8192", "--max-concurrent-requests", "32"]
+# Few tokens in a step make the warm-up shorter.
+MEMORY = [
+    *("--max-batch-total-tokens", "8192", "--max-batch-prefill-tokens", "256"),
+    *("--max-concurrent-requests", "32"),
+]
 WHOLE, REAL, FLAG = 4, 6, 7  # kinds of values in GGUF files
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "model.layers": "blk",

@@ -17,7 +17,11 @@ from written_codes import LINEAR, words
 
 from text_generation_common.model_files import demo_directory
 
-MEMORY = ["--max-batch-total-tokens", "4096", "--max-concurrent-requests", "32"]
+# Few tokens in a step make the warm-up shorter.
+MEMORY = [
+    *("--max-batch-total-tokens", "4096", "--max-batch-prefill-tokens", "256"),
+    *("--max-concurrent-requests", "32"),
+]
 SIZE, LARGEST = 16, 15
 
 

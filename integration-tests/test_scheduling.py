@@ -24,6 +24,7 @@ from calls import (
     token_ids,
     tokenizer,
 )
+from scale import MANY_SLOTS
 from server_process import ServerProcess, wait_until
 from tenants import body_of, greedy_answers_meanwhile
 
@@ -56,7 +57,7 @@ def caching() -> Iterator[ServerProcess]:
 def narrow() -> Iterator[ServerProcess]:
     """A server with small steps, few rows and a short queue."""
     steps = ("--max-batch-prefill-tokens", str(BUDGET), "--max-batch-size", str(ROWS))
-    with ServerProcess(*BASE, *steps, "--max-queued-tokens", "8000") as server:
+    with ServerProcess(*BASE, *steps, "--max-queued-tokens", "8000", *MANY_SLOTS) as server:
         yield server
 
 

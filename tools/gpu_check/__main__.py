@@ -33,7 +33,7 @@ TABLE_KEYWORD = "triton" if GPU else "triton and (silu_mul_takes or embed_picks 
 # Paths, workers and keyword. What measures time runs alone; compiling takes most of the table's time.
 SUITES = (
     ([f"{CHECKS}/test_{name}.py" for name in ("steps", "server", "roofline")], 1, ""),
-    ([TABLE, f"--ignore={TABLE}/test_tune.py"], 8 if GPU else 2, TABLE_KEYWORD),
+    ([TABLE, f"--ignore={TABLE}/test_tune.py"], 8 if GPU else 1, TABLE_KEYWORD),
     ([f"{CHECKS}/test_machine.py"], 1, ""),
 )
 # A warning is not a wrong number. Other plugins of the machine's environment are not ours.

@@ -14,6 +14,10 @@ if not torch.cuda.is_available():
 from gpu_check.device import DEVICE, DTYPE, GPU, Measured, seconds_per_call
 
 from text_generation_benchmark.roofline import Ceilings
+from text_generation_server.kernels.tests.quick_interpreter import quicken
+
+if not GPU:
+    quicken()
 
 
 @pytest.fixture(autouse=True)

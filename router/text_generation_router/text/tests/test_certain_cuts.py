@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from threading import Thread
 
@@ -119,6 +120,11 @@ PIECES = st.sampled_from([
 TEXTS = st.lists(PIECES, min_size=1, max_size=25).map("".join) | st.text(max_size=30)
 
 
+@cache
+def whole(name: str) -> TextTokenizer:
+    return TextTokenizer.of(TOKENIZERS[name], workers=1, max_waiting=1, part_chars=10**6)
+
+
 def run(coroutine):
     return asyncio.run(coroutine)
 
@@ -148,11 +154,7 @@ def test_parts_have_the_ids_of_the_whole(name, text, special, keep_last):
 @given(text=TEXTS)
 @settings(max_examples=30, deadline=None)
 def test_parts_have_the_spans_of_the_whole(name, text):
-    whole = TextTokenizer.of(TOKENIZERS[name], workers=1, max_waiting=1, part_chars=10**6)
-    try:
-        assert run(spans_of(CUTTING[name], text)) == run(spans_of(whole, text))
-    finally:
-        whole.close()
+    assert run(spans_of(CUTTING[name], text)) == run(spans_of(whole(name), text))
 
 
 @given(text=TEXTS, part_chars=st.integers(1, 20))

@@ -1,8 +1,9 @@
 """Compiles the Triton kernels for GPUs, without a GPU. Prints one line of JSON for each launch.
 
 This is a script and not a test, because Triton's interpreter must be off in its process. `types` with a capability: all
-kernels, for types of numbers that GPUs of this capability serve; `products`: of these, the kernels that multiply
-matrices; `serving`: steps of many sizes.
+kernels in all forms, for types of numbers that GPUs of this capability serve; `each`: one form of each kernel in types
+other than bfloat16; `products`: one form of those kernels that multiply matrices; `serving`: what Triton would compile
+for steps of many sizes, without compiling it.
 """
 
 import json
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from triton import knobs
 
 from text_generation_common.models.architecture import Activation, ClampedGate
 from text_generation_common.quantized.values import Dense, Fp8, Groups, Int4, Int8, Table4, Weight
@@ -87,7 +89,7 @@ def compile_rope(dtype: torch.dtype, cache: torch.dtype, group: int, size: int) 
         kernels.rope_and_store_kv(qkv, heads, rotary, int32(8), kv, int32(8), HeadNorms(norm, norm, 1e-5))
 
 
-def compile_others(dtype: torch.dtype) -> None:
+def compile_others(dtype: torch.dtype, every_form: bool) -> None:
     x = torch.zeros(5, 96, dtype=dtype)
     kernels.embed(int32(5), x)
     kernels.rms_norm(x, x[0], 1e-5)
@@ -96,30 +98,32 @@ def compile_others(dtype: torch.dtype) -> None:
     kernels.layer_norm(x, x[0], None, 1e-5)
     kernels.add_layer_norm(x, x, x[0], x[0], 1e-5)
     kernels.silu_mul(x)
-    for activation in Activation:
+    for activation in Activation if every_form else [Activation.gelu]:
         kernels.activate(x, activation, gated=activation == Activation.gelu)
 
 
-def compile_adapters(dtype: torch.dtype) -> None:
+def compile_adapters(dtype: torch.dtype, every_form: bool) -> None:
     x, down, up = (torch.zeros(shape, dtype=dtype) for shape in ((5, 96), (3, 40, 96), (3, 20, 320)))
     matrices = AdapterMatrices(down, up, int32(3, 2), int32(2), (64, 320))
     kernels.adapt(x, int32(5), matrices)
-    kernels.adapt(x, int32(5), replace(matrices, bias=torch.zeros(3, 320)))
+    if every_form:
+        kernels.adapt(x, int32(5), replace(matrices, bias=torch.zeros(3, 320)))
     of_ids = AdapterMatrices(
         torch.zeros(3, 9, 16, dtype=dtype), up[:, :16, :96].contiguous(), int32(3, 1), int32(1), (96,)
     )
     kernels.adapt_embeddings(x, int32(5), int32(5), of_ids)
 
 
-def compile_experts(dtype: torch.dtype) -> None:
+def compile_experts(dtype: torch.dtype, every_form: bool) -> None:
     x, gate_up, down = (torch.zeros(shape, dtype=dtype) for shape in ((5, 96), (6, 160, 96), (6, 96, 80)))
     routes = kernels.route(torch.zeros(5, 32, dtype=dtype)[:, :6], 2, False)
-    kernels.route(x, 3, True)
     kernels.experts(x, routes, ExpertWeights(Dense(gate_up), Dense(down)))
-    biases = gate_up[:, :, 0].contiguous(), down[:, :, 0].contiguous()
-    biased = ExpertWeights(Dense(gate_up), Dense(down), *biases)
-    kernels.experts(x, routes, replace(biased, clamped=ClampedGate(7.0, 1.702)))
     kernels.add_scored(x, x, x, x[0])
+    if every_form:
+        kernels.route(x, 3, True)
+        biases = gate_up[:, :, 0].contiguous(), down[:, :, 0].contiguous()
+        biased = ExpertWeights(Dense(gate_up), Dense(down), *biases)
+        kernels.experts(x, routes, replace(biased, clamped=ClampedGate(7.0, 1.702)))
 
 
 def weights_in_codes(capability: int) -> list[Weight]:
@@ -171,31 +175,36 @@ def model_types(capability: int) -> tuple[torch.dtype, ...]:
     return (FP32, FP16, BF16) if capability == 90 else (BF16,)
 
 
-def compile_products(capability: int) -> None:
+def compile_products(capability: int, what: str) -> None:
     for dtype in model_types(capability):
-        compile_experts(dtype)
-        compile_adapters(dtype)
+        every_form = has_every_form(dtype, what)
+        compile_experts(dtype, every_form)
+        compile_adapters(dtype, every_form)
     if capability != 89:
         compile_codes(capability)
 
 
-def compile_further(capability: int) -> None:
+def has_every_form(dtype: torch.dtype, what: str) -> bool:
+    return what == "types" or (what == "each" and dtype == BF16)
+
+
+def compile_further(capability: int, what: str) -> None:
     """All kernels without products of matrices."""
     kernels.place(int32(5), int32(5), int32(4, 64), int32(4, 64), int32(4))
     kernels.advance(int32(4, 64), int32(4), int32(5), int32(5))
     for dtype in model_types(capability):
-        compile_others(dtype)
+        compile_others(dtype, has_every_form(dtype, what))
     if capability != 89:
         compile_sample()
     for case in ATTENTION[capability]:
         compile_rope(*case)
 
 
-def compile_types(capability: int, products_only: bool) -> None:
+def compile_types(capability: int, what: str) -> None:
     with compiling_for(capability) as compiled:
-        compile_products(capability)
-        if not products_only:
-            compile_further(capability)
+        compile_products(capability, what)
+        if what != "products":
+            compile_further(capability, what)
     for kernel in compiled:
         show(kernel)
     for case, options in [*((case, ()) for case in ATTENTION[capability]), *OPTIONS[capability]]:
@@ -207,8 +216,15 @@ def compile_types(capability: int, products_only: bool) -> None:
             print(json.dumps(shown))
 
 
+def show_form(*, key: str, fn: Any, **_: Any) -> bool:
+    """`key` has everything for which Triton makes a form of the kernel of its own."""
+    print(json.dumps({"kernel": fn.name.rpartition(".")[2], "hash": key}))
+    return True  # Triton does not compile the kernel.
+
+
 def compile_serving() -> None:
-    with compiling_for(90) as compiled:
+    knobs.runtime.jit_cache_hook = show_form
+    with compiling_for(90):
         for tokens in (1, 2, 3, 16, 33):
             for first in (0, 1):  # vectors at an address that is a multiple of 16 bytes, and at another address
                 rows, slots = (int32(tokens + 1 + first)[first : first + tokens] for _ in range(2))
@@ -216,8 +232,6 @@ def compile_serving() -> None:
                 compile_masks(rows)
         for width in (2000, 2001):  # the tables are as wide as the longest row that fits, whatever that is
             compile_step(int32(2), int32(2), int32(3), width)
-    for kernel in compiled:
-        show(kernel)
 
 
 def compile_step(rows: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor, width: int = 2048) -> None:
@@ -253,4 +267,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "serving":
         compile_serving()
     else:
-        compile_types(int(sys.argv[2]), sys.argv[1] == "products")
+        compile_types(int(sys.argv[2]), sys.argv[1])

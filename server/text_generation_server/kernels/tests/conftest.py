@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 
 from text_generation_common.cpu_features import NEEDS
 from text_generation_server.kernels.interface import Kernels
+from text_generation_server.kernels.tests.quick_interpreter import quicken
 
 GPU = torch.cuda.is_available()
 
@@ -51,17 +51,9 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def language_replaced_once() -> None:
-    """The interpreter would replace all functions of Triton's language anew for each call of a function of a kernel: a
-    third of its time."""
-    if GPU or find_spec("triton") is None:
-        return
-    from triton import language
-    from triton.runtime import interpreter
-
-    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
-    never_restored = SimpleNamespace(restore=lambda: None)
-    interpreter._patch_lang = lambda _: never_restored
+def quick_interpreter() -> None:
+    if not GPU and find_spec("triton") is not None:
+        quicken()
 
 
 @dataclass(frozen=True, slots=True)

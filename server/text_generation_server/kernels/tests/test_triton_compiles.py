@@ -44,9 +44,12 @@ def compiled(*what: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("what", "capability"),
     [
+        # Left to `make test-slow`: 14 of 116 forms for capability 9.0, which differ in their type alone from one that
+        # stays in bfloat16 (activations, routes, biases and clamped gates of experts, biases of adapters), 4 s; and 37
+        # of 57 for 8.0, which have no products and are compiled for 9.0, or are such forms, 12 s.
         ("products", 80),
-        ("types", 90),
-        *(pytest.param("types", number, marks=pytest.mark.slow) for number in (80, 89, 100)),
+        ("each", 90),
+        *(pytest.param("types", number, marks=pytest.mark.slow) for number in (80, 89, 90, 100)),
     ],
 )
 def test_all_kernels_compile_fit_their_gpu_and_spill_in_no_loop(what: str, capability: int) -> None:
