@@ -16,10 +16,8 @@
 #define KEYS_AT_ONCE (LANES == 8 ? 2 : 1) /* keys that share the loads of the queries: measured on a Zen 3 */
 #define MOST_VALUE_VECTORS 4
 
-/* The vectors of a value whose sums, for this number of query heads, fit the registers. */
-INLINE int value_vectors(int queries) {
-  return LANES == 16 || queries * MOST_VALUE_VECTORS <= (LANES == 8 ? 12 : 8) ? MOST_VALUE_VECTORS : 2;
-}
+/* Vectors of a value whose sums, for this number of query heads, fit the registers; 4 lanes are faster with 4. */
+INLINE int value_vectors(int queries) { return LANES == 8 && queries > 3 ? 2 : MOST_VALUE_VECTORS; }
 
 /* Multiplies KEYS_AT_ONCE keys with each of the queries [queries, size]. products[query][i], and those after it, are
    LANES partial sums of a key each. */
