@@ -34,7 +34,8 @@ def main() -> int:
     parser.add_argument("--formats", nargs="+", default=[*ON_LOAD, *OF_FILES], choices=[*ON_LOAD, *OF_FILES])
     parser.add_argument("--llama", type=Path, default=Path(".venv-llama-cpp"), help="llama.cpp's virtual environment")
     arguments = parser.parse_args()
-    asked, differ = mixed_asks(arguments.requests, TOKENS), 0
+    # The files have no chat template.
+    asked, differ = [ask for ask in mixed_asks(arguments.requests, TOKENS) if "messages" not in ask.body], 0
     with TemporaryDirectory() as folder:
         llama, files = Llama(arguments.llama, Path(folder)), [kind for kind in arguments.formats if kind in OF_FILES]
         if files:
