@@ -25,10 +25,12 @@ from text_generation_benchmark.checkpoint import write_checkpoint
 from text_generation_benchmark.output import table
 from text_generation_benchmark.peers.servers import LIBRARY, WRITER, run_in
 from text_generation_benchmark.shapes import LlamaShape
+from text_generation_common.flags.kinds import ActivationType
 from text_generation_common.gguf.types import DENSE
 from text_generation_common.model_files import demo_directory
 from text_generation_common.quantized.tensors.blocks import read_blocks
 from text_generation_common.quantized.tensors.matrix import exact_weight
+from text_generation_server.kernels import select_backend
 from text_generation_server.weights.gguf_files import GgufFiles
 
 # Names of llama.cpp for files. MXFP4 is for experts only.
@@ -110,7 +112,9 @@ def held_out(tokens: int) -> np.ndarray:
 
 
 @torch.inference_mode()
-def logprobs(file: Path, dtype: torch.dtype, ids: np.ndarray) -> Tensor:
+def logprobs(
+    file: Path, dtype: torch.dtype, ids: np.ndarray, activations: ActivationType = ActivationType.model
+) -> Tensor:
     """This server's log-probabilities after each token: [texts, tokens, vocabulary]."""
     heard: list[Listening] = []
 
@@ -119,7 +123,8 @@ def logprobs(file: Path, dtype: torch.dtype, ids: np.ndarray) -> Tensor:
         return heard[0]
 
     longest = CONTEXT + 1  # a token is sampled behind each text
-    runner = make_runner(file, dtype, longest, wrap=wrap)
+    kernels = select_backend(torch.device("cpu"), activations=activations).kernels
+    runner = make_runner(file, dtype, longest, kernels=kernels, wrap=wrap)
     runner.warmup(longest, None, 1, longest)
     found = []
     for text in torch.from_numpy(ids):
@@ -142,7 +147,9 @@ class Quality:
 
     kind: str
     ours: float  # from the float32 model of the quantized weights
+    in_8_bits: float  # the same with --activations int8
     theirs: float
+    same_token: tuple[float, float, float]  # shares of tokens after which the model's most likely one is these's, too
     ours_from_original: float
     theirs_from_original: float
     exact: float  # largest difference of a log-probability in float32, on both sides of the reading
@@ -157,10 +164,16 @@ def measure(llama: Llama, file: Path, original: Tensor, ids: np.ndarray) -> Qual
     exact = logprobs(*llama.quantized(file, "ALL_F32"), torch.float32, ids)
     served = logprobs(file, torch.float32, ids[:SERVED])
     ours, theirs = logprobs(file, torch.bfloat16, ids), llama.logprobs(file, ids)
+    in_8_bits, best = logprobs(file, torch.bfloat16, ids, ActivationType.int8), exact.argmax(-1)
+    of_ours, of_8_bits, of_theirs = (
+        (each.argmax(-1) == best).float().mean().item() for each in (ours, in_8_bits, theirs)
+    )
     return Quality(
         file.stem,
         ours=divergence(exact, ours),
+        in_8_bits=divergence(exact, in_8_bits),
         theirs=divergence(exact, theirs),
+        same_token=(of_ours, of_8_bits, of_theirs),
         ours_from_original=divergence(original, ours),
         theirs_from_original=divergence(original, theirs),
         exact=(served - exact[:SERVED]).abs().max().item(),
@@ -169,10 +182,15 @@ def measure(llama: Llama, file: Path, original: Tensor, ids: np.ndarray) -> Qual
 
 
 def as_markdown(measured: Sequence[Quality]) -> str:
-    columns = ("type", "ours", "llama.cpp", "ratio", "ours, original", "llama.cpp, original", "float32", "same token")
+    columns = (
+        "type", "ours", "ours, int8", "llama.cpp", "ratio", "ratio, int8", "same token: ours, int8, llama.cpp",
+        "ours, original", "llama.cpp, original", "float32", "same token in float32",
+    )  # fmt: skip
     rows = [
         (
-            each.kind, f"{each.ours:.3e}", f"{each.theirs:.3e}", f"{each.ours / each.theirs:.3f}",
+            each.kind, f"{each.ours:.3e}", f"{each.in_8_bits:.3e}", f"{each.theirs:.3e}",
+            f"{each.ours / each.theirs:.3f}", f"{each.in_8_bits / each.theirs:.3f}",
+            ", ".join(f"{share:.2%}" for share in each.same_token),
             f"{each.ours_from_original:.4e}", f"{each.theirs_from_original:.4e}", f"{each.exact:.1e}",
             f"{each.same:.2%}",
         )

@@ -68,7 +68,7 @@ def families(
 @app.command()
 def gguf(
     kinds: Annotated[list[str] | None, typer.Argument(help="Types of weights. Default: Q4_K_M and Q8_0.")] = None,
-    model: Annotated[str, typer.Option(help="m100 or m1b.")] = "m1b",
+    model: Annotated[str, typer.Option(help="m100, m1b or m3b.")] = "m1b",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each load on each server, in turns.")] = 5,
     llama_cpp: LlamaCpp = Path(".venv-llama-cpp"),
 ) -> None:
@@ -80,6 +80,24 @@ def gguf(
         raise typer.BadParameter(f"{model} is not one of {', '.join(SHAPES)}", param_hint="--model")
     try:
         typer.echo(beside_llama_cpp(llama_cpp, model, kinds or ("Q4_K_M", "Q8_0"), rounds))
+    except RuntimeError as error:
+        fail(str(error))
+
+
+@app.command()
+def quantized(
+    model: Annotated[str, typer.Option(help="m100, m1b or m3b.")] = "m1b",
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each load on each server, in turns.")] = 5,
+    cpu_target: Annotated[str, typer.Option(help="The kernels of all servers; by default the best.")] = "",
+) -> None:
+    """Tokens per second with weights in 8 and 4 bits, with and without activations in 8 bits, and in bfloat16."""
+    from text_generation_benchmark.peers.quantized import beside_bfloat16
+    from text_generation_benchmark.shapes import SHAPES
+
+    if model not in SHAPES:
+        raise typer.BadParameter(f"{model} is not one of {', '.join(SHAPES)}", param_hint="--model")
+    try:
+        typer.echo(beside_bfloat16(model, rounds, ("--cpu-target", cpu_target) if cpu_target else ()))
     except RuntimeError as error:
         fail(str(error))
 

@@ -64,6 +64,7 @@ class LlamaShape:
 SHAPES = {
     "m100": LlamaShape(hidden=768, intermediate=2048, layers=12, heads=12, kv_heads=4, vocabulary=32000),
     "m1b": LlamaShape(hidden=2048, intermediate=8192, layers=16, heads=32, kv_heads=8, vocabulary=32000),
+    "m3b": LlamaShape(hidden=3072, intermediate=8192, layers=28, heads=24, kv_heads=8, vocabulary=128256),
 }
 # Llama 3.1, with the 8,192 positions that the GPU check needs.
 LLAMA_8B = LlamaShape(4096, 14336, 32, 32, 8, 128256, 8192, rope_theta=500_000.0, rms_norm_eps=1e-5, tied=False)

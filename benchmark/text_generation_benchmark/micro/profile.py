@@ -4,7 +4,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from text_generation_benchmark.ceilings import Meter
 from text_generation_benchmark.output import table
 from text_generation_benchmark.roofline import Ceilings, StepPart, least_s, step_parts
-from text_generation_common.flags.kinds import CpuTarget, Dtype
+from text_generation_common.flags.kinds import ActivationType, CpuTarget, Dtype, KvCacheDtype, Quantize
 from text_generation_common.flags.model import ComputeFlags
 from text_generation_common.model_files import demo_directory
 from text_generation_common.models.config import read_config
@@ -38,6 +38,7 @@ PARTS = {
     "gemm": PRODUCTS,
     "gemm_f32": PRODUCTS,
     "gemm_codes": PRODUCTS,
+    "gemm_ints": PRODUCTS,
     "attend": ATTENTION,
     "attend_runs": ATTENTION,
     "attend_chunk": ATTENTION,
@@ -63,6 +64,7 @@ PARTS = {
     "advance": "embedding, places, advance",
 }
 REST = "everything else: Python, torch"
+WEIGHT_BYTES = {"int8": 1.0, "int4": 4.5 / 8}  # bytes of a weight, by the value of --quantize
 # What each row of the table has to do, by the names of the roofline's parts.
 WORK = {PRODUCTS: ("weights", "head"), ATTENTION: ("attention",), SAMPLING: ("sampling",)}
 
@@ -115,11 +117,14 @@ def profile_step(
     steps: int = 20,
     dtype: str = "bfloat16",
     cpu_target: str = "",
+    quantize: str = "",
+    activations: str = "model",
+    kv_cache: str = "",
 ) -> StepProfile:
     """One shard in this process, on the folder `model`; by default the demo model. Decode steps with `rows` rows of
     about `context` tokens each or, if `prompt` is not 0, steps that compute `prompt` tokens of a row behind `depth`
-    tokens, whose keys and values are there already. `cpu_target`: the kernels; by default the best. RuntimeError if no
-    kernels were compiled."""
+    tokens, whose keys and values are there already. `cpu_target`: the kernels; by default the best. `quantize`,
+    `activations` and `kv_cache`: as the flags. RuntimeError if no kernels were compiled."""
     choice = require_target(CpuTarget(cpu_target)) if cpu_target else choose_target()
     if choice.target is None:
         raise RuntimeError(f"no kernels to profile: {choice.reason}")
@@ -131,9 +136,12 @@ def profile_step(
     longest = context + (1 if prompt else steps + WARM_STEPS + 2)
     config = ShardConfig(
         model_path=folder, uds_path="", rank=0, world_size=1, epoch=1, max_total_tokens=longest,
-        compute=ComputeFlags(dtype=Dtype(dtype)),
+        compute=ComputeFlags(
+            dtype=Dtype(dtype), quantize=Quantize(quantize) if quantize else None,
+            activations=ActivationType(activations), kv_cache_dtype=KvCacheDtype(kv_cache) if kv_cache else None,
+        ),
     )  # fmt: skip
-    kernels = CpuKernels(library, torch.get_num_threads())
+    kernels = CpuKernels(library, torch.get_num_threads(), ActivationType(activations))
     shard = load_shard(config, Worker(1), lambda device: Backend(kernels.name, kernels, library.wake))
     runner: ModelRunner = shard.runner
     runner.warmup(max(PREFILL_TOKENS, longest), longest, rows, rows * longest)
@@ -152,7 +160,13 @@ def profile_step(
     seconds, parts = _measure(library, step, steps)
     facts = read_config(folder)
     work = step_parts(facts, rows, tokens, context, number_bytes=shard.dtype.itemsize)
+    smaller = {"weights": WEIGHT_BYTES.get(quantize), "attention": 1 + 4 / facts.head_size if kv_cache else None}
+    work = tuple(_with_numbers_of(part, smaller.get(part.name), shard.dtype.itemsize) for part in work)
     return StepProfile(f"{what}, kernels {shard.kernels}", seconds, parts, work, facts.moe is not None)
+
+
+def _with_numbers_of(part: StepPart, number_bytes: float | None, instead_of: int) -> StepPart:
+    return part if number_bytes is None else replace(part, bytes=round(part.bytes * number_bytes / instead_of))
 
 
 def _measure(library: TimedLibrary, step: Callable[[int], object], steps: int) -> tuple[float, dict[str, float]]:

@@ -1,8 +1,10 @@
-"""This server and llama.cpp's on the same GGUF file, in turns: `text-generation-benchmark gguf`."""
+"""Servers of quantized weights in turns: this one and llama.cpp's on the same GGUF file (`text-generation-benchmark
+gguf`), and this one with weights in bfloat16 and in what `--quantize` makes of them (`quantized`)."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -17,8 +19,19 @@ from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.shapes import SHAPES
 from text_generation_benchmark.workload import PREFILL, Run, Workload, loads_on, take_turns
 
-WORKLOADS = Workload(1, 64, 64), Workload(8, 64, 64), Workload(16, 64, 64), PREFILL
-COLUMNS = ("type", "load", "ours", "llama.cpp", "ratio", "quartiles")
+ONE = Workload(1, 64, 64)
+BESIDE_LLAMA_CPP = ONE, replace(ONE, concurrency=8), replace(ONE, concurrency=16), PREFILL
+BESIDE_BFLOAT16 = ONE, replace(ONE, concurrency=4), replace(ONE, concurrency=16), PREFILL
+IN_8_BITS = ("--activations", "int8")
+# The flags of each server of a GGUF file, and of a checkpoint. The last one is what the others are compared with.
+OF_A_FILE: Mapping[str, Sequence[str]] = {"ours": ("--activations", "model"), "ours, int8": IN_8_BITS}
+OF_A_CHECKPOINT: Mapping[str, Sequence[str]] = {
+    "int8": ("--quantize", "int8"),
+    "int8, int8": ("--quantize", "int8", *IN_8_BITS),
+    "int4": ("--quantize", "int4"),
+    "int4, int8": ("--quantize", "int4", *IN_8_BITS),
+    "bfloat16": (),
+}
 
 
 def beside_llama_cpp(environment: Path, model: str, kinds: Sequence[str], rounds: int) -> str:
@@ -32,37 +45,54 @@ def beside_llama_cpp(environment: Path, model: str, kinds: Sequence[str], rounds
         for kind in kinds:
             run_in(environment, LIBRARY, "quantize", whole, folder, kind)
             file = Path(folder, f"model-{kind}.gguf")
-            rows += _rows(environment, checkpoint, file, rounds)
+            with ExitStack() as servers:
+                runs = _ours(servers, file, checkpoint, OF_A_FILE)
+                most = max(workload.concurrency for workload in BESIDE_LLAMA_CPP)
+                runs["llama.cpp"] = servers.enter_context(llama_server(environment, file, checkpoint, most))
+                rows += ((kind, *row_of(workload, runs, rounds)) for workload in BESIDE_LLAMA_CPP)
             file.unlink()
-    return table(COLUMNS, rows)
+    return table(("type", *columns_of([*OF_A_FILE, "llama.cpp"])), rows)
 
 
-def _rows(environment: Path, checkpoint: Path, file: Path, rounds: int) -> list[tuple[str, ...]]:
-    streams = max(workload.concurrency for workload in WORKLOADS)
-    with ExitStack() as servers:
-        ours = servers.enter_context(running_ours(file))
-        theirs = servers.enter_context(llama_server(environment, file, checkpoint, streams))
-        runs: dict[str, Run] = {"ours": loads_on(ours.port, GenerateStream(), Prompts(checkpoint)), "theirs": theirs}
-        return [row_of(file.stem, workload, runs, rounds) for workload in WORKLOADS]
+def beside_bfloat16(model: str, rounds: int, more: Sequence[str] = ()) -> str:
+    """The same of this server with weights in several forms. `more`: flags of all of them."""
+    exit_on_sigterm()
+    with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder, ExitStack() as servers:
+        checkpoint = Path(folder, model)
+        write_checkpoint(checkpoint, SHAPES[model])
+        each = {name: (*flags, *more) for name, flags in OF_A_CHECKPOINT.items()}
+        runs = _ours(servers, checkpoint, checkpoint, each)
+        return table(columns_of(list(runs)), [row_of(workload, runs, rounds) for workload in BESIDE_BFLOAT16])
 
 
-def row_of(kind: str, workload: Workload, runs: dict[str, Run], rounds: int) -> tuple[str, ...]:
-    """The medians of both servers, and of the ratios of the rounds."""
+def _ours(servers: ExitStack, model: Path, checkpoint: Path, flags: Mapping[str, Sequence[str]]) -> dict[str, Run]:
+    """`checkpoint`: the folder with the tokenizer."""
+
+    def started() -> Iterator[tuple[str, Run]]:
+        for name, each in flags.items():
+            port = servers.enter_context(running_ours(model, more=each)).port
+            yield name, loads_on(port, GenerateStream(), Prompts(checkpoint))
+
+    return dict(started())
+
+
+def columns_of(names: Sequence[str]) -> tuple[str, ...]:
+    return "load", *names, *(f"{name} ÷ {names[-1]}" for name in names[:-1])
+
+
+def row_of(workload: Workload, runs: Mapping[str, Run], rounds: int) -> tuple[str, ...]:
+    """The medians of all servers, and of the ratios of the rounds to the last server, with quartiles."""
 
     def speed(result: LoadResult) -> float:
         return result.tokens_per_s if workload.new_tokens > 1 else workload.input_tokens / result.first_token_s
 
     results = take_turns(runs, workload, rounds)
-    ours, theirs = (sorted(map(speed, results[name])) for name in runs)
-    pairs = zip(results["ours"], results["theirs"], strict=True)
-    ratios = sorted(speed(first) / speed(second) for first, second in pairs)
+    speeds = {name: [speed(result) for result in of_server] for name, of_server in results.items()}
+    *others, last = speeds
     load = f"{workload.concurrency} streams" if workload.new_tokens > 1 else f"a prompt of {workload.input_tokens}"
-    quartiles = f"{percentile(ratios, 25):.2f} to {percentile(ratios, 75):.2f}"
-    return (
-        kind.removeprefix("model-"),
-        load,
-        f"{median(ours):.1f}",
-        f"{median(theirs):.1f}",
-        f"{median(ratios):.2f}",
-        quartiles,
-    )
+
+    def ratio(name: str) -> str:
+        ratios = sorted(one / other for one, other in zip(speeds[name], speeds[last], strict=True))
+        return f"{median(ratios):.2f} ({percentile(ratios, 25):.2f} to {percentile(ratios, 75):.2f})"
+
+    return load, *(f"{median(each):.1f}" for each in speeds.values()), *map(ratio, others)

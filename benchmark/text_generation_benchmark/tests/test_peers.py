@@ -8,7 +8,7 @@ import pytest
 from text_generation_benchmark.compare import compare
 from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.peers.install import renamed, wanted_requirements
-from text_generation_benchmark.peers.quantized import row_of
+from text_generation_benchmark.peers.quantized import columns_of, row_of
 from text_generation_benchmark.peers.servers import TRAINED, Folders, llama_cpp, run_in, vllm
 from text_generation_benchmark.process import ServerCommand, free_port, running
 from text_generation_benchmark.workload import PREFILL, Run, Workload
@@ -64,9 +64,10 @@ def taking(wall_s: float) -> Run:
 
 def test_two_servers_of_one_file_are_compared_by_tokens_and_by_tokens_of_a_prompt() -> None:
     runs = {"ours": taking(2.0), "theirs": taking(4.0)}
-    row = row_of("model-Q8_0", Workload(8, 64, 64), runs, 5)
-    assert row == ("Q8_0", "8 streams", "256.0", "128.0", "2.00", "2.00 to 2.00")
-    assert row_of("Q8_0", PREFILL, runs, 3)[1:4] == ("a prompt of 1024", "512.0", "256.0")
+    row = row_of(Workload(8, 64, 64), runs, 5)
+    assert row == ("8 streams", "256.0", "128.0", "2.00 (2.00 to 2.00)")
+    assert row_of(PREFILL, runs, 3)[:3] == ("a prompt of 1024", "512.0", "256.0")
+    assert columns_of(list(runs)) == ("load", "ours", "theirs", "ours ÷ theirs")
 
 
 def test_a_program_in_a_peers_environment_that_fails_is_told(tmp_path: Path) -> None:

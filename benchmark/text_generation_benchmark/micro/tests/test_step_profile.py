@@ -30,6 +30,16 @@ def test_the_parts_of_a_step_make_up_the_step() -> None:
     assert part(profile, "attention").bytes == 3 * 20 * KEYS
 
 
+def test_weights_keys_and_values_in_8_bits_are_counted_as_such() -> None:
+    profile = profile_step(
+        rows=3, context=20, steps=3, dtype="bfloat16", quantize="int8", activations="int8", kv_cache="int8"
+    )
+    assert set(profile.parts) <= {*PARTS.values(), REST}
+    assert part(profile, "attention").bytes == 3 * 20 * (KEYS // 2 + KEYS // 2 // 32 * 4)
+    whole = part(profile_step(rows=3, context=20, steps=3, dtype="bfloat16"), "weights")
+    assert part(profile, "weights").bytes == whole.bytes // 2
+
+
 def test_a_prompt_behind_other_tokens_is_computed_again_in_each_step() -> None:
     profile = profile_step(prompt=16, depth=8, steps=3, dtype="bfloat16")
     assert set(profile.parts) <= {*PARTS.values(), REST}

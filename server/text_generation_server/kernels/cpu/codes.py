@@ -10,7 +10,7 @@ from torch import Tensor
 
 from text_generation_common.quantized.tensors.checks import NAN_IN_F8
 from text_generation_common.quantized.tensors.codes import NUMBERS_AT_ONCE
-from text_generation_common.quantized.tensors.matrix import in_bytes, order_of
+from text_generation_common.quantized.tensors.matrix import in_bytes, order_of, zero_of
 from text_generation_common.quantized.tensors.splits import padded_inputs, size_of
 from text_generation_common.quantized.values import Codes, Dense, Fp8, Int4, Int8, Planes, Table4, Weight
 from text_generation_server.device.arena import SharedPages
@@ -57,6 +57,8 @@ class CodesLinear:
         self._high = None if high is None else packed(high)
         self._groups = None if isinstance(weight, Dense) else group_panels(weight.groups, of_places, packed)
         self._group = self._inputs if self._groups is None else self._groups.size
+        has_own = isinstance(weight, Dense) or weight.groups.zeros is not None or weight.groups.offsets is not None
+        self._zero = 0 if has_own else zero_of(weight)
         self._has_rows = not gated and factor == 1 and (order is None or order_of(weight) is not None)
         self._fixed: dict[str, Argument] = {
             "x_type": TYPES[x_type], "x_inputs": self._x_inputs, "inputs": self._inputs, "codes": self._codes,
@@ -102,7 +104,10 @@ class CodesLinear:
         return self._has_rows
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        return rows_of_codes(self._library, self._threads, self._table, ids_T, width=self._x_inputs, dtype=self._x_type)
+        return rows_of_codes(
+            self._library, self._threads, self._table, ids_T, width=self._x_inputs, dtype=self._x_type,
+            layout="IN_STEPS", zero=self._zero,
+        )  # fmt: skip
 
 
 def in_steps(weight: Weight) -> tuple[Weight, Tensor | None]:

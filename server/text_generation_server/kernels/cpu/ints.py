@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from text_generation_common.errors import ModelError
-from text_generation_common.quantized.tensors.matrix import exact_weight, integers_of, order_of, zero_of
-from text_generation_common.quantized.tensors.splits import on_outputs, padded_inputs, size_of
+from text_generation_common.quantized.tensors.matrix import integers_of, order_of, zero_of
+from text_generation_common.quantized.tensors.splits import padded_inputs, size_of
 from text_generation_common.quantized.values import (
     CodedScales,
     Codes,
     Dense,
     Fp8,
-    Groups,
     Int4,
     Int8,
     Planes,
@@ -26,7 +25,14 @@ from text_generation_common.quantized.values import (
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
-from text_generation_server.kernels.cpu.linear import BLOCK, Scratch, addend_words, aligned, in_panels, places
+from text_generation_server.kernels.cpu.linear import (
+    Scratch,
+    addend_words,
+    aligned,
+    in_panels,
+    places,
+    rows_of_codes,
+)
 from text_generation_server.kernels.cpu.scales import (
     NO_GROUPS,
     TYPES_OF_SCALES,
@@ -81,11 +87,10 @@ class IntLinear:
         self._codes = in_panels(library, threads, pages, found.words, of_places, unit=WORD_BYTES)
         self._zero = found.zero
         x_block, self._groups = _groups(weight, of_places, packed)
-        self._row_scales = weight.groups.scales.float() if self._groups is None else None
+        row_scales = None if self._groups is not None else weight.groups.scales.float()[:, 0]
         factors = torch.full((outputs,), factor * found.factor) if factor * found.factor != 1 else None
-        if self._row_scales is not None:
-            factors = self._row_scales[:, 0] * factor
-        self._form = on_outputs(weight, lambda numbers: numbers[:0].clone())
+        if row_scales is not None:
+            factors = row_scales * factor
         self._has_rows = not gated and factor == 1 and order is None
         words = NO_GROUPS if self._groups is None else self._groups.words
         self._fixed: dict[str, Argument] = {
@@ -98,6 +103,13 @@ class IntLinear:
             "has_vnni": int(library.has_vnni),
             **{name: word for name, word in words.items() if name not in ("scale_table", "extras")},
         }  # fmt: skip
+        # A row of the weight has the numbers of the files' table, of which `found` may have a multiple.
+        self._numbers = weight.table.float() if isinstance(weight, Table4) else None
+        of_rows: dict[str, Argument] = {**self._fixed, "table": self._numbers}
+        if row_scales is not None:
+            self._row_scales = aligned(row_scales, of_places)
+            of_rows |= {"scales": self._row_scales, "scale_type": TYPES[torch.float32]}
+        self._table = library.table("gemm_codes", [of_rows])  # for `rows`
 
     def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
         x, count = x.contiguous(), x.shape[0]
@@ -124,46 +136,10 @@ class IntLinear:
         return self._has_rows
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        form, codes = self._form, _rows_of(self._codes, ids_T).flatten(1)
-        assert not isinstance(form, Dense)
-        if self._groups is not None:
-            groups = _groups_of(self._groups, ids_T)
-        else:
-            assert self._row_scales is not None
-            groups = replace(form.groups, scales=self._row_scales[ids_T])
-        if isinstance(form, Int4 | Table4):
-            weight: Codes = replace(form, q=codes.view(torch.uint8), groups=groups)
-        else:
-            weight = Int8((codes.int() - self._zero).to(torch.int8), groups)
-        return exact_weight(weight)[:, : self._x_inputs].to(self._x_type)
-
-
-def _rows_of(panels: Tensor, ids_T: Tensor) -> Tensor:
-    """Rows [T, M, …] of a tensor whose panels are [any number, M, outputs of a panel, …], or [.., M, 2]: a number for
-    each half of the outputs."""
-    width = panels.shape[2]
-    return panels[ids_T // BLOCK, :, ids_T % BLOCK // (BLOCK // width)].contiguous()
-
-
-def _groups_of(panels: GroupPanels, ids_T: Tensor) -> Groups:
-    """The groups of some outputs, whose scales and offsets are float32."""
-
-    def picked(name: str, factors: str) -> Tensor | None:
-        numbers, run = panels.words[name], panels.words["groups_of_factor"]
-        if not isinstance(numbers, Tensor):
-            return None
-        found = _rows_of(numbers, ids_T)
-        if name == "scales" and panels.words["scale_type"] == CONSTANTS["E8M0"]:
-            found = found.view(torch.float8_e8m0fnu)
-        if not isinstance(of_runs := panels.words[factors], Tensor):
-            return found.float()
-        assert isinstance(run, int)
-        return found.float() * _rows_of(of_runs, ids_T).float().repeat_interleave(run, dim=1)[:, : found.shape[1]]
-
-    scales, zeros = picked("scales", "factors"), panels.words["zeros"]
-    assert scales is not None
-    of_zeros = _rows_of(zeros, ids_T) if isinstance(zeros, Tensor) else None
-    return Groups(panels.size, scales, of_zeros, picked("offsets", "offset_factors"))
+        return rows_of_codes(
+            self._library, self._threads, self._table, ids_T, width=self._x_inputs, dtype=self._x_type,
+            layout="IN_WORDS", zero=0 if self._numbers is not None else self._zero,
+        )  # fmt: skip
 
 
 def refuse_kind(kind: str) -> ModelError:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from text_generation_common.quantized.values import Dense, Int8, Weight
 from text_generation_server.device.arena import SharedPages, empty
+from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
 from text_generation_server.kernels.interface import LinearKernel
 from text_generation_server.kernels.products import has_row_scales
@@ -124,7 +125,7 @@ class PackedLinear:
                 ids_T,
                 width=self._inputs,
                 dtype=torch.bfloat16,
-                in_pairs=True,
+                layout="IN_PAIRS",
             )
         return _rows(self._library, self._threads, self._weight, ids_T, self._inputs)
 
@@ -189,15 +190,15 @@ def _rows(library: Library, threads: int, panels: Tensor, ids_T: Tensor, inputs:
 
 
 def rows_of_codes(
-    library: Library, threads: int, product: Tensor, ids_T: Tensor, *, width: int, dtype: torch.dtype,
-    in_pairs: bool = False,
+    library: Library, threads: int, product: Tensor, ids_T: Tensor, *, width: int, dtype: torch.dtype, layout: str,
+    zero: int = 0,
 ) -> Tensor:  # fmt: skip
     """Rows of the weight of a product by codes, whose arguments `product` has. A kernel makes them, so decode steps can
-    be recorded."""
+    be recorded. `layout`: of the codes, by its name in C. `zero` is subtracted from all codes."""
     out = torch.empty((len(ids_T), width), dtype=dtype)
     library.call(
         threads if len(ids_T) > 1 else 1, "embed_codes", ids=ids_T, tokens=len(ids_T), product=product,
-        in_pairs=int(in_pairs), width=width, type=TYPES[dtype], out=out,
+        layout=CONSTANTS[layout], zero=zero, width=width, type=TYPES[dtype], out=out,
     )  # fmt: skip
     return out
 

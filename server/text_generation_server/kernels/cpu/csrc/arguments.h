@@ -20,6 +20,9 @@ enum type { F32 = 0, BF16 = 1, I8 = 2, F8 = 3, F16 = 4, I4 = 5, TABLE4 = 6, U8 =
 /* Weights in planes, as further formats: integers of 2, 5 and 6 bits. */
 enum { PLANES2 = 10, PLANES5 = 11, PLANES6 = 12 };
 
+/* How codes of a weight lie in a pair of panels: as gemm_codes, gemm or gemm_ints reads them. */
+enum layout { IN_STEPS = 0, IN_PAIRS = 1, IN_WORDS = 2 };
+
 enum activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
 
 enum {
@@ -59,7 +62,8 @@ struct embed_codes_arguments {
   const int32_t *ids;  /* [T] */
   long tokens;         /* T */
   const void *product; /* struct gemm_codes_arguments: the weight */
-  long in_pairs;       /* whether codes of 8 bits lie in the panels of gemm: [vocabulary / 16, inputs / 2, 16, 2] */
+  long layout;         /* IN_STEPS, IN_WORDS or, for codes of 8 bits, IN_PAIRS */
+  long zero;           /* what is subtracted from every code, beside its zero point */
   long width;          /* numbers of an embedding: inputs, or fewer */
   long type;           /* type of out: F32 or BF16 */
   void *out;           /* [T, width] */

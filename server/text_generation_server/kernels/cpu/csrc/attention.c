@@ -13,10 +13,11 @@
 
 #define MAX_HEADS_PER_ITEM 8
 #define QUERIES_AT_ONCE 4 /* query heads of one key head computed together, whose sums fit the registers */
-/* How many keys share the loads of the queries, and the vectors of a value whose sums, for all these heads, fit the
-   registers: measured on a Zen 3 for 8 lanes. */
-#define KEYS_AT_ONCE (LANES == 8 ? 2 : 1)
-#define VALUE_VECTORS (LANES == 8 ? 2 : 4)
+#define KEYS_AT_ONCE (LANES == 8 ? 2 : 1) /* keys that share the loads of the queries: measured on a Zen 3 */
+#define MOST_VALUE_VECTORS 4
+
+/* Vectors of a value whose sums, for this number of query heads, fit the registers; 4 lanes are faster with 4. */
+INLINE int value_vectors(int queries) { return LANES == 8 && queries > 3 ? 2 : MOST_VALUE_VECTORS; }
 
 /* Multiplies KEYS_AT_ONCE keys with each of the queries [queries, size]. products[query][i], and those after it, are
    LANES partial sums of a key each. */
@@ -95,7 +96,7 @@ INLINE void weigh_scores(float scores[TILE_KEYS], struct partial_attention *s, l
   }
   vf sum = {};
   for (int i = 0; i < TILE_KEYS; i += LANES) {
-    vf w = exp2_of(load(scores, i, F32) - s->peak);
+    vf w = exp2_up_to_1(load(scores, i, F32) - s->peak);
     store(scores, i, w, F32);
     sum += w;
   }
@@ -107,17 +108,17 @@ INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long s
                                 int hidden, int count, float weights[QUERIES_AT_ONCE][TILE_KEYS], int queries,
                                 struct prefetch *next, struct partial_attention *states) {
   const long each = 2 * c->kv_heads * size * bytes_of(type);
-  for (long first = 0; first < size; first += VALUE_VECTORS * LANES) {
-    vf out[QUERIES_AT_ONCE][VALUE_VECTORS];
-    int width = size - first < VALUE_VECTORS * LANES ? (int)((size - first) / LANES) : VALUE_VECTORS;
+  const int vectors = value_vectors(queries);
+  for (long first = 0; first < size; first += vectors * LANES) {
+    vf out[QUERIES_AT_ONCE][MOST_VALUE_VECTORS];
+    int width = size - first < vectors * LANES ? (int)((size - first) / LANES) : vectors;
 #pragma GCC unroll 4
     for (int j = 0; j < queries; j++)
 #pragma GCC unroll 4
-      for (int d = 0; d < VALUE_VECTORS; d++)
-        out[j][d] = d < width ? load(states[j].out, first + d * LANES, F32) : (vf){};
+      for (int d = 0; d < vectors; d++) out[j][d] = d < width ? load(states[j].out, first + d * LANES, F32) : (vf){};
     const char *values = head_at(c, 0, c->kv_heads + kv_head);
     values += first * bytes_of(type);
-    if (width == VALUE_VECTORS) {
+    if (width == vectors) {
       for (int i = hidden; i < count; i++) {
         const void *value = values + slots[i] * each;
         if (first == 0) prefetch_heads(next, 1, type, size);
@@ -125,7 +126,7 @@ INLINE void add_weighted_values(const struct kv_cache *c, enum type type, long s
 #pragma GCC unroll 4
         for (int j = 0; j < queries; j++) w[j] = splat(weights[j][i]);
 #pragma GCC unroll 4
-        for (int d = 0; d < VALUE_VECTORS; d++) {
+        for (int d = 0; d < vectors; d++) {
           vf v = load(value, d * LANES, type);
 #pragma GCC unroll 4
           for (int j = 0; j < queries; j++) out[j][d] += v * w[j];
@@ -169,11 +170,14 @@ INLINE void attend_tile(const float *q, int queries, const struct kv_cache *c, e
   score_keys(q, queries, c, type, size, t->kv_head, t->rule->scale, t->slots, t->count, next, scores);
   if (t->hidden || alters(t->rule)) alter_scores(t, queries, scores[0], TILE_KEYS);
   for (int j = 0; j < queries; j++) weigh_scores(scores[j], &states[j], size);
-  if (type == I8 || type == F8)
-    for (int i = t->hidden; i < t->count; i++) {
-      float scale = c->scales[t->slots[i] * 2L * c->kv_heads + c->kv_heads + t->kv_head];
-      for (int j = 0; j < queries; j++) scores[j][i] *= scale;
-    }
+  if (type == I8 || type == F8) {
+    float scales[TILE_KEYS] __attribute__((aligned(64))) = {0};
+    const float *of_slot_0 = c->scales + c->kv_heads + t->kv_head;
+    for (int i = t->hidden; i < t->count; i++) scales[i] = of_slot_0[t->slots[i] * 2L * c->kv_heads];
+    for (int j = 0; j < queries; j++)
+      for (int i = 0; i < TILE_KEYS; i += LANES)
+        store(scores[j], i, load(scores[j], i, F32) * load(scales, i, F32), F32);
+  }
   add_weighted_values(c, type, size, t->kv_head, t->slots, t->hidden, t->count, scores, queries, next, states);
 }
 

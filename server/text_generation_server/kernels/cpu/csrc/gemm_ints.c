@@ -102,8 +102,11 @@ void make_integers(const struct ints_product *p, long row, char *to) {
     make_integers_of(p, row, to, BF16);
 }
 
-/* Bytes of a row: integers of up to 16 bits, a scale for 32 of them, and a sum of 16. */
-static long bytes_of_int_row(long inputs) { return (2 * inputs + inputs / 32 * 4 + inputs / 16 * 4 + 127) / 64 * 64; }
+/* Bytes of a row in an odd number of lines, so that rows do not share places in the cache. */
+static long in_odd_lines(long bytes) { return ((bytes + 63) / 64 | 1) * 64; }
+
+/* The most bytes of a row: integers of up to 16 bits, a scale for 32 of them, and a sum of 16. */
+static long bytes_of_int_row(long inputs) { return in_odd_lines(2 * inputs + inputs / 32 * 4 + inputs / 16 * 4); }
 
 static long rows_of_int_block(long inputs) {
   long most = BYTES_OF_BLOCK / bytes_of_int_row(inputs);
@@ -171,10 +174,10 @@ void begin_ints(struct ints_product *p, const struct gemm_ints_arguments *a, lon
       .starts = !a->zeros && !a->offsets,
       .pairs = a->factors && a->offsets,
       .halves = halves,
-      .row_bytes = bytes_of_int_row(a->inputs),
       .scales_at = (halves ? 2 : 1) * a->inputs,
   };
   p->sums_at = p->scales_at + (a->inputs + a->x_block - 1) / a->x_block * 4;
+  p->row_bytes = in_odd_lines(p->sums_at + a->inputs / p->unit * 4);
 }
 
 EXPORT void gemm_ints(const void *arguments, struct team *team, int me) {

@@ -85,6 +85,15 @@ INLINE vi multiply_halves(vi a, vi b) {
 #endif
 }
 
+/* sum + multiply_halves(a, b) */
+INLINE vi add_products_of_halves(vi sum, vi a, vi b) {
+#if defined(__AVX512VNNI__)
+  return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#else
+  return sum + multiply_halves(a, b);
+#endif
+}
+
 #if defined(__AVX2__)
 /* Words of four bytes: the sums of the first two products of each word, and of the last two, as 16-bit numbers. */
 INLINE vi multiply_bytes(vu codes, vi x) {
@@ -231,6 +240,13 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
   const long of_x = (p->halves ? 2 : 1) * unit;
   const int is_signed = p->a->scale_type == I8, starts = p->starts;
   const uint8_t *table = p->a->table;
+  /* Copies: the compiler would load a member of a struct again after each store. */
+  const long units = s->inputs / unit, ahead = s->ahead, of_group = p->a->group;
+  const char *const levels = s->levels, *const minima = s->minima;
+  const float *const scales = s->scales, *const offsets = s->offsets;
+  const int8_t *const zeros = s->zeros;
+  float (*totals)[PAIR_OUTPUTS] = s->totals;
+  float (*minimum_totals)[PAIR_OUTPUTS] = s->minimum_totals;
 #pragma GCC unroll 1
   for (long at = 0; at < PAIR_OUTPUTS; at += count * LANES) {
     const char *codes = s->codes + 4 * at, *x = s->row + s->from / unit * of_x;
@@ -243,11 +259,11 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
     if (scaling == BY_LEVELS)
       for (int r = 0; r < rows; r++)
         for (int v = 0; v < count; v++) {
-          store_ints(s->totals[r], at + v * LANES, (vi){});
-          store_ints(s->minimum_totals[r], at + v * LANES, (vi){});
+          store_ints(totals[r], at + v * LANES, (vi){});
+          store_ints(minimum_totals[r], at + v * LANES, (vi){});
         }
-    for (long u = 0, left = s->left, group = at; u < s->inputs / unit; u++, codes += bytes, x += of_x) {
-      for (long line = 0; line < bytes; line += 64) __builtin_prefetch(codes + s->ahead + line);
+    for (long u = 0, left = s->left, group = at; u < units; u++, codes += bytes, x += of_x) {
+      for (long line = 0; line < bytes; line += 64) __builtin_prefetch(codes + ahead + line);
       if (scaling == BY_ROW) {
         add_int_dots(codes, kind, table, x, stride, rows, count, unit / 4, of_row);
         continue;
@@ -259,41 +275,49 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
         for (int v = 0; v < count; v++)
           dots[r][v] = starts ? splat_word((const char *)(x_sums + r * stride / 4 + u)) : (vi){};
       add_int_dots(codes, kind, table, x, stride, rows, count, unit / 4, dots);
+      vi factors[VECTORS_OF_PAIR] = {};
+      if (scaling == BY_LEVELS)
+#pragma GCC unroll 8
+        for (int v = 0; v < count; v++) {
+          const char *level = levels + group + v * LANES;
+          factors[v] = is_signed ? load_signed(level) : load_u8(level);
+        }
 #pragma GCC unroll 8
       for (int r = 0; r < rows; r++) {
         const int32_t x_sum = scaling == BY_LEVELS ? 0 : x_sums[r * stride / 4 + u];
         const float x_scale = x_scales[r * stride / 4 + (scaling == BY_GROUP ? u * unit / 32 : 0)];
 #pragma GCC unroll 8
         for (int v = 0; v < count; v++) {
-          long n = at + v * LANES, of_group = group + v * LANES;
+          long n = at + v * LANES, number = group + v * LANES;
           vi dot = dots[r][v];
           if (!starts && zero) dot -= splat_int(zero * x_sum);
           if (scaling == BY_LEVELS) {
-            dot *= is_signed ? load_signed(s->levels + of_group) : load_u8(s->levels + of_group);
-            add_ints_to(s->totals[r], n, dot);
+            add_ints_to(totals[r], n, dot * factors[v]);
             continue;
           }
-          if (s->zeros) dot -= load_signed(s->zeros + of_group) * splat_int(x_sum);
-          vf scale = load(s->scales, of_group, F32) * splat(x_scale);
+          if (zeros) dot -= load_signed(zeros + number) * splat_int(x_sum);
+          vf scale = load(scales, number, F32) * splat(x_scale);
           vf sum = load(sums[r], n, F32) + __builtin_convertvector(dot, vf) * scale;
-          if (s->offsets) sum -= load(s->offsets, of_group, F32) * splat(x_scale * (float)x_sum);
+          if (offsets) sum -= load(offsets, number, F32) * splat(x_scale * (float)x_sum);
           store(sums[r], n, sum, F32);
         }
       }
-      if (scaling == BY_LEVELS && s->minima && u % 2) { /* sums of x of two units lie in one word */
+      if (scaling == BY_LEVELS && minima && u % 2) { /* sums of x of two units lie in one word */
 #pragma GCC unroll 8
         for (int v = 0; v < count; v++) {
-          const char *both = s->minima + group + v * LANES;
+          const char *both = minima + group + v * LANES;
           vi pair = load_u8(both - PAIR_OUTPUTS) | load_u8(both) << 16;
 #pragma GCC unroll 8
-          for (int r = 0; r < rows; r++)
-            add_ints_to(s->minimum_totals[r], at + v * LANES,
-                        multiply_halves(pair, splat_word((const char *)(x_sums + r * stride / 4 + u / 2))));
+          for (int r = 0; r < rows; r++) {
+            vi sums_of_x = splat_word((const char *)(x_sums + r * stride / 4 + u / 2));
+            vi total = load_ints(minimum_totals[r], at + v * LANES);
+            store_ints(minimum_totals[r], at + v * LANES, add_products_of_halves(total, pair, sums_of_x));
+          }
         }
       }
       left -= unit;
       if (left == 0) {
-        left = p->a->group;
+        left = of_group;
         group += PAIR_OUTPUTS;
       }
     }
@@ -305,12 +329,12 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
         if (scaling == BY_ROW) store_ints(sums[r], n, of_row[r][v]);
         if (scaling != BY_LEVELS) continue;
         float x_scale = x_scales[r * stride / 4 + s->from / PART_INPUTS_OF_INTS];
-        vf total = __builtin_convertvector(load_ints(s->totals[r], n), vf),
+        vf total = __builtin_convertvector(load_ints(totals[r], n), vf),
            scale = load(s->factors, n, F32) * splat(x_scale);
         vf sum = load(sums[r], n, F32) + total * scale;
-        if (s->minima) {
+        if (minima) {
           scale = load(s->minimum_factors, n, F32) * splat(x_scale);
-          sum -= __builtin_convertvector(load_ints(s->minimum_totals[r], n), vf) * scale;
+          sum -= __builtin_convertvector(load_ints(minimum_totals[r], n), vf) * scale;
         }
         store(sums[r], n, sum, F32);
       }

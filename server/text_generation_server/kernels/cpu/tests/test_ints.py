@@ -2,6 +2,7 @@
 is in the test's, so a run says which these were."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from text_generation_common.quantized.values import Codes, Dense, Fp8, Groups, I
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import CpuKernels, load_kernels
 from text_generation_server.kernels.cpu.ints import IntLinear
+from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.kernels.interface import ExpertCodes, ExpertWeights, Routes
 
 GOLDEN = Path(__file__).with_name("int_products.json")
@@ -99,8 +101,23 @@ def test_bias_gate_and_addend_are_those_of_other_products(kernels: CpuKernels) -
 def test_rows_of_a_weight_are_read_back_to_the_bit(kernels: CpuKernels, name: str) -> None:
     weight = FORMATS[name](70, 256, torch.Generator().manual_seed(0))
     linear = linear_of(kernels, weight, torch.zeros(1, 256))
-    ids = torch.tensor([69, 0, 33, 31, 32])
+    ids = torch.tensor([69, 0, 33, 31, 32], dtype=torch.int32)
     assert linear.has_rows and torch.equal(linear.rows(ids), exact_weight(weight)[ids])
+
+
+def test_rows_of_a_weight_are_looked_up_within_a_recorded_step(kernels: CpuKernels) -> None:
+    weight = FORMATS["Q4_K"](70, 256, torch.Generator().manual_seed(0))
+    linear, ids = linear_of(kernels, weight, torch.zeros(1, 256)), torch.tensor([5, 6], dtype=torch.int32)
+    programs, calls = DecodePrograms(kernels.library, kernels.threads), list[int]()
+
+    def forward(on_layer: Callable[[], None]) -> torch.Tensor:
+        calls.append(1)
+        return linear.rows(ids)
+
+    for now in ([5, 6], [69, 0], [32, 31]):
+        ids.copy_(torch.tensor(now))
+        assert torch.equal(programs.run_with_head(2, forward, lambda x: x, lambda: None), exact_weight(weight)[ids])
+    assert len(calls) == 1
 
 
 def test_inputs_that_fill_no_block_count_as_zeros(kernels: CpuKernels) -> None:
