@@ -56,6 +56,8 @@ ELSEWHERE = {
     "SmallChunksError": "chunks of a byte: router http/tests",
     "TooExpensiveError": "a body that takes ten seconds: router api/tests/test_large_bodies.py",
     "ScalingError": "an administrator's request: router api/tests/test_admin.py",
+    "AdapterError": "the same: router api/tests/test_adapters_loaded.py",
+    "NoSuchAdapterError": "the same",
 }
 
 

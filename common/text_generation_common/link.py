@@ -14,13 +14,21 @@ front has no messages about shards. The launcher sends it `engines` (the replica
 
 A front, one of several routers on a port, says `draining` when it was asked to end, and waits for the answer: `leave`
 (other fronts take new connections) or `ending` (the whole server ends, which may also come later).
+
+The launcher has the list of LoRA adapters. A router that was asked to change it sends `adapter`. The launcher then
+writes the list into a file and sends every router `adapters` with the file's path and the list's number, which it
+answers with `adapters_taken` once its clients see the list. When all have answered, the first one gets `adapter_set`,
+with a reason if it was in vain. The file is there for its length: a line has at most LINE_LIMIT bytes.
 """
 
 import asyncio
+import os
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from text_generation_common.autoscaling import Demand
@@ -84,6 +92,36 @@ class LinkEvent(StrEnum):
     DRAINING = "draining"
     LEAVE = "leave"
     ENDING = "ending"
+    ADAPTER = "adapter"
+    ADAPTERS = "adapters"
+    ADAPTERS_TAKEN = "adapters_taken"
+    ADAPTER_SET = "adapter_set"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterNote:
+    """A LoRA adapter by the name that clients give."""
+
+    name: str
+    folder: str = ""
+    digest: str = ""  # "": the name ends
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterNotes:
+    adapters: tuple[AdapterNote, ...]
+
+
+def write_adapters(file: str, notes: Iterable[AdapterNote]) -> None:
+    """The file is there as a whole, or as it was. OSError."""
+    partial = f"{file}.partial"
+    Path(partial).write_bytes(as_json(AdapterNotes(tuple(notes))))
+    os.replace(partial, file)
+
+
+def read_adapters(file: str) -> tuple[AdapterNote, ...]:
+    """OSError, and ValueError for another content."""
+    return from_json(AdapterNotes, Path(file).read_bytes()).adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +133,7 @@ class LinkMessage:
     replicas: int = 0  # number of replicas that are wanted, with `scale`
     deployment: ReplicaReport | None = None  # with `engines`
     demand: Demand | None = None  # with `demand`
+    adapter: AdapterNote | None = None  # with `adapter`
 
 
 class Link:

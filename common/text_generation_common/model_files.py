@@ -55,8 +55,13 @@ def limit_bytes(name: str) -> int:
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON file's content. Raises ModelFileError like `read_model_file`, and if the content is not an object."""
+    return json_object(path, read_model_file(path))
+
+
+def json_object(path: Path, text: bytes) -> dict[str, Any]:
+    """The same for the file's content."""
     try:
-        content = json.loads(read_model_file(path))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} is not valid JSON ({error}): repair it, or download it again") from None
     if not isinstance(content, dict):

@@ -58,6 +58,11 @@ class ServerPlace:
         """Path of the file in which the process `name` keeps its metrics. `name` has no hyphen."""
         return f"{self.prefix}-metrics-{name}"
 
+    @property
+    def adapters_file(self) -> str:
+        """Path of the file in which fronts read which LoRA adapters are served."""
+        return f"{self.prefix}-adapters"
+
     def check_length(self, num_shard: int) -> None:
         longest = steps_path(self.socket(num_shard - 1))
         if len(os.fsencode(longest)) > MAX_SOCKET_PATH_BYTES:
@@ -107,6 +112,7 @@ class ServerPlace:
                 if stat.S_ISSOCK(os.lstat(path).st_mode):
                     os.unlink(path)
         self.remove_metrics()
+        self.remove_adapters()
         with suppress(OSError):
             os.unlink(self.lock)
         self._remove_folders()
@@ -120,6 +126,11 @@ class ServerPlace:
     def remove_metrics(self) -> None:
         """Removes the metrics of dead processes, as far as possible. Raises nothing."""
         for path in self._matching(r"-metrics-(engine|front)\d*(\.partial)?"):
+            with suppress(OSError):
+                os.unlink(path)
+
+    def remove_adapters(self) -> None:
+        for path in self._matching(r"-adapters(\.partial)?"):
             with suppress(OSError):
                 os.unlink(path)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from text_generation_common.errors import ArgumentValidation, WrongUsage
-from text_generation_common.flags.cluster import Way
+from text_generation_common.flags.cluster import ClusterFlags, Way
 from text_generation_common.flags.declaration import (
     Flag,
     flag_name,
@@ -123,6 +123,18 @@ def check_keys_elsewhere(access: AccessFlags, fronts_on_every_node: bool) -> Non
             "--fronts-on-every-node does not send --api-key to other machines",
             "give --api-key-file, with the same path on each machine",
         )
+
+
+def check_adapters(config: LauncherConfig, cluster: ClusterFlags) -> None:
+    """Refuses --lora-dirs where no key would let adapters be loaded, or where not all fronts would learn of it."""
+    if config.adapters.lora_dirs is None:
+        return
+    if cluster.on_ray.fronts_on_every_node:
+        raise ArgumentValidation(
+            "--lora-dirs and --fronts-on-every-node exclude each other: a front would load adapters for itself alone"
+        )
+    if cluster.way is not Way.ENGINE and config.access.admin_api_key is None:
+        raise ArgumentValidation("--lora-dirs needs --admin-api-key, which loads adapters", "give both, or none")
 
 
 def check_tracing(flags: TracingFlags) -> None:

@@ -54,11 +54,14 @@ class Fronts:
         number: int,
         patience_s: float,
         on_message: Callable[[KeptProcess, LinkMessage], None] = lambda process, message: None,
+        adapters: Callable[[], LinkMessage | None] = lambda: None,
     ) -> None:
+        """`adapters`: see KeptProcess."""
         self._start = start
         self._number = number
         self._patience_s = patience_s
         self._on_message = on_message
+        self._adapters = adapters
         self._deployment: ReplicaReport | None = None
         self._fronts: list[Front] = []
         self._had_listened = False  # a front that has gone
@@ -71,6 +74,10 @@ class Fronts:
     def has_listened(self) -> bool:
         """Whether any front has ever served requests."""
         return self._had_listened or any(front.process.has_listened for front in self._fronts)
+
+    @property
+    def processes(self) -> list[KeptProcess]:
+        return [front.process for front in self._fronts]
 
     def stop(self) -> None:
         """Asks all fronts to end, which they do when their requests are done; then `run` returns."""
@@ -116,6 +123,7 @@ class Fronts:
             Restarts(long_run_s=LONG_RUN_S),
             waits_for_shards=False,
             on_draining=lambda: self._replace(front),
+            adapters=self._adapters,
         )
         # The first start of a front that takes the place of one that served may fail for once.
         process.has_listened = self.has_listened and state is FrontState.KEPT

@@ -149,11 +149,13 @@ class KeptProcess:
         waits_for_shards: bool = True,
         on_listening: Callable[[str], None] = lambda address: None,
         on_draining: Callable[[], None] = lambda: None,
+        adapters: Callable[[], LinkMessage | None] = lambda: None,
     ) -> None:
         """`start` starts the process, with its end of the line. `title`: its name at the start of log lines.
         `waits_for_shards`: whether its first start is told when the first shards are ready. `on_listening` is called
         whenever a process serves requests, with an engine's address. `on_draining` is called when the process ends
-        because others than the launcher have asked for it; it is not started again."""
+        because others than the launcher have asked for it; it is not started again. `adapters`: makes the message
+        with the LoRA adapters that are served, if others were served at the start."""
         self._start = start
         self.title = title
         self._on_message = on_message
@@ -162,6 +164,7 @@ class KeptProcess:
         self._waits_for_shards = waits_for_shards
         self._on_listening = on_listening
         self._on_draining = on_draining
+        self._adapters = adapters
         self._stopping = asyncio.Event()
         self._server_ends = False
         self._child: Child | None = None
@@ -245,7 +248,7 @@ class KeptProcess:
             self._link = link  # Not before: what came during the start is sent now, and would be sent twice.
             if self._stopping.is_set():
                 self._signal(signal.SIGTERM)  # `stop` was called before the process existed.
-            for message in filter(None, (self._ready, self._engines)):
+            for message in filter(None, (self._adapters(), self._ready, self._engines)):
                 link.send(message)
             await self._follow(link, child)
         finally:

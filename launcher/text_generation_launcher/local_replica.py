@@ -32,14 +32,24 @@ class OwnedShards:
         on_listening: Callable[[str], None] = lambda address: None,
         on_shards: Callable[[bool], None] = lambda are_ready: None,
         on_owner_end: Callable[[], None] = lambda: None,
+        on_other: Callable[[LinkMessage], None] = lambda message: None,
+        adapters: Callable[[], LinkMessage | None] = lambda: None,
     ) -> None:
         """`start_owner` and `on_listening`: see KeptProcess. `on_shards` is called when the shards become ready, and
-        when they are lost; `on_owner_end` when the owner has ended without being asked to."""
+        when they are lost; `on_owner_end` when the owner has ended without being asked to, `on_other` with the owner's
+        messages that are not about shards. `adapters`: see KeptProcess."""
         self._num_shard = spawner.plan.num_shard
         self._on_shards = on_shards
         self._on_end = on_owner_end
+        self._on_other = on_other
         self.owner = KeptProcess(
-            start_owner, title, self._on_message, self._on_owner_end, Restarts(), on_listening=on_listening
+            start_owner,
+            title,
+            self._on_message,
+            self._on_owner_end,
+            Restarts(),
+            on_listening=on_listening,
+            adapters=adapters,
         )
         self._epochs = Epochs(
             partial(spawner.start_shard, site),
@@ -79,6 +89,8 @@ class OwnedShards:
         elif message.event is LinkEvent.DESERTED:
             logger.warning("No front has been connected for %s: ending", message.reason)
             self.stop()
+        else:
+            self._on_other(message)
 
     def _on_owner_end(self) -> None:
         """Replaces the shards if there are several: a step of the dead router or engine may have reached only some

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from text_generation_common.adapters.files import ModulePair, modules_of, padded_numbers, read_adapter
+from text_generation_common.adapters.files import any_rooms, modules_of, read_adapter, rooms_of
 from text_generation_common.adapters.listed import check_base, listed
 from text_generation_common.cpu_features import NEEDS, lacking, processor_flags
 from text_generation_common.errors import ArgumentValidation, MemoryLimitError, ModelError, ShardError, WeightsError
@@ -106,20 +106,27 @@ def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool
             _check_flags(plan, config, layers, machine)
         if is_whole:
             config, layers = _checked_files(plan, folder, config, layers, machine)
-        adapters = _adapters_of(plan, folder, config)
+        of_adapters = _numbers_of_adapters(plan, config)
         if config is not None and not machine.has_gpu:
-            _check_memory(plan, config, layers, machine, padded_numbers(adapters, plan.adapters.max_loras))
+            _check_memory(plan, config, layers, machine, of_adapters)
     except ShardError as error:
         raise ArgumentValidation(str(error)) from None
 
 
-def _adapters_of(plan: LaunchPlan, folder: Path, config: ModelConfig | None) -> list[Mapping[str, ModulePair]]:
-    """The matrices of each adapter by the layers that they belong to. ModelError if one does not fit the model."""
-    adapters = listed(plan.adapters.lora_adapters)
-    if adapters:
-        check_base(folder, config is not None)
-    files = [read_adapter(Path(adapter.path), plan.adapters.max_lora_rank) for adapter in adapters]
-    return [modules_of(each, config) for each in files if config is not None]
+def _numbers_of_adapters(plan: LaunchPlan, config: ModelConfig | None) -> int:
+    """The numbers in the slots of adapters, each of which has room for the largest one. ModelError for an adapter that
+    does not fit the model."""
+    flags = plan.adapters
+    adapters = listed(flags.lora_adapters)
+    if adapters or flags.lora_dirs:
+        check_base(config is not None)
+    files = [read_adapter(Path(adapter.path), flags.max_lora_rank) for adapter in adapters]
+    if config is None:
+        return 0
+    any_adapter = any_rooms(config, flags.max_lora_rank) if flags.lora_dirs else {}
+    rooms = rooms_of([modules_of(each, config) for each in files], any_adapter)
+    count = flags.max_loras if flags.lora_dirs else min(flags.max_loras, len(adapters))
+    return count * sum(room.numbers for room in rooms.values())
 
 
 def _check_processor(plan: LaunchPlan, machine: Machine) -> None:

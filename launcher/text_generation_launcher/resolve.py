@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from text_generation_common.adapters.listed import checked
+from text_generation_common.adapters.listed import checked, real_folders
 from text_generation_common.addresses import address_of
 from text_generation_common.errors import ArgumentValidation, ModelError, WrongUsage
 from text_generation_common.flags.cluster import ClusterFlags, Way
@@ -38,6 +38,7 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     checks.check_api_keys(config.access, config.http.closed_routes)
     cluster = resolve_cluster(config.cluster)
     checks.check_keys_elsewhere(config.access, cluster.on_ray.fronts_on_every_node)
+    checks.check_adapters(config, cluster)
     num_shard, devices = _shares(config, cluster, environ)
     checks.refuse_unsupported(config)
     rope_scaling, rope_factor = resolve_rope(config.shard.rope_scaling, config.shard.rope_factor)
@@ -79,9 +80,10 @@ def resolve_adapters(flags: AdapterFlags, cache: str | None) -> AdapterFlags:
     """Names each adapter by an absolute folder and the digest of its files, so that every process has the same ones."""
     try:
         found = checked(flags.lora_adapters, cache, flags.max_lora_rank)
+        folders = real_folders(flags.lora_dirs)
     except ModelError as error:
         raise ArgumentValidation(str(error)) from None
-    return replace(flags, lora_adapters=",".join(map(str, found)) or None)
+    return replace(flags, lora_adapters=",".join(map(str, found)) or None, lora_dirs=folders)
 
 
 def _shares(config: LauncherConfig, cluster: ClusterFlags, environ: Mapping[str, str]) -> tuple[int, tuple[str, ...]]:

@@ -13,6 +13,7 @@ from text_generation_common.flags.cluster import MAX_LOCAL_REPLICAS, Way
 from text_generation_common.link import LinkEvent, LinkMessage, ReplicaReport
 from text_generation_common.places import ServerPlace
 from text_generation_common.tasks import cancelled
+from text_generation_launcher.adapter_list import AdapterList
 from text_generation_launcher.autoscaler import Autoscaler
 from text_generation_launcher.config import ReplicaSite, slices
 from text_generation_launcher.errors import ScaleRefused
@@ -55,13 +56,13 @@ def serving_of(spawner: Spawner, place: ServerPlace) -> Serving:
     if way is Way.ENGINE:
         return EngineAlone(spawner, place)
     if way is Way.FRONTS:
-        return FrontsAndReplicas(spawner, None)
+        return FrontsAndReplicas(spawner, place, None)
     if way is Way.RAY:
         client = RayClient(spawner.start_ray_driver, engine_order(spawner.plan))
         if cluster.on_ray.fronts_on_every_node:
             client.want_fronts(front_order(spawner.plan, spawner.port))
         on_ray = ReplicaSet(lambda number, on_change: RayReplica(number, client, on_change), cluster.replicas or 1)
-        return FrontsAndRay(spawner, on_ray, client)
+        return FrontsAndRay(spawner, place, on_ray, client)
     site_of, most, few = local_sites(spawner, place)
 
     def make(number: int, on_change: Callable[[], None]) -> LocalReplica:
@@ -69,7 +70,7 @@ def serving_of(spawner: Spawner, place: ServerPlace) -> Serving:
         return LocalReplica(spawner, site, f"unix://{site.place.engine_socket}", metrics_file, on_change)
 
     replicas = ReplicaSet(make, cluster.replicas or 1, most, few=few)
-    return FrontsAndReplicas(spawner, replicas)
+    return FrontsAndReplicas(spawner, place, replicas)
 
 
 def local_sites(spawner: Spawner, place: ServerPlace) -> tuple[Callable[[int], ReplicaSite], int, str]:
@@ -88,7 +89,16 @@ class RouterAndShards:
     """One process is front and engine."""
 
     def __init__(self, spawner: Spawner, site: ReplicaSite) -> None:
-        self._shards = OwnedShards(spawner, site, "Webserver", spawner.start_router)
+        listed = spawner.plan.adapters.lora_adapters
+        adapters = AdapterList(site.place.adapters_file, listed, lambda: [self._shards.owner])
+        self._shards = OwnedShards(
+            spawner,
+            site,
+            "Webserver",
+            spawner.start_router,
+            on_other=lambda message: adapters.take(self._shards.owner, message),
+            adapters=lambda: adapters.latest,
+        )
 
     @property
     def has_listened(self) -> bool:
@@ -159,14 +169,18 @@ class AddressFile:
 class FrontsAndReplicas:
     """Fronts end before replicas do. Other launchers may have the replicas (None)."""
 
-    def __init__(self, spawner: Spawner, replicas: ReplicaSet | None) -> None:
+    def __init__(self, spawner: Spawner, place: ServerPlace, replicas: ReplicaSet | None) -> None:
         self.replicas = replicas
         self._autoscaler: Autoscaler | None = None
         self._demands: dict[KeptProcess, Demand] = {}  # what each front told last
         self._spawner = spawner
         cluster = spawner.plan.cluster
         patience_s = spawner.plan.http.graceful_termination_timeout + DRAIN_MARGIN_S
-        self._fronts = Fronts(spawner.start_front, cluster.api_workers, patience_s, self._take)
+        listed = spawner.plan.adapters.lora_adapters
+        self._adapters = AdapterList(place.adapters_file, listed, lambda: self._fronts.processes)
+        self._fronts = Fronts(
+            spawner.start_front, cluster.api_workers, patience_s, self._take, lambda: self._adapters.latest
+        )
         if replicas is not None:
             replicas.watch(self._on_change)
             if cluster.max_replicas is not None:
@@ -231,6 +245,8 @@ class FrontsAndReplicas:
             front.send(LinkMessage(LinkEvent.SCALED, reason=self._scale(message.replicas)))
         elif message.event is LinkEvent.DEMAND and message.demand is not None:
             self._demands[front] = message.demand
+        else:
+            self._adapters.take(front, message)
 
     def _scale(self, wanted: int) -> str:
         """Asks for `wanted` replicas. Returns why they are refused, or ""."""
@@ -248,8 +264,8 @@ class FrontsAndReplicas:
 class FrontsAndRay(FrontsAndReplicas):
     """Replicas are on the machines of a Ray cluster, and fronts may be there too."""
 
-    def __init__(self, spawner: Spawner, replicas: ReplicaSet, ray: RayClient) -> None:
-        super().__init__(spawner, replicas)
+    def __init__(self, spawner: Spawner, place: ServerPlace, replicas: ReplicaSet, ray: RayClient) -> None:
+        super().__init__(spawner, place, replicas)
         self._ray = ray
         self._asking: asyncio.Task[NoReturn] | None = None
 

@@ -87,6 +87,7 @@ class Supervisor:
                 loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(PARENT_ENDED, self._stop_asked.set)
         loop.add_signal_handler(RESTART_SIGNAL, self._restart_fronts)
+        self._place.remove_adapters()
         self._place.remove_metrics()  # a launcher that was killed together with its janitor may have left some
         serving = asyncio.create_task(self._serve())
         reporting = asyncio.create_task(self._manager.report(lambda: self._serving.has_listened))

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from text_generation_router.api.adapters import AdapterRoutes
 from text_generation_router.api.admin import AdminRoutes
 from text_generation_router.api.anthropic.routes import MessagesRoutes
 from text_generation_router.api.clouds import CloudRoutes
@@ -81,6 +82,10 @@ def create_app(services: Services, shown: ShownParts | None = None) -> Starlette
         # Open to `guarded`, which knows the clients' keys: these routes compare their own key.
         add_get(app, "/admin/replicas", admin.replicas, open=True)
         app.routes.append(OpenRoute("/admin/replicas", admin.scale, methods=["POST"]))
+        if services.adapters.may_change:
+            loading = AdapterRoutes(config.admin_key_digest, services.adapters)
+            app.routes.append(OpenRoute("/v1/load_lora_adapter", loading.load, methods=["POST"]))
+            app.routes.append(OpenRoute("/v1/unload_lora_adapter", loading.unload, methods=["POST"]))
     for path, view_endpoint in (view.endpoints if view is not None else {}).items():
         add_get(app, path, view_endpoint, open=True)  # as above: each asks `access`
     add_error_handlers(app, services.limit_hits, services.dialects)

@@ -78,6 +78,7 @@ class RouterConfig:
     tokenizer_name: str  # a local directory or a hub id; also the `model_id` of /info
     served_model_name: str  # the model's name in /v1/models, and `model` in answers
     adapters: Mapping[str, str]  # digests of LoRA adapters, by their names
+    adapter_list: AdapterFlags
     files: FileFlags
     weights_cache_override: str | None  # a folder with the model's files, used instead of `tokenizer_name`
     requests: RequestFlags

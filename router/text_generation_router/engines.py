@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from text_generation_common.adapters.listed import folders_of
 from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
 from text_generation_common.cluster.files import role_folder
 from text_generation_common.cluster.identity import Role
@@ -18,6 +19,8 @@ from text_generation_common.errors import ArgumentValidation, CommandError
 from text_generation_common.flags.cluster import SecurityFlags
 from text_generation_common.link import Link, LinkEvent, LinkMessage, ReplicaReport
 from text_generation_common.tasks import cancelled
+from text_generation_router.api.common.adapters import ServedAdapters
+from text_generation_router.api.common.ignored import ANY_MODEL
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.lifecycle import EngineConfig
 from text_generation_router.engine.local import LocalEngine
@@ -55,6 +58,7 @@ class ServedEngine:
     permits_elsewhere: Callable[[], int]  # the part of them that other fronts have there
     listening: Callable[[], None]  # tells the launcher, if there is one, that the router serves requests
     close: Callable[[], Awaitable[None]]  # closes the engine and the line to the launcher
+    adapters: ServedAdapters
     replicas: "FrontLine | None" = None  # the line to a launcher that may have replicas
     others: "FrontLine | None" = None  # the line of a front to its launcher, which has other fronts on the port
 
@@ -62,12 +66,27 @@ class ServedEngine:
 async def find_engine(config: RouterConfig, metrics: Metrics) -> ServedEngine:
     """The engine of the config. It is not started. Raises StartError."""
     link = await line_to_launcher(config.launcher_fd)
+    names = (config.served_model_name, config.tokenizer_name, *ANY_MODEL)
+    adapters = ServedAdapters(config.adapters, folders_of(config.adapter_list.lora_dirs), link, names)
     if config.is_front:
-        return await _remote(config, link, metrics)
-    groups = shard_groups(link, config.master_shard_uds_path)
+        return await _remote(config, link, metrics, adapters)
+    groups = shard_groups(link, config.master_shard_uds_path, adapters.take)
     most = config.requests.max_concurrent_requests
     engine = LocalEngine(groups, EngineConfig(config.tokens, config.scheduling, most), metrics)
-    return ServedEngine(engine, lambda: most, lambda: 0, groups.listening, engine.close)
+    adapters.engine = engine
+
+    async def close() -> None:
+        await adapters.close()
+        await engine.close()
+
+    return ServedEngine(
+        run=engine,
+        permits=lambda: most,
+        permits_elsewhere=lambda: 0,
+        listening=groups.listening,
+        close=close,
+        adapters=adapters,
+    )
 
 
 async def line_to_launcher(launcher_fd: int | None) -> Link | None:
@@ -75,12 +94,15 @@ async def line_to_launcher(launcher_fd: int | None) -> Link | None:
     return await Link.open(inherited_socket("--launcher-fd", launcher_fd)) if launcher_fd is not None else None
 
 
-def shard_groups(link: Link | None, master_uds_path: str) -> ShardGroups:
-    """The groups that a launcher starts, or the shards that run without one."""
-    return LaunchedGroups(link, master_uds_path) if link is not None else StandaloneGroups(master_uds_path)
+def shard_groups(
+    link: Link | None, master_uds_path: str, on_other: Callable[[LinkMessage], None] = lambda message: None
+) -> ShardGroups:
+    """The groups that a launcher starts, or the shards that run without one. `on_other` is called with the launcher's
+    messages that are not about shards."""
+    return LaunchedGroups(link, master_uds_path, on_other) if link is not None else StandaloneGroups(master_uds_path)
 
 
-async def _remote(config: RouterConfig, link: Link | None, metrics: Metrics) -> ServedEngine:
+async def _remote(config: RouterConfig, link: Link | None, metrics: Metrics, adapters: ServedAdapters) -> ServedEngine:
     try:
         security = security_of(Role.FRONT, config.security, None)
         endpoints = [parse_endpoint(text) for address in config.engine_list.engines for text in address.split(",")]
@@ -96,10 +118,12 @@ async def _remote(config: RouterConfig, link: Link | None, metrics: Metrics) -> 
     if config.engine_list.engines_file is not None:
         followed = FollowedFile(Path(config.engine_list.engines_file), engine.connect)
         tasks.append(asyncio.create_task(followed.run(), name="engines in a file"))
-    line = FrontLine(link, engine, metrics.note_replicas)
+    adapters.engine = engine
+    line = FrontLine(link, engine, metrics.note_replicas, adapters.take)
 
     async def close() -> None:
         await cancelled(*tasks)
+        await adapters.close()
         await engine.close()
         await line.close()
 
@@ -116,6 +140,7 @@ async def _remote(config: RouterConfig, link: Link | None, metrics: Metrics) -> 
         permits_elsewhere=permits_elsewhere,
         listening=line.listening,
         close=close,
+        adapters=adapters,
         replicas=launched,
         others=launched,
     )
@@ -158,13 +183,16 @@ class FrontLine:
         link: Link | None,
         engine: RemoteEngine,
         on_report: Callable[[ReplicaReport], None] = lambda report: None,
+        on_other: Callable[[LinkMessage], None] = lambda message: None,
     ) -> None:
-        """`engine` fails when the launcher ends. `on_report` is called when the launcher tells of its replicas."""
+        """`engine` fails when the launcher ends. `on_report` is called when the launcher tells of its replicas,
+        `on_other` with messages that are not about engines or other fronts."""
         self._link = link
         self._may_leave = asyncio.Event()
         self.are_ending = False
         self._engine = engine
         self._on_report = on_report
+        self._on_other = on_other
         self.report: ReplicaReport | None = None  # what the launcher told last of its replicas
         self._reported = asyncio.Event()
         self._scaling = asyncio.Lock()
@@ -204,6 +232,8 @@ class FrontLine:
                 self._reported.set()
             elif message.event is LinkEvent.SCALED and self._scaled is not None and not self._scaled.done():
                 self._scaled.set_result(message.reason)
+            else:
+                self._on_other(message)
         if not self._engine.failed.done():
             self._engine.failed.set_result(None)
 

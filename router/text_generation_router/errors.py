@@ -32,6 +32,8 @@
     ├── UnauthorizedError           401
     ├── NoSuchRouteError            404
     ├── ScalingError                409
+    ├── AdapterError                400
+    │   └── NoSuchAdapterError          404
     ├── MethodError                 405
     └── BodyError
         ├── UnsupportedMediaTypeError   415
@@ -267,6 +269,16 @@ class ScalingError(InferenceError):
     """There cannot be as many replicas as an administrator asks for."""
 
     error_type, status, label = "scaling", 409, "validation"
+
+
+class AdapterError(InferenceError):
+    """An adapter cannot be loaded or unloaded as an administrator asks for."""
+
+    error_type, status, label = "adapter", 400, "validation"
+
+
+class NoSuchAdapterError(AdapterError):
+    error_type, status = "not_found", 404
 
 
 class NoSuchRouteError(InferenceError):

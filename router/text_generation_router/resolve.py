@@ -61,6 +61,7 @@ def check(flags: RouterFlags, has_keys: bool) -> None:
     if (refused := tracing_refusal(flags.tracing.otlp_endpoint)) is not None:
         raise StartError(": ".join(refused))
     check_tokens(flags.tokens)
+    check_adapters(flags)
 
 
 def check_tokens(tokens: TokenFlags) -> None:
@@ -83,6 +84,11 @@ def adapters_of(flags: RouterFlags) -> dict[str, str]:
         return digests(flags.adapter_list.lora_adapters)
     except ModelError as error:
         raise StartError(str(error)) from None
+
+
+def check_adapters(flags: RouterFlags) -> None:
+    if flags.adapter_list.lora_dirs and not flags.access.admin_api_key:
+        raise StartError("--lora-dirs needs --admin-api-key, which loads adapters")
 
 
 def block_hash_key_of(text: str) -> bytes | None:

@@ -5,7 +5,7 @@ import logging
 import resource
 import socket
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -159,7 +159,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     )
     pool = ProcessPool(reading_child.ENTRY, children_setup, child_limits(config))
     served = await find_engine(config, metrics)
-    engine = served.run
+    engine, adapters = served.run, served.adapters
     compile_schemas()  # while the shards load; the first body of each kind would wait for it otherwise
     stack = AsyncExitStack()
     try:
@@ -169,7 +169,8 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             await renderer.check()
         limits = engine.snapshot().limits
         metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
-        metrics.add_adapters(config.adapters)
+        metrics.add_adapters(adapters.digests, may_change=adapters.may_change)
+        adapters.on_change = metrics.adapters.note_names
         metrics.describe(lambda: facts_of(config, engine.snapshot()))
         await stack.enter_async_context(joined_with_others(metrics, config.metrics_file))
         model = engine.snapshot().model
@@ -178,7 +179,9 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
         stack.push_async_callback(grammar_children.close)
         grammars = GrammarChecker(grammar_children, config.requests.max_concurrent_requests)
         # The limits are read for each request: the shards of a later epoch may have fewer slots.
-        validator = Validator(tokenizer, grammars, lambda: request_limits(config, engine.snapshot()), defaults)
+        validator = Validator(
+            tokenizer, grammars, lambda: request_limits(config, engine.snapshot(), adapters.digests), defaults
+        )
         permits = Permits(served.permits, lambda: engine.load().retry_after_s, served.permits_elsewhere)
         otlp = tracer_for(config)
         if otlp is not None:
@@ -189,7 +192,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             engine=engine, vocabulary=vocabulary, validator=validator, permits=permits, metrics=metrics, tracer=tracer
         )
         callers = Callers(bool(config.api_keys), config.trusted_proxies, config.scheduling.prefix_cache_scope)
-        ignored = IgnoredParameters(metrics, config.requests.strict_parameters, config.adapters)
+        ignored = IgnoredParameters(metrics, config.requests.strict_parameters, adapters)
         bodies = Bodies(
             config.requests.payload_limit, lambda: list_limits(config, validator.limits), callers, pool, ignored
         )
@@ -210,6 +213,7 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
             limit_hits=hits,
             dialects=ErrorDialects(config.http.tgi_dialect),
             ignored=ignored,
+            adapters=adapters,
             tracer=tracer,
             replicas=served.replicas,
             implementation=implementation_of(files.folder),
@@ -317,7 +321,7 @@ def facts_of(config: RouterConfig, shards: Snapshot) -> dict[str, str]:
     }
 
 
-def request_limits(config: RouterConfig, shards: Snapshot) -> RequestLimits:
+def request_limits(config: RouterConfig, shards: Snapshot, adapters: Mapping[str, str]) -> RequestLimits:
     model, limits = shards.model, shards.limits
     return RequestLimits(
         asked=config.requests,
@@ -326,7 +330,7 @@ def request_limits(config: RouterConfig, shards: Snapshot) -> RequestLimits:
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         grammar_refusal=model.grammar_refusal,
-        adapters=config.adapters,
+        adapters=adapters,
     )
 
 

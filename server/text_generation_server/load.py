@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from text_generation_common.adapters.listed import check_base, listed, located
+from text_generation_common.adapters.listed import check_base, folders_of, listed, located
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.kinds import ActivationType, Dtype, LoadFormat
 from text_generation_common.memory import usable_cores
@@ -206,7 +206,7 @@ def load_model(
         mixed_graphs=mixed_graphs,
         wake=backend.wake,
         # A step without adapters keeps the program of its own, which is that of a server without adapters.
-        adapter_graphs=_graphs(config, device, group, backend)[0] if bank.slots and is_recorded else no_graphs(),
+        adapter_graphs=_graphs(config, device, group, backend)[0] if bank.count and is_recorded else no_graphs(),
     )
     text, tokenizer = _read_tokenizer(config.model_path / "tokenizer.json")
     count = max(model_config.vocab_size, tokenizer.get_vocab_size())
@@ -271,14 +271,21 @@ def _make_shard(config: ShardConfig, loaded: LoadedModel, worker: Worker) -> Sha
 
 
 def _adapters(config: ShardConfig, model_config: ModelConfig | FallbackConfig) -> AdapterBank:
-    asked = listed(config.adapters.lora_adapters)
-    if not asked:
+    flags = config.adapters
+    asked, folders = listed(flags.lora_adapters), folders_of(flags.lora_dirs)
+    if not (asked or folders):
         return AdapterBank()
-    check_base(config.model_path, isinstance(model_config, ModelConfig))
+    check_base(isinstance(model_config, ModelConfig))
     assert isinstance(model_config, ModelConfig)
     found = [located(adapter, None) for adapter in asked]
-    flags = config.adapters
-    return load_adapters(found, model_config, flags.max_lora_rank, flags.max_loras, flags.max_cpu_loras)
+    return load_adapters(
+        adapters=found,
+        config=model_config,
+        max_rank=flags.max_lora_rank,
+        count=flags.max_loras,
+        in_host=flags.max_cpu_loras,
+        folders=folders,
+    )
 
 
 def _query_blocks(backend: Backend, config: ModelConfig | FallbackConfig) -> tuple[int, int]:

@@ -232,8 +232,7 @@ class ModelRunner:
 
     def _run_warmup_step(self, step: WarmupStep, tokens: int, on_progress: Signal) -> None:
         # What adapters add to the layers' outputs takes memory, too.
-        adapter = next(iter(self._adapters.slots), "")
-        chunks = [replace(chunk, adapter=adapter) for chunk in step.chunks]
+        chunks = [replace(chunk, adapter=self._adapters.any_slot) for chunk in step.chunks]
         with self._group.agreement("prepare a step of the warm-up"), memory_for(tokens):
             prepared = self.row_state.planner.prepare(step.decoding, step.slots_R, 0, chunks)
         with self._group.collective_work("a step of the warm-up"), memory_for(tokens):

@@ -112,6 +112,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
             adapters=shard.adapters.known,
             adapter_slots=shard.adapters.count,
             adapters_in_host=shard.adapters.in_host,
+            takes_adapters=shard.adapters.takes_visitors,
         )
 
     async def ServiceDiscovery(
@@ -164,7 +165,8 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
         self, request: pb.PrepareAdapterRequest, context: CallContext
     ) -> pb.PrepareAdapterResponse:
         adapters = (await self._shard(context)).adapters
-        work = asyncio.get_running_loop().run_in_executor(self._reader, adapters.prepare, request.digest)
+        asked = request.digest, request.folder
+        work = asyncio.get_running_loop().run_in_executor(self._reader, adapters.prepare, *asked)
         return pb.PrepareAdapterResponse(refusal=(await work)[:MAX_DETAILS])
 
     async def ClearCache(self, request: pb.ClearCacheRequest, context: CallContext) -> pb.ClearCacheResponse:

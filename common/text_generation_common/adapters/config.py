@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from text_generation_common.adapters.content import CONFIG
 from text_generation_common.adapters.patterns import NamePatternError, NamePatterns
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.model import MAX_RANK
-from text_generation_common.model_files import ModelFileError, read_json_object
+from text_generation_common.model_files import ModelFileError, json_object, read_model_file
 
 V = TypeVar("V", int, float)
-FILE = "adapter_config.json"
+FILE = CONFIG
 MAX_PATTERNS = 4096
+MAX_CONFIG_BYTES = 2**20
 # Fields that change nothing: the tensors say it, or training alone reads them.
 _IGNORED = frozenset(
     {
@@ -68,9 +70,14 @@ def read_config(folder: Path, max_rank: int = MAX_RANK) -> AdapterConfig:
     """ModelError for an adapter that is not plain LoRA, or has a larger rank."""
     file = folder / FILE
     try:
-        raw = read_json_object(file)
+        return config_of(file, read_model_file(file), max_rank)
     except ModelFileError as error:
         raise ModelError(str(error)) from None
+
+
+def config_of(file: Path, content: bytes, max_rank: int) -> AdapterConfig:
+    """The same for the content of the file."""
+    raw = _raw(file, content)
     if raw.get("peft_type") != "LORA":
         raise _refused(file, "peft_type", raw.get("peft_type"), "only LORA is served")
     if raw.get("task_type") not in (None, "CAUSAL_LM"):
@@ -95,6 +102,15 @@ def read_config(folder: Path, max_rank: int = MAX_RANK) -> AdapterConfig:
         ranks=_patterns(file, raw, "rank_pattern", lambda value: _rank(file, "rank_pattern", value, max_rank)),
         alphas=_patterns(file, raw, "alpha_pattern", lambda value: _number(file, "alpha_pattern", value)),
     )
+
+
+def _raw(file: Path, content: bytes) -> dict[str, Any]:
+    if len(content) > MAX_CONFIG_BYTES:
+        raise ModelError(f"{file} has {len(content)} bytes, and at most {MAX_CONFIG_BYTES} are read")
+    try:
+        return json_object(file, content)
+    except ModelFileError as error:
+        raise ModelError(str(error)) from None
 
 
 def _patterns(file: Path, raw: Mapping[str, Any], field: str, read: Callable[[object], V]) -> NamePatterns[V]:

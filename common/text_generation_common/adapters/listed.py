@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from text_generation_common.adapters.files import digest_of, read_adapter
+from text_generation_common.adapters.content import digest_of
+from text_generation_common.adapters.files import read_adapter
 from text_generation_common.errors import ModelError
 from text_generation_common.flags.model import MAX_ADAPTERS
-from text_generation_common.gguf.container import is_gguf
 from text_generation_common.gguf.hub_choice import hub_name
 from text_generation_common.model_files import local_folder
 
@@ -15,10 +15,6 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_NAME = 256
 MAX_LIST = 120_000  # characters of the list in a process's environment, where one value has at most 128 KiB
 OF_TRANSFORMERS = "--lora-adapters is not supported for a model that transformers computes: merge the adapter into it"
-ON_GGUF = (
-    "--lora-adapters is not supported for a GGUF file, whose rows have another order than the adapter's: give the"
-    " safetensors checkpoint, or merge the adapter before the file is made"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +99,32 @@ def identified(adapter: ListedAdapter) -> ListedAdapter:
     return replace(adapter, revision=digest)
 
 
-def check_base(folder: Path, is_native: bool) -> None:
-    """ModelError if the model in the folder, or in the file, takes no adapters."""
+def check_base(is_native: bool) -> None:
+    """ModelError if the model takes no adapters."""
     if not is_native:
         raise ModelError(OF_TRANSFORMERS)
-    if is_gguf(folder):
-        raise ModelError(ON_GGUF)
 
 
 def digests(text: str | None, cache: str | None = None) -> dict[str, str]:
     """The digests of the listed adapters, by their names. Reads the files of those whose digest is not given."""
     found = (adapter if adapter.digest else identified(located(adapter, cache)) for adapter in listed(text))
     return {adapter.name: adapter.revision for adapter in found}
+
+
+def folders_of(text: str | None) -> tuple[Path, ...]:
+    """The folders of --lora-dirs."""
+    return tuple(Path(path) for path in (text or "").split(",") if path)
+
+
+def real_folders(text: str | None) -> str | None:
+    """The same list with the places to which links lead now. ModelError if one is not a folder."""
+    found = [Path(path.strip()).resolve() for path in (text or "").split(",") if path.strip()]
+    for folder in found:
+        if not folder.is_dir():
+            raise ModelError(f"--lora-dirs: there is no folder {folder}")
+        if folder == Path(folder.anchor):
+            raise ModelError(f"--lora-dirs {folder}: every file of the machine lies there: name a folder of adapters")
+    return ",".join(map(str, found)) or None
 
 
 def checked(text: str | None, cache: str | None, max_rank: int) -> tuple[ListedAdapter, ...]:

@@ -125,6 +125,13 @@ class AdapterFlags:
     lora_adapters: str | None = flag(
         None, "LoRA adapters, as id, id=folder or id=repository@revision, with commas between them."
     )
+    # TGI has none like it.
+    lora_dirs: str | None = flag(
+        None,
+        "Folders, with commas between them, from which adapters may be loaded while the server runs; needs"
+        " --admin-api-key, and memory for --max-loras adapters of --max-lora-rank.",
+        not_empty=True,
+    )
     # These flags are vLLM's; TGI has none like them.
     max_loras: int = flag(64, "Maximum number of LoRA adapters in one step; others wait.", min=1, max=MAX_SLOTS)
     max_cpu_loras: int = flag(

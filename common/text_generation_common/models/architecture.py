@@ -104,6 +104,14 @@ class Multipliers:
 
 
 @dataclass(frozen=True, slots=True)
+class Converted:
+    """What the files were made of: adapters belong to these."""
+
+    names: TensorNames
+    pairs: bool  # rows of queries and keys that are turned together are neighbours in the files, and were not before
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     model_type: str
     names: TensorNames
@@ -132,6 +140,7 @@ class ModelConfig:
     embedding_norm: bool = False  # the embeddings of tokens are normed
     learned_positions: bool = False  # an embedding of each position is added to the token's
     position_offset: int = 0  # the row of position 0 in the embedding of positions
+    converted: Converted | None = None  # set if the files were made of others
     unknown_fields: tuple[str, ...] = field(default=())  # unknown fields of config.json, which have no effect
 
     @property

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.gguf.container import is_gguf
@@ -199,28 +199,33 @@ def read_json(file: Path) -> dict[str, Any]:
 def read_header(file: Path) -> Header:
     """Names and metadata of one file. WeightsError if the file's size differs from the size that its header gives."""
     try:
-        size = file.stat().st_size
         with file.open("rb") as stream:
-            start = stream.read(len(LFS_START))
-            if start == LFS_START:
-                raise WeightsError(not_fetched(file))
-            length = int.from_bytes(start[:8], "little")
-            stream.seek(8)
-            if size < 8 or length > size - 8:
-                raise WeightsError(f"{file} is broken: no safetensors header in its {size} bytes; {_AGAIN}")
-            if length > MAX_HEADER_BYTES:
-                raise WeightsError(
-                    f"{file} has a header of {length / MIB:.0f} MiB, at most {MAX_HEADER_BYTES // MIB} MiB are read:"
-                    " choose a model whose weights are in more files"
-                )
-            header = json.loads(stream.read(length))
+            return header_of(file, stream, file.stat().st_size)
+    except OSError as error:
+        raise WeightsError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def header_of(file: Path, stream: BinaryIO, size: int) -> Header:
+    """The same for an open file, or for its content."""
+    start = stream.read(len(LFS_START))
+    if start == LFS_START:
+        raise WeightsError(not_fetched(file))
+    length = int.from_bytes(start[:8], "little")
+    stream.seek(8)
+    if size < 8 or length > size - 8:
+        raise WeightsError(f"{file} is broken: no safetensors header in its {size} bytes; {_AGAIN}")
+    if length > MAX_HEADER_BYTES:
+        raise WeightsError(
+            f"{file} has a header of {length / MIB:.0f} MiB, at most {MAX_HEADER_BYTES // MIB} MiB are read:"
+            " choose a model whose weights are in more files"
+        )
+    try:
+        header = json.loads(stream.read(length))
         metadata = header.pop("__metadata__", {})
         if not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("metadata is text")
         tensors = {name: _stored(entry) for name, entry in header.items()}
         asked = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except OSError as error:
-        raise WeightsError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise WeightsError(f"{file} is broken: its safetensors header cannot be read; {_AGAIN}") from None
     if size != asked:

@@ -1,5 +1,6 @@
 """The routes of administrators, with a key of their own: the state of replicas, and their wanted number."""
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -41,23 +42,17 @@ class AdminRoutes:
 
     async def replicas(self, request: Request) -> Response:
         """The state of each replica."""
-        self._check_key(request)
+        check_key(request, self._digests)
         return json_response(_json_of(self._report()))
 
     async def scale(self, request: Request) -> Response:
         """Asks for another number of replicas, and answers before they are there."""
-        self._check_key(request)
+        check_key(request, self._digests)
         self._report()
-        wanted = _wanted(await _body(request))
+        wanted = _wanted(await read_body(request, BODY_BYTES))
         assert self._replicas is not None
         await self._replicas.scale(wanted)
         return json_response(_json_of(self._report()))
-
-    def _check_key(self, request: Request) -> None:
-        """Raises UnauthorizedError without the administrators' key. The comparison takes the same time for every
-        header, and without a header."""
-        if allowed_digest(authorization_of(request.scope), self._digests) is None:
-            raise UnauthorizedError
 
     def _report(self) -> ReplicaReport:
         report = self._replicas.report if self._replicas is not None else None
@@ -66,12 +61,19 @@ class AdminRoutes:
         return report
 
 
-async def _body(request: Request) -> bytes:
+def check_key(request: Request, digests: Collection[bytes]) -> None:
+    """Raises UnauthorizedError without the administrators' key. The comparison takes the same time for every header,
+    and without a header."""
+    if allowed_digest(authorization_of(request.scope), digests) is None:
+        raise UnauthorizedError
+
+
+async def read_body(request: Request, most: int) -> bytes:
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > BODY_BYTES:
-            raise PayloadTooLargeError(BODY_BYTES)
+        if len(body) > most:
+            raise PayloadTooLargeError(most)
     return body
 
 

@@ -109,7 +109,7 @@ class ServiceRoutes:
 
     async def models(self, request: Request) -> Response:
         """The list of models, in the form of the client's API: the served model, and its adapters."""
-        names = [self._services.served_name, *self._services.config.adapters]
+        names = [self._services.served_name, *self._services.adapters.digests]
         entries = [self._model(request, name) for name in names]
         if is_from_anthropics_client(request):
             return json_response({"data": entries, "has_more": False, "first_id": names[0], "last_id": names[-1]})
@@ -121,7 +121,7 @@ class ServiceRoutes:
         services, name = self._services, request.path_params["name"]
         if name in (services.served_name, services.config.tokenizer_name):
             return json_response(self._model(request, services.served_name))
-        if name in services.config.adapters:
+        if name in services.adapters.digests:
             return json_response(self._model(request, name))
         unknown = UnknownModelError(name, services.served_name)
         if is_from_anthropics_client(request):

@@ -1,9 +1,10 @@
 """Has the shards read the files of LoRA adapters that requests wait for, so that the steps which load them do not."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from text_generation_common.tasks import cancelled
+from text_generation_router.engine.protocol import NO_FOLDERS
 from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.errors import ShardsError
@@ -13,7 +14,16 @@ from text_generation_router.scheduling.scheduler import Scheduler
 class AdapterReads:
     """The reads of one epoch."""
 
-    def __init__(self, shards: ShardedClient, scheduler: Scheduler, requests: Requests, work: asyncio.Event) -> None:
+    def __init__(
+        self,
+        shards: ShardedClient,
+        scheduler: Scheduler,
+        requests: Requests,
+        work: asyncio.Event,
+        folders: Mapping[str, str] = NO_FOLDERS,
+    ) -> None:
+        """`folders`: of adapters that the shards did not have at their start, by digest."""
+        self._folders = folders
         self._shards = shards
         self._scheduler = scheduler
         self._requests = requests
@@ -28,7 +38,7 @@ class AdapterReads:
 
     async def _read(self, adapter: str) -> None:
         try:
-            refusal = await self._shards.prepare_adapter(adapter)
+            refusal = await self._shards.prepare_adapter(adapter, self._folders.get(adapter, ""))
         except ShardsError:
             return  # the loss of the shards is found in another way, and the next ones are asked again
         if refusal:

@@ -8,12 +8,12 @@ shards of the new epoch as a new prompt (the original prompt and the tokens made
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 from text_generation_common.flags.requests import SchedulingFlags, TokenFlags
 from text_generation_router.engine.loop import StepLoop
-from text_generation_router.engine.protocol import EpochWatcher, JoiningRules, Snapshot, TokenLimits
+from text_generation_router.engine.protocol import EpochWatcher, JoiningRules, ModelInfo, Snapshot, TokenLimits
 from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shard_groups import ShardGroups
 from text_generation_router.engine.shards import ShardedClient
@@ -62,6 +62,7 @@ class Lifecycle:
         self._metrics = metrics
         self._epochs = epochs
         self._loop: StepLoop | None = None
+        self._adapters: Collection[str] = ()  # digests of adapters that have come since the start
         self._lost_s: float | None = None  # time at which the shards were lost; None while shards work
 
     async def run(self) -> None:
@@ -92,7 +93,8 @@ class Lifecycle:
         logger.info("Setting max batch total tokens to %d", capacity.slots)
         max_total = config.tokens.max_total_tokens or capacity.max_total_tokens
         token_limits = TokenLimits(config.tokens.max_input_tokens or max_total - 1, max_total, capacity.slots)
-        self.snapshot = Snapshot(shards.info, token_limits, JoiningRules.of(config.scheduling))
+        model = self._with_adapters(shards.info)
+        self.snapshot = Snapshot(model, token_limits, JoiningRules.of(config.scheduling))
         self._metrics.batch_max_total_tokens.set(capacity.slots)
         self._metrics.shards_ready.set(1)
         info = shards.info
@@ -103,6 +105,17 @@ class Lifecycle:
         self.shards = shards
         self.started.set()
         self._epochs.ready(self.snapshot)
+
+    def add_adapters(self, digests: Collection[str]) -> None:
+        """From now on requests may ask for these adapters, too, if the shards take any that they did not start with."""
+        self._adapters = digests
+        if self.started.is_set():
+            self.snapshot = replace(self.snapshot, model=self._with_adapters(self.snapshot.model))
+
+    def _with_adapters(self, model: ModelInfo) -> ModelInfo:
+        if not model.adapter_room.grows:
+            return model
+        return replace(model, adapters=frozenset((*model.adapter_room.known, *self._adapters)))
 
     async def _lose(self, shards: ShardedClient, reason: str) -> None:
         """Gives up a lost group and its rows: all running requests return to the queue and wait for the next group."""

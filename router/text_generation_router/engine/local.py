@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from text_generation_common import faults
@@ -39,6 +39,10 @@ from text_generation_router.view.values import FrontNote
 logger = logging.getLogger("text_generation_router")
 
 OWN_NAME = "this process"
+TAKES_NONE = "it takes no adapters but those of its start: --lora-dirs was not given there"
+# Adapters that an engine remembers beside those of its start. A front, which serves at most 1,000, names all that it
+# serves whenever it names one.
+MAX_KNOWN = 4000
 
 
 class Compiling:
@@ -115,7 +119,7 @@ class EpochWatchers:
 
 
 class LocalEngine:
-    """Implements EngineRun and Watchable. All methods belong to the event loop's thread.
+    """Implements EngineRun, AdapterEngine and Watchable. All methods belong to the event loop's thread.
 
     `failed` is done once the engine can generate nothing more for any request.
     """
@@ -138,6 +142,9 @@ class LocalEngine:
         self._overload = Overload(self._scheduler, config.scheduling.max_queued_tokens)
         self._requests = Requests(self._scheduler, counts, work)
         self._states = StateMaker(self._scheduler, counts)
+        self._adapter_folders: dict[
+            str, str
+        ] = {}  # folders of adapters that have come since the start, the newest last
 
         def make_loop(shards: ShardedClient) -> StepLoop:
             return StepLoop(
@@ -149,6 +156,7 @@ class LocalEngine:
                 overload=self._overload,
                 audit=self._audit,
                 on_confirmed=shard_groups.confirmed,
+                adapter_folders=self._adapter_folders,
             )
 
         self._compiling = Compiling(self._requests, lambda: self._lifecycle.shards, config.max_concurrent_requests)
@@ -247,6 +255,32 @@ class LocalEngine:
     def snapshot(self) -> Snapshot:
         """To be called after `start`."""
         return self._lifecycle.snapshot
+
+    async def learn_adapters(self, folders: Mapping[str, str]) -> None:
+        """From now on requests may ask for these adapters. The shards read one when it is first asked for."""
+        known = self._adapter_folders
+        for digest, folder in folders.items():
+            known.pop(digest, None)
+            known[digest] = folder
+        for oldest in list(known)[: max(0, len(known) - MAX_KNOWN)]:
+            del known[oldest]
+        self._lifecycle.add_adapters(known)
+
+    async def load_adapter(self, digest: str, folder: str) -> Mapping[str, str]:
+        if (shards := self._lifecycle.shards) is None:
+            refusal = "the shards are not ready"
+        elif not shards.info.adapter_room.grows:
+            refusal = TAKES_NONE
+        else:
+            try:
+                refusal = await shards.prepare_adapter(digest, folder)
+            except ShardsError as error:
+                refusal = str(error)
+        return {OWN_NAME: refusal} if refusal else {}
+
+    async def num_with_adapter(self, digest: str) -> int:
+        """Number of requests that have not ended."""
+        return self._requests.num_with(digest)
 
     def load(self) -> Load:
         scheduler = self._scheduler

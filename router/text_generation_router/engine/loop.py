@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from text_generation_common.tasks import cancelled
 from text_generation_router.engine.adapter_reads import AdapterReads
 from text_generation_router.engine.audit import Audit
 from text_generation_router.engine.overload import Overload
+from text_generation_router.engine.protocol import NO_FOLDERS
 from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.engine.step_metrics import StepMetrics
@@ -50,6 +51,7 @@ class StepLoop:
         overload: Overload,
         audit: Audit,
         on_confirmed: Callable[[ShardedClient], None],
+        adapter_folders: Mapping[str, str] = NO_FOLDERS,
     ) -> None:
         """`work` is set when a request that arrives, ends or goes on may change what the next step is. `on_confirmed`
         is called when the shards have answered their first forward step."""
@@ -61,7 +63,7 @@ class StepLoop:
         self._overload = overload
         self._audit = audit
         self._on_confirmed = on_confirmed
-        self._adapter_reads = AdapterReads(shards, scheduler, requests, work)
+        self._adapter_reads = AdapterReads(shards, scheduler, requests, work, adapter_folders)
         self._confirmed = False  # whether the shards have answered a forward step
         # The steps that were sent to the shards and have not been applied, oldest first.
         self._in_flight: deque[StepInFlight] = deque()

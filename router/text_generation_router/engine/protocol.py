@@ -6,9 +6,10 @@ together end in one RefusedError for all of them, or in exactly one Ended for ea
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from text_generation_common.flags.requests import SchedulingFlags
@@ -187,6 +188,25 @@ class Engine(Protocol):
         """Asks the shards whether they work. False if a shard does not answer in time, or if no shards are
         connected.
         """
+        ...
+
+
+# The folders of adapters, by their digests.
+NO_FOLDERS: Mapping[str, str] = MappingProxyType({})
+
+
+class AdapterEngine(Protocol):
+    """What an engine does for LoRA adapters that come while it runs."""
+
+    async def learn_adapters(self, folders: Mapping[str, str]) -> None:
+        """Tells of all adapters that are served, by their digests, and of those that are loaded again, last."""
+
+    async def load_adapter(self, digest: str, folder: str) -> Mapping[str, str]:
+        """Has the shards read an adapter. Returns why it cannot be served, by the names of engines."""
+        ...
+
+    async def num_with_adapter(self, digest: str) -> int:
+        """Number of requests of an adapter that have not ended."""
         ...
 
 

@@ -86,6 +86,10 @@ class Requests:
     def num_open(self) -> int:
         return len(self._open)
 
+    def num_with(self, adapter: str) -> int:
+        """Number of open requests of a LoRA adapter."""
+        return sum(request.request.adapter == adapter for request in self._open.values())
+
     def make_ready(self, index: int) -> None:
         self._scheduler.make_ready(index)
         self._work.set()

@@ -3,6 +3,7 @@ shards are ready.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from text_generation_common.link import Link, LinkEvent, LinkMessage
@@ -41,8 +42,12 @@ class ShardGroups(Protocol):
 class LaunchedGroups:
     """Shards that the launcher starts, watches and restarts."""
 
-    def __init__(self, link: Link, master_uds_path: str) -> None:
+    def __init__(
+        self, link: Link, master_uds_path: str, on_other: Callable[[LinkMessage], None] = lambda message: None
+    ) -> None:
+        """`on_other` is called with messages that are not about shards."""
         self._link = link
+        self._on_other = on_other
         self._path = master_uds_path
         self._ready = 0  # newest epoch that the launcher has announced as ready
         self._taken = 0
@@ -98,8 +103,11 @@ class LaunchedGroups:
                 self._changed.set()
             elif message.event is LinkEvent.PING:
                 self._send(LinkEvent.PONG)
-            elif message.event is LinkEvent.LOST and self._group and self._group.epoch == message.epoch:
-                self._group.lose(message.reason)
+            elif message.event is LinkEvent.LOST:
+                if self._group and self._group.epoch == message.epoch:
+                    self._group.lose(message.reason)
+            else:
+                self._on_other(message)
         self._launcher_ended = True
         self._changed.set()
         if self._group is not None:

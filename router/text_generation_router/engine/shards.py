@@ -197,10 +197,11 @@ class ShardedClient:
         (answer,) = await self._call(lambda stub: stub.CompileGrammar(request, timeout=COMPILE_S), num_ranks=1)
         return str(answer.refusal)
 
-    async def prepare_adapter(self, digest: str) -> str:
+    async def prepare_adapter(self, digest: str, folder: str = "") -> str:
         """Has all ranks read an adapter, for a step that is to load it. Returns why it cannot be loaded, or "".
-        ShardsError: a rank cannot be reached, or does not answer."""
-        request = pb.PrepareAdapterRequest(digest=digest)
+        `folder`: where its files are, if the shards did not have it at their start. ShardsError: a rank cannot be
+        reached, or does not answer."""
+        request = pb.PrepareAdapterRequest(digest=digest, folder=folder)
         answers = await self._call(lambda stub: stub.PrepareAdapter(request, timeout=READ_S))
         return next((str(answer.refusal) for answer in answers if answer.refusal), "")
 
@@ -277,7 +278,7 @@ def _model_info(info: pb.InfoResponse) -> ModelInfo:
         query_blocks=QueryBlocks(info.block_queries or 1, info.queries_per_token or 1),
         grammar_refusal=info.grammar_refusal,
         adapters=frozenset(info.adapters),
-        adapter_room=AdapterRoom(tuple(info.adapters), info.adapter_slots, info.adapters_in_host),
+        adapter_room=AdapterRoom(tuple(info.adapters), info.adapter_slots, info.adapters_in_host, info.takes_adapters),
     )
 
 

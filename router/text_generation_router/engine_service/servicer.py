@@ -10,10 +10,11 @@ from typing import Any, Never, Protocol
 import grpc
 from google.protobuf.message import DecodeError
 
+from text_generation_common.flags.model import MAX_ADAPTERS
 from text_generation_common.tasks import cancelled
 from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc as pb_grpc
-from text_generation_router.engine.local import LocalEngine
+from text_generation_router.engine.local import TAKES_NONE, LocalEngine
 from text_generation_router.engine_service.arrivals import Arrivals, ArrivingFront, arriving_front
 from text_generation_router.engine_service.fronts import ConnectedFronts
 from text_generation_router.engine_service.identity import EngineIdentity
@@ -214,6 +215,20 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
 
     async def Health(self, request: pb.HealthRequest, context: StreamContext) -> pb.HealthResponse:
         return pb.HealthResponse(is_healthy=await self._engine.is_healthy())
+
+    async def Adapters(self, request: pb.AdaptersRequest, context: StreamContext) -> pb.AdaptersResponse:
+        folders = {adapter.digest: adapter.folder for adapter in request.adapters}
+        if len(folders) > MAX_ADAPTERS or not folders.keys() >= {*filter(None, [request.check])}:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "too many adapters, or another one to be checked")
+        engine, refusals = self._engine, [""]
+        if request.check:
+            refusals = [*(await engine.load_adapter(request.check, folders[request.check])).values(), ""]
+        elif folders and not engine.snapshot().model.adapter_room.grows:
+            refusals = [TAKES_NONE]
+        if not refusals[0]:
+            await engine.learn_adapters(folders)
+        count = await engine.num_with_adapter(request.count) if request.count else 0
+        return pb.AdaptersResponse(refusal=refusals[0], requests=count)
 
     async def Metrics(self, request: pb.MetricsRequest, context: StreamContext) -> pb.MetricsResponse:
         page = await render_in_turns(OwnFamilies(self._metrics.registry))

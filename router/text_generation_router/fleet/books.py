@@ -60,6 +60,10 @@ class FrontBooks:
         """Number of requests that are on an engine or wait for an engine."""
         return len(self._open)
 
+    def num_with(self, adapter: str) -> int:
+        """Number of the same of a LoRA adapter."""
+        return sum(request.request.adapter == adapter for request in self._open.values())
+
     def submit_all(
         self,
         requests: Sequence[GenerationRequest],

@@ -4,7 +4,7 @@ again after a loss."""
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -18,14 +18,14 @@ from text_generation_common.errors import CredentialsError
 from text_generation_common.tasks import cancelled
 from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc as pb_grpc
-from text_generation_router.engine.protocol import EngineNote, EngineStanding
+from text_generation_router.engine.protocol import NO_FOLDERS, EngineNote, EngineStanding
 from text_generation_router.fleet import reading
 from text_generation_router.fleet.attempts import Attempts
 from text_generation_router.fleet.books import FrontBooks
 from text_generation_router.fleet.cache_news import EVERY_MS, next_pace_ms
 from text_generation_router.fleet.engines import EngineView, Fleet
 from text_generation_router.fleet.state_calls import StateCalls
-from text_generation_router.fleet.values import EngineLoss, NewsBudget, RemoteCounts
+from text_generation_router.fleet.values import EngineFacts, EngineLoss, NewsBudget, RemoteCounts
 from text_generation_router.wire.version import VERSION, WireError
 
 logger = logging.getLogger("text_generation_router")
@@ -36,6 +36,8 @@ MESSAGE_BYTES = 16 * 2**20
 # Deadlines in seconds: for the engine's answer to Hello; for its next message, after which the engine counts as lost
 # (its load comes every 0.25 to 1 s); for its answer to a Submit; for its answer to Health.
 CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
+# Seconds for an engine to have its shards read an adapter.
+CHECK_S = 120.0
 # If an engine has sent nothing for this time, in seconds, before its stream breaks, its process did not end by itself:
 # the link was cut, or the process was stopped from outside. gRPC's pings may end the stream then, perhaps before
 # SILENT_S.
@@ -77,8 +79,10 @@ class EngineConnection:
         books: FrontBooks,
         counts: RemoteCounts,
         on_change: Callable[[], None],
+        adapters: Mapping[str, str] = NO_FOLDERS,
     ) -> None:
-        """`on_change` is called when the engine is connected or lost, and when it reports new facts."""
+        """`adapters`: the folders of LoRA adapters, by digest, which every engine is told of. `on_change` is called
+        when the engine is connected or lost, and when it reports new facts."""
         self.number = number
         self._endpoint = endpoint
         self._security = security
@@ -87,6 +91,7 @@ class EngineConnection:
         self._books = books
         self._counts = counts
         self._on_change = on_change
+        self._adapters = adapters
         self.states = StateCalls(front_id)
         self.loss, self.lost_s = "", 0.0  # why the engine was lost last, and when, by the event loop's clock
         self._stub: Any = None  # set while the engine is connected
@@ -132,6 +137,8 @@ class EngineConnection:
             async with asyncio.timeout(CONNECT_S):
                 await _send(work, reading.hello(self._front_id))
                 facts = reading.facts_of_welcome(await _message(work))
+                if self._adapters:  # before the first request
+                    facts = await self._told_adapters(stub, facts)
                 news = self._news(stub)
                 report = reading.load_report_of((await _message(news)).load)
             has_orders = asyncio.Event()
@@ -141,6 +148,56 @@ class EngineConnection:
             work.cancel()
             if news is not None:
                 news.cancel()
+
+    async def _told_adapters(self, stub: Any, facts: EngineFacts) -> EngineFacts:
+        try:
+            answer = await stub.Adapters(_adapters_to_pb(self._adapters))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return facts  # An engine of an older build gets no request with these adapters.
+            raise
+        return facts if answer.refusal else facts.with_adapters(self._adapters)
+
+    async def load_adapter(self, digest: str, folder: str) -> str:
+        """Has the engine read an adapter. Returns why requests cannot ask for it there, or ""."""
+        answer = await self._ask_adapters(_adapters_to_pb({**self._adapters, digest: folder}, check=digest), CHECK_S)
+        if isinstance(answer, str):
+            return answer
+        if not answer.refusal:
+            self._note_adapters({digest: folder})
+        return str(answer.refusal)
+
+    async def tell_adapters(self) -> None:
+        """Tells the engine of all adapters. An engine that does not answer is told when it is connected again."""
+        answer = await self._ask_adapters(_adapters_to_pb(self._adapters), HEALTH_S)
+        if not isinstance(answer, str) and not answer.refusal:
+            self._note_adapters(self._adapters)
+
+    async def num_with_adapter(self, digest: str) -> int:
+        """Number of the engine's requests of an adapter. An engine that is not connected has none."""
+        answer = await self._ask_adapters(pb.AdaptersRequest(count=digest), HEALTH_S)
+        return 0 if isinstance(answer, str) else int(answer.requests)
+
+    async def _ask_adapters(self, request: pb.AdaptersRequest, timeout_s: float) -> pb.AdaptersResponse | str:
+        """The engine's answer, or why there is none."""
+        if self._stub is None:
+            return "it is not connected"
+        try:
+            answer: pb.AdaptersResponse = await self._stub.Adapters(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return "its version loads no adapters while it runs"
+            return str(error.details() or error.code().name)
+        except (grpc.aio.UsageError, asyncio.CancelledError):
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            return "its connection is lost"
+        return answer
+
+    def _note_adapters(self, digests: Iterable[str]) -> None:
+        if (view := self._fleet.engines.get(self.number)) is not None:
+            view.facts = view.facts.with_adapters(digests)
+            self._on_change()
 
     def _news(self, stub: Any, wants_cache: bool = False) -> Any:
         wanted = pb.NewsRequest(version=VERSION, front_id=self._front_id, wants_cache=wants_cache)
@@ -315,6 +372,11 @@ class EngineConnection:
         except grpc.aio.AioRpcError:
             return False
         return bool(answer.is_healthy)
+
+
+def _adapters_to_pb(folders: Mapping[str, str], check: str = "") -> pb.AdaptersRequest:
+    adapters = [pb.Adapter(digest=digest, folder=folder) for digest, folder in folders.items()]
+    return pb.AdaptersRequest(adapters=adapters, check=check)
 
 
 async def _send(call: Any, message: pb.FrontMessage) -> None:

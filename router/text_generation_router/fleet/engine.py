@@ -5,7 +5,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 
 from text_generation_common.autoscaling import Demand
@@ -40,8 +40,8 @@ GONE = "there is no such engine any more"
 
 
 class RemoteEngine:
-    """Implements EngineRun and Watchable. All methods are to be called on the event loop's thread. Requests survive the
-    loss of any engine, and wait while no engine is connected."""
+    """Implements EngineRun, AdapterEngine and Watchable. All methods are to be called on the event loop's thread.
+    Requests survive the loss of any engine, and wait while no engine is connected."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class RemoteEngine:
         self.counts = RemoteCounts()
         self._front_id = uuid.uuid4().hex
         placement = placement or LeastLoad(random.randrange(MAX_ENGINES))
+        self._adapters: dict[str, str] = {}  # the folders of LoRA adapters that every engine is told of
         self._fleet = Fleet(placement, resumes_across_builds, self._front_id)
         self._books = FrontBooks(self._fleet, clock, self.counts, lambda index: self._deadlines.clear(index))
         self._deadlines = Deadlines(lambda index: self._books.cancel(index, EndReason.DEADLINE))
@@ -99,6 +100,7 @@ class RemoteEngine:
                     books=self._books,
                     counts=self.counts,
                     on_change=self._note_change,
+                    adapters=self._adapters,
                 )
                 task = asyncio.create_task(connection.run(), name=f"engine {target}")
                 task.add_done_callback(self._note_end)
@@ -167,6 +169,29 @@ class RemoteEngine:
         To be called after `start`."""
         assert self._snapshot is not None
         return self._snapshot
+
+    async def learn_adapters(self, folders: Mapping[str, str]) -> None:
+        """Adapters that are not served any more are kept while this front has a request of one, which may go on with
+        another engine."""
+        for digest in [each for each in self._adapters if each not in folders and not self._books.num_with(each)]:
+            del self._adapters[digest]
+        for digest, folder in folders.items():
+            self._adapters.pop(digest, None)
+            self._adapters[digest] = folder
+        await asyncio.gather(*(connection.tell_adapters() for connection, _ in self._connections.values()))
+
+    async def load_adapter(self, digest: str, folder: str) -> Mapping[str, str]:
+        connections = [connection for connection, _ in self._connections.values()]
+        answers = await asyncio.gather(*(connection.load_adapter(digest, folder) for connection in connections))
+        named = zip(connections, answers, strict=True)
+        return {connection.note.name: refusal for connection, refusal in named if refusal} or (
+            {} if connections else {"engines": "none is connected"}
+        )
+
+    async def num_with_adapter(self, digest: str) -> int:
+        connections = [connection for connection, _ in self._connections.values()]
+        counts = await asyncio.gather(*(connection.num_with_adapter(digest) for connection in connections))
+        return self._books.num_with(digest) + sum(counts)
 
     def load(self) -> Load:
         return self._fleet.load

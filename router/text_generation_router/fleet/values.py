@@ -2,8 +2,8 @@
 an engine may send.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -69,6 +69,11 @@ class EngineFacts:
     digest: bytes  # requests go on with the same text only on an engine of the same digest
     snapshot: Snapshot
     version: int = VERSION  # version of the protocol that both sides speak
+
+    def with_adapters(self, digests: Iterable[str]) -> "EngineFacts":
+        model = self.snapshot.model
+        model = replace(model, adapters=model.adapters.union(digests))
+        return replace(self, snapshot=replace(self.snapshot, model=model))
 
 
 @dataclass(frozen=True, slots=True)

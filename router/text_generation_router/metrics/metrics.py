@@ -109,9 +109,9 @@ class Metrics:
             "tgi_request_generated_tokens", "Tokens made by each finished request", self._lengths(max_total_tokens)
         )
 
-    def add_adapters(self, names: Iterable[str]) -> None:
+    def add_adapters(self, names: Iterable[str], may_change: bool = False) -> None:
         """From now on, `adapters` counts the texts of adapters with these names. To be called at most once."""
-        self.adapters = AdapterUsage(names, self.registry)
+        self.adapters = AdapterUsage(names, self.registry, may_change)
 
     def count_requests(self, count: int = 1) -> None:
         """Counts requests in all, and for the API key of the HTTP request in progress."""

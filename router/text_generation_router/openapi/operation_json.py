@@ -9,7 +9,14 @@ from text_generation_router.http.dialects import ANTHROPIC, OPENAI, ErrorDialect
 from text_generation_router.openapi import failures
 from text_generation_router.openapi.anthropic_answers import AnthropicErrorJson
 from text_generation_router.openapi.native_answers import ErrorJson
-from text_generation_router.openapi.operations import ADMIN_OPERATIONS, OPERATIONS, VIEW_OPERATIONS, Access, Operation
+from text_generation_router.openapi.operations import (
+    ADAPTER_OPERATIONS,
+    ADMIN_OPERATIONS,
+    OPERATIONS,
+    VIEW_OPERATIONS,
+    Access,
+    Operation,
+)
 from text_generation_router.openapi.v1_answers import V1ErrorJson
 
 # Schemas of bodies, answers and events, by the operation's name and the part.
@@ -67,12 +74,14 @@ class Interface:
     closed_routes: bool = False
     tgi_dialect: bool = False
     has_admin: bool = False
+    loads_adapters: bool = False
     engine_view: bool = False
 
     @property
     def operations(self) -> tuple[Operation, ...]:
         shown = VIEW_OPERATIONS if self.has_admin or self.engine_view else ()
-        return (*OPERATIONS, *(ADMIN_OPERATIONS if self.has_admin else ()), *shown)
+        loading = ADAPTER_OPERATIONS if self.loads_adapters else ()
+        return (*OPERATIONS, *(ADMIN_OPERATIONS if self.has_admin else ()), *loading, *shown)
 
     def needs_key(self, operation: Operation) -> bool:
         closed = operation.access is Access.ALWAYS or (operation.access is Access.CLOSED and self.closed_routes)

@@ -80,6 +80,30 @@ class ScaleRequest(BaseModel):
     replicas: Annotated[int, Field(ge=1, description="Number of replicas that there are to be.")]
 
 
+class LoadAdapterRequest(BaseModel):
+    """A LoRA adapter that is to be served from now on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: Annotated[str, Field(min_length=1, max_length=256, description="The name that clients will give.")]
+    lora_path: Annotated[str, Field(min_length=1, description="Its folder, within one of --lora-dirs.")]
+    load_inplace: Annotated[
+        bool | None,
+        Field(
+            description="Whether an adapter that has the name is replaced; requests go on with it. When not given: if"
+            " its files are others."
+        ),
+    ] = None
+
+
+class UnloadAdapterRequest(BaseModel):
+    """A LoRA adapter that is not to be served any more."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: Annotated[str, Field(min_length=1, description="The name that clients give.")]
+
+
 class Instances(BaseModel):
     """Vertex AI's form of several requests."""
 
@@ -140,6 +164,34 @@ ADMIN_OPERATIONS: tuple[Operation, ...] = (
         examples={"Three replicas": {"replicas": 3}},
         answer=ReplicasJson,
         errors=(*failures.SCALING, *failures.BODY),
+    ),
+)
+ADAPTER_OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="post",
+        path="/v1/load_lora_adapter",
+        name="load_lora_adapter",
+        tag=Tag.SERVER,
+        summary="Serves a LoRA adapter from now on.",
+        description="It is there on every front and engine when the answer comes, or nothing has changed.",
+        access=Access.ADMIN,
+        body=LoadAdapterRequest,
+        examples={"An adapter": {"lora_name": "sql", "lora_path": "/adapters/sql"}},
+        text="text/plain",
+        errors=(*failures.ADAPTERS, *failures.BODY),
+    ),
+    Operation(
+        method="post",
+        path="/v1/unload_lora_adapter",
+        name="unload_lora_adapter",
+        tag=Tag.SERVER,
+        summary="Serves a LoRA adapter no longer.",
+        description="Requests that have begun go on; the answer comes when the last one has ended.",
+        access=Access.ADMIN,
+        body=UnloadAdapterRequest,
+        examples={"An adapter": {"lora_name": "sql"}},
+        text="text/plain",
+        errors=(*failures.ADAPTERS, *failures.BODY),
     ),
 )
 VIEW_OPERATIONS: tuple[Operation, ...] = (

@@ -109,6 +109,7 @@ class DocumentRoutes:
             "closed_routes": config.http.closed_routes,
             "tgi_dialect": config.http.tgi_dialect,
             "has_admin": config.admin_key_digest is not None,
+            "loads_adapters": self._services.adapters.may_change,
             "engine_view": config.http.engine_view,
         }
         try:

@@ -26,10 +26,11 @@ class AdapterRoom:
     known: tuple[str, ...] = ()  # the digests of adapters; the first ones are in the slots
     slots: int = 0
     in_host: int = 0  # number of adapters that the shards keep ready for a slot
+    grows: bool = False  # whether others may come
 
     @property
     def is_short(self) -> bool:
-        return len(self.known) > self.slots
+        return self.grows or len(self.known) > self.slots
 
 
 NO_ADAPTERS = AdapterRoom()
@@ -61,6 +62,7 @@ class AdapterSlots:
     def __post_init__(self) -> None:
         first = self.room.known[: self.room.slots]
         self._slots = [AdapterSlot(adapter) for adapter in first]
+        self._slots += [AdapterSlot() for _ in range(self.room.slots - len(first))]
 
     def admits(self, request: Running) -> bool:
         """Whether the request may join now."""

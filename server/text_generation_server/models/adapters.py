@@ -2,30 +2,38 @@
 host's memory."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from text_generation_common.adapters.content import AdapterContent, digest_of, read_content
 from text_generation_common.adapters.files import (
+    NO_ROOM,
+    LayerRoom,
     ModulePair,
-    content_of,
-    digest_of,
+    adapter_of,
+    any_rooms,
+    check_room,
     modules_of,
     plain_name,
     read_adapter,
+    rooms_of,
     table_rank,
 )
 from text_generation_common.adapters.listed import ListedAdapter
 from text_generation_common.errors import ModelError, ShardError
-from text_generation_common.flags.model import MAX_SLOTS
+from text_generation_common.flags.model import MAX_ADAPTERS, MAX_SLOTS
 from text_generation_common.models.architecture import ModelConfig
+from text_generation_common.models.gguf_names import rows_before
 from text_generation_server.kernels.interface import AdapterMatrices
 from text_generation_server.layers.adapted import StepAdapters
 
@@ -34,6 +42,8 @@ Pick = Callable[[Tensor], Tensor]
 # Reads a whole tensor of the base's files.
 Read = Callable[[str], Tensor]
 NOTHING = ModulePair()
+NO_ROWS: Mapping[str, list[int]] = MappingProxyType({})
+EMPTY = "empty"  # in the place of a digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,7 @@ class LoadedAdapter:
     folder: Path
     modules: Mapping[str, ModulePair]  # by the plain names of layers
     tensors: Mapping[str, Tensor]
+    rows: Mapping[str, list[int]]  # the order of a layer's rows in the base's files, where it is another one
 
     def pair(self, layer: str) -> ModulePair:
         return self.modules.get(plain_name(layer), NOTHING)
@@ -54,16 +65,21 @@ class LoadedAdapter:
     def up(self, layer: str) -> Tensor:
         """The scale included."""
         pair = self.pair(layer)
-        return self.tensors[pair.up].float() * pair.scale
+        return self._in_order(layer, pair.up) * pair.scale
 
     def bias(self, layer: str, read: Read) -> Tensor | None:
         """What is added to the layer's outputs, whatever the input is."""
         pair = self.pair(layer)
-        found = self.tensors[pair.bias].float() * pair.scale if pair.bias else None
+        found = self._in_order(layer, pair.bias) * pair.scale if pair.bias else None
         if pair.base_bias:
-            change = self.tensors[pair.base_bias].float() - read(f"{layer}.bias").float()
+            change = self._in_order(layer, pair.base_bias) - read(f"{layer}.bias").float()
             found = change if found is None else found + change
         return found
+
+    def _in_order(self, layer: str, name: str) -> Tensor:
+        """A tensor of the layer's outputs, in the order of the base's files."""
+        tensor, rows = self.tensors[name].float(), self.rows.get(plain_name(layer))
+        return tensor if rows is None else tensor[rows]
 
     def check_weight(self, layer: str, read: Read) -> None:
         """ModelError if the adapter brings another weight of an embedding or a head."""
@@ -116,11 +132,14 @@ class LinearPlace:
         self._parts = parts
         self._read = read
         ends = tuple(accumulate(part.outputs for part in parts))
-        rank = max(1, *(bank.rank_of(part.layer) for part in parts))
+        rooms = [bank.room_of(part.layer) for part in parts]
+        rank = max(1, *(room.rank for room in rooms))
         # Where adapters have biases only, no number of `down` is read.
-        sizes = [part.of_down(torch.empty((1, k), device="meta")) for part in parts for k in bank.inputs_of(part.layer)]
+        sizes = [
+            p.of_down(torch.empty((1, r.inputs), device="meta")) for p, r in zip(parts, rooms, strict=True) if r.rank
+        ]
         inputs = sizes[0].shape[1] if sizes else 1
-        has_bias = any(part.adds_biases and bank.has_biases(part.layer) for part in parts)
+        has_bias = any(part.adds_biases and room.has_biases for part, room in zip(parts, rooms, strict=True))
         count = bank.count
         self.matrices = AdapterMatrices(
             down=torch.zeros((count, len(parts) * rank, inputs), dtype=dtype, device=device),
@@ -166,8 +185,8 @@ class TablePlace:
     ) -> None:
         self._layer = layer
         self._read = read
-        rank, count, ends = table_rank(max(1, bank.rank_of(layer))), bank.count, (outputs,)
-        vocabulary = next(iter(bank.inputs_of(layer)), 1)
+        room, count, ends = bank.room_of(layer), bank.count, (outputs,)
+        rank, vocabulary = table_rank(max(1, room.rank)), room.inputs if room.rank else 1
         self.matrices = AdapterMatrices(
             torch.zeros((count, vocabulary, rank), dtype=dtype, device=device),
             torch.zeros((count, rank, outputs), dtype=dtype, device=device),
@@ -193,37 +212,59 @@ class KnownAdapter:
     modules: Mapping[str, ModulePair]
 
 
+@dataclass(frozen=True, slots=True)
+class Visitors:
+    """Adapters that may come while the server runs: where they may lie, and what is asked of them."""
+
+    folders: tuple[Path, ...]
+    config: ModelConfig
+    max_rank: int
+
+
 class AdapterBank:
     """Adapters by their slots, and those that wait on disk or in the host's memory for a slot."""
 
-    def __init__(self, known: dict[str, KnownAdapter] | None = None, count: int = 0, in_host: int = 0) -> None:
-        """`known`: by their digests. `count`: number of slots. `in_host`: number of adapters that are kept in the
-        host's memory beside those in slots."""
+    def __init__(
+        self,
+        known: dict[str, KnownAdapter] | None = None,
+        count: int = 0,
+        in_host: int = 0,
+        visitors: Visitors | None = None,
+        rows: Mapping[str, list[int]] = NO_ROWS,
+    ) -> None:
+        """`known`: those of the start, by their digests. `count`: number of slots. `in_host`: number of adapters that
+        are kept in the host's memory beside those in slots. `visitors` None: no other adapters come. `rows`: see
+        LoadedAdapter."""
         self.known = known or {}
-        self.count = min(count, len(self.known))
+        self.count = count if visitors else min(count, len(self.known))
         self.slots: dict[str, int] = {}  # by the digest of the adapter's files
         self.of_step = StepAdapters()
         self.in_host = in_host
+        self._rooms = rooms_of(
+            [each.modules for each in self.known.values()],
+            any_rooms(visitors.config, visitors.max_rank) if visitors else {},
+        )
+        self._visitors = visitors
+        self._rows = rows
+        self._visiting: OrderedDict[str, KnownAdapter] = OrderedDict()  # adapters that came, the newest last
         self._places: list[AdapterPlace] = []
         self._first: dict[str, LoadedAdapter] = {}  # the first adapters of the slots, until the model is loaded
         self._prepared: OrderedDict[str, list[PreparedLayer]] = OrderedDict()
         self._lock = Lock()
 
-    def pairs(self, layer: str) -> Iterator[ModulePair]:
-        name = plain_name(layer)
-        return (known.modules[name] for known in self.known.values() if name in known.modules)
+    @property
+    def any_slot(self) -> str:
+        """The name of a slot's adapter; "": there are no slots. A slot that no adapter has had adds zeros."""
+        if self.count and not self.slots:
+            self.slots[EMPTY] = 0
+        return next(iter(self.slots), "")
 
-    def rank_of(self, layer: str) -> int:
-        return max((pair.rank for pair in self.pairs(layer)), default=0)
+    @property
+    def takes_visitors(self) -> bool:
+        return self._visitors is not None
 
-    def inputs_of(self, layer: str) -> set[int]:
-        return {pair.inputs for pair in self.pairs(layer) if pair.rank}
-
-    def has_biases(self, layer: str) -> bool:
-        return any(pair.has_biases for pair in self.pairs(layer))
-
-    def changes(self, layer: str) -> bool:
-        return any(pair != NOTHING for pair in self.pairs(layer))
+    def room_of(self, layer: str) -> LayerRoom:
+        return self._rooms.get(plain_name(layer), NO_ROOM)
 
     def begin(self) -> None:
         """Reads the first adapters of the slots. To be called before the model's layers are made."""
@@ -234,7 +275,7 @@ class AdapterBank:
     def settle(self) -> None:
         """To be called when the model's layers are made."""
         self._first.clear()
-        if self.count == len(self.known):
+        if self.count == len(self.known) and not self.takes_visitors:
             self._places.clear()
 
     def add(self, place: AdapterPlace) -> AdapterMatrices:
@@ -248,7 +289,8 @@ class AdapterBank:
         self, parts: Sequence[AdaptedPart], dtype: torch.dtype, device: torch.device, read: Read
     ) -> AdapterMatrices | None:
         """None if no adapter changes the layer of these parts."""
-        is_changed = any(self.rank_of(p.layer) or (p.adds_biases and self.has_biases(p.layer)) for p in parts)
+        rooms = [(part, self.room_of(part.layer)) for part in parts]
+        is_changed = any(room.rank or (part.adds_biases and room.has_biases) for part, room in rooms)
         return self.add(LinearPlace(self, parts, read, dtype, device)) if is_changed else None
 
     def table(
@@ -257,27 +299,27 @@ class AdapterBank:
         """The matrices of an embedding."""
         return (
             self.add(TablePlace(self, layer, outputs, read, dtype=dtype, device=device))
-            if self.changes(layer)
+            if plain_name(layer) in self._rooms
             else None
         )
 
     def head(
         self, part: AdaptedPart, dtype: torch.dtype, device: torch.device, read: Read, tied_to: str
     ) -> AdapterMatrices | None:
-        changes = self.changes(part.layer)
-        return self.add(HeadPlace(self, part, read, dtype, device, tied_to=tied_to)) if changes else None
+        is_changed = plain_name(part.layer) in self._rooms
+        return self.add(HeadPlace(self, part, read, dtype, device, tied_to=tied_to)) if is_changed else None
 
-    def prepare(self, digest: str) -> str:
+    def prepare(self, digest: str, folder: str = "") -> str:
         """Reads an adapter into the host's memory, if it is not there. Returns why it cannot be loaded, or "". May be
-        called in any thread."""
+        called in any thread. `folder`: where its files are, if the adapter was not there at the start."""
         with self._lock:
             if digest in self._prepared:
                 self._prepared.move_to_end(digest)
                 return ""
         try:
-            adapter = self._read(digest)
+            adapter = self._read(digest, folder)
             prepared = [place.prepare(adapter) for place in self._places]
-        except (KeyError, OSError, ShardError) as error:
+        except (KeyError, OSError, ShardError, SafetensorError) as error:
             return str(error)
         with self._lock:
             self._prepared[digest] = prepared
@@ -298,14 +340,37 @@ class AdapterBank:
             _put(place.matrices, slot, layer)
         self.slots[digest] = slot
 
-    def _read(self, digest: str) -> LoadedAdapter:
-        """ModelError if the files have changed since the start."""
-        known = self.known[digest]
-        folder = Path(known.listed.path)
-        found, content = content_of(folder)
-        if found != digest:
-            raise ModelError(f"--lora-adapters {known.listed.name}: the files in {folder} have changed since the start")
-        return LoadedAdapter(folder, known.modules, load(content))
+    def _read(self, digest: str, folder: str = "") -> LoadedAdapter:
+        """ModelError if the files have changed since the start, or those of another adapter cannot be served."""
+        with self._lock:
+            if digest in self._visiting:
+                self._visiting.move_to_end(digest)
+            known = self.known.get(digest) or self._visiting.get(digest)
+        if known is None and not folder:
+            raise ModelError("this shard does not know the adapter")
+        is_visitor = self._visitors is not None and digest not in self.known
+        path = Path(known.listed.path if known is not None else folder)
+        content = read_content(path, self._visitors.folders if self._visitors is not None and is_visitor else ())
+        if content.digest != digest:
+            name = f"--lora-adapters {known.listed.name}: " if known is not None and known.listed.name else ""
+            raise ModelError(f"{name}the files in {path} have changed since the start")
+        if known is None:
+            known = self._visit(digest, content)
+        return LoadedAdapter(path, known.modules, load(content.weights), self._rows)
+
+    def _visit(self, digest: str, content: AdapterContent) -> KnownAdapter:
+        """Checks an adapter that comes while the server runs."""
+        if (visitors := self._visitors) is None:
+            raise ModelError("this shard takes no adapters but those of its start")
+        files = adapter_of(content, visitors.max_rank)
+        modules = modules_of(files, visitors.config)
+        check_room(files, modules, self._rooms)
+        with self._lock:
+            known = self._visiting[digest] = KnownAdapter(ListedAdapter("", str(content.folder)), modules)
+            # Served adapters are at most as many, and are named with their folders again before a step.
+            while len(self._visiting) > MAX_ADAPTERS:
+                self._visiting.popitem(last=False)
+        return known
 
 
 def _put(matrices: AdapterMatrices, slot: int, layer: PreparedLayer) -> None:
@@ -321,16 +386,23 @@ def _int32(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.devic
 
 
 def load_adapters(
-    adapters: Sequence[ListedAdapter], config: ModelConfig, max_rank: int, count: int = MAX_SLOTS, in_host: int = 0
+    adapters: Sequence[ListedAdapter],
+    config: ModelConfig,
+    max_rank: int,
+    count: int = MAX_SLOTS,
+    in_host: int = 0,
+    folders: Sequence[Path] = (),
 ) -> AdapterBank:
-    """Reads what the adapters are, and the numbers of the first `count`. ModelError for files that do not fit the
-    model, or are not those that were checked at the start."""
+    """Reads what the adapters are, and the numbers of the first `count`. `folders`: those from which other adapters may
+    come later. ModelError for files that do not fit the model, or are not those that were checked at the start."""
     known: dict[str, KnownAdapter] = {}
     for adapter in adapters:
         folder = Path(adapter.path)
         files = read_adapter(folder, max_rank)
         digest = adapter.digest or digest_of(folder)
         known.setdefault(digest, KnownAdapter(adapter, modules_of(files, config)))
-    bank = AdapterBank(known, count, in_host)
+    visitors = Visitors(tuple(folders), config, max_rank) if folders else None
+    rows = {plain_name(layer): numbers for layer, numbers in rows_before(config).items()}
+    bank = AdapterBank(known, count, in_host, visitors, rows)
     bank.begin()
     return bank

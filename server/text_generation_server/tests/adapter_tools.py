@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from shard_tools import ALONE, Client, fresh_client, make_runner
 
-from text_generation_common.adapters.files import digest_of, read_adapter
+from text_generation_common.adapters.content import digest_of
+from text_generation_common.adapters.files import read_adapter
 from text_generation_common.adapters.listed import ListedAdapter
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import LinearSize, linear_sizes

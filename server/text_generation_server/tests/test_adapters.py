@@ -1,17 +1,28 @@
 """LoRA adapters beside each other in one step, compared with transformers' own model that each is merged into."""
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from adapter_tools import asking, load_on_one_rank_alone, merged, runner_of, sizes_of, some, write_adapter
+from adapter_tools import (
+    asking,
+    load_on_one_rank_alone,
+    merged,
+    runner_of,
+    sizes_of,
+    some,
+    texts_of,
+    write_adapter,
+)
 from collective_tasks import Ranks
 from family_tools import EVERYTHING, ROUNDING, VOCABULARY, Checkpoints, quick_and_long, teacher_forced
+from gguf_fixtures import FIXTURES, GOLDENS, make_gguf, make_original
 from safetensors.torch import load_file, save_file
-from shard_tools import SAMPLED, Client, fresh_client, make_runner, random_ids, scattered_slots
+from shard_tools import ALONE, SAMPLED, Client, fresh_client, make_runner, random_ids, scattered_slots
 
-from text_generation_common.adapters.files import digest_of
+from text_generation_common.adapters.content import digest_of
 from text_generation_common.adapters.listed import ListedAdapter
 from text_generation_common.errors import NOT_FINITE
 from text_generation_common.models.config import read_config
@@ -22,11 +33,12 @@ from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.layers.weights import WeightFormat, int4, int8
-from text_generation_server.models.adapters import load_adapters
+from text_generation_server.models.adapters import AdapterBank, load_adapters
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.rows import PromptChunk
 
 NEW = 8
+WRITTEN = json.loads(GOLDENS.read_text())
 # A family of each order of rows: plain, turned in pairs, in groups, fused, [inputs, outputs], with constant factors.
 QUICK = (
     "qwen2", "gptj", "gpt_neox", "falcon, as 40B", "phi3", "gpt2", "gemma2", "granite", "glm", "qwen2_moe", "bloom",
@@ -231,3 +243,78 @@ def test_all_ranks_load_an_adapter_or_none(ranks: Ranks, checkpoints: Checkpoint
     found = ranks.run(2, load_on_one_rank_alone, path, listed)
     assert "cannot be read" in found[1][0] and "another rank cannot load" in found[0][0]
     assert [(slots, last) for _, slots, last in found] == [([digest_of(tmp_path / "a")], "")] * 2
+
+
+def visited_bank(model: Path, folder: Path, listed: list[ListedAdapter], rank: int = 8) -> AdapterBank:
+    return load_adapters(listed, read_config(model), rank, count=2, in_host=2, folders=[folder])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("at_start", [0, 1])
+def test_an_adapter_that_comes_while_the_shard_runs_has_the_bits_that_it_has_from_the_start(
+    checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype, at_start: int
+) -> None:
+    path, prompt = checkpoints("qwen3").path, random_ids(21)
+    listed = [write_adapter(tmp_path / name, sizes_of(path), 3 + seed, seed=seed) for seed, name in enumerate("abc")]
+    whole, digests = runner_of(path, listed, dtype=dtype)
+    bank = visited_bank(path, tmp_path, listed[:at_start])
+    runner = make_runner(path, dtype, adapters=bank)
+    runner.warmup(256, None, 16, 1024)
+    assert greedy(runner, prompt, "") == greedy(whole, prompt, "")
+    for slot, number in ((0, 2), (1, 1), (0, 0), (1, 2)):
+        assert bank.prepare(digests[number], listed[number].path) == ""
+        with torch.inference_mode():
+            assert runner.load_adapter(slot, digests[number]) == ""
+        assert bank.slots[digests[number]] == slot and len(bank.slots) <= 2
+        assert greedy(runner, prompt, digests[number]) == greedy(whole, prompt, digests[number])
+    assert greedy(runner, prompt, "") == greedy(whole, prompt, "")
+
+
+def test_an_adapter_that_comes_is_refused_in_one_line_before_anything_changes(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    path, folder = checkpoints("qwen3").path, tmp_path / "allowed"
+    sizes = sizes_of(path)
+    good = write_adapter(folder / "good", sizes, 4, seed=1)
+    bank = visited_bank(path, folder, [])
+    runner = make_runner(path, adapters=bank)
+    runner.warmup(256, None, 16, 1024)
+    large, outside = write_adapter(folder / "large", sizes, 9), write_adapter(tmp_path / "outside", sizes, 4, seed=2)
+    head = {"lm_head": LinearSize(VOCABULARY, next(iter(sizes.values())).inputs)}
+    of_head = write_adapter(folder / "head", head, 4)
+    for adapter, says in (
+        (large, "at most 8 is served"),
+        (outside, "outside of the folders of --lora-dirs"),
+        (of_head, "lm_head: the server has no room for this layer"),
+    ):
+        refusal = bank.prepare(digest_of(Path(adapter.path)), adapter.path)
+        assert says in refusal and "\n" not in refusal
+    digest = digest_of(Path(good.path))
+    assert "have changed since the start" in bank.prepare("0" * 64, good.path)
+    assert "does not know the adapter" in bank.prepare(digest)
+    assert "does not know the adapter" in runner.load_adapter(0, digest)
+    assert bank.prepare(digest, good.path) == "" == runner.load_adapter(1, digest)
+    assert digest in bank.slots and not bank.known
+    closed, file = load_adapters([good], read_config(path), 8), Path(good.path) / "adapter_model.safetensors"
+    assert "takes no adapters but those of its start" in closed.prepare(digest_of(Path(large.path)), large.path)
+    file.write_bytes(file.read_bytes()[:-4] + bytes(4))
+    assert bank.prepare(digest) == ""  # in the host's memory still
+
+
+GGUF_BASES = ("llama3", "falcon, as 40B", "gpt2", "bloom", "gemma3", "phi3, longrope")
+
+
+@pytest.mark.parametrize(
+    "fixture", [n if n in GGUF_BASES else pytest.param(n, marks=pytest.mark.slow) for n in FIXTURES]
+)
+def test_an_adapter_of_the_original_fits_the_gguf_file_that_was_made_of_it(tmp_path: Path, fixture: str) -> None:
+    original = make_original(tmp_path / "original", fixture)
+    make_gguf(tmp_path / "model.gguf", tmp_path / "original", WRITTEN[fixture])
+    adapter = write_adapter(tmp_path / "adapter", sizes_of(tmp_path / "original"), 4, seed=1)
+    model = merged(original, tmp_path / "adapter", tmp_path / "original")
+    prompt = random_ids(33)
+    adapted, plain = texts_of(ALONE, tmp_path / "model.gguf", [adapter], prompt, NEW)
+    expected = teacher_forced(model, prompt, adapted.tokens)
+    assert (adapted.logprobs - expected).abs().max() <= 2 * ROUNDING
+    assert expected.argmax(dim=1).tolist() == adapted.tokens
+    assert (plain.logprobs[0] - adapted.logprobs[0]).abs().max() > 0.05

@@ -24,7 +24,7 @@ from grammar_tools import byte_level_tokenizer, lark_grammar, regex_grammar
 from shard_tools import make_checkpoint
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from text_generation_common.adapters.files import digest_of
+from text_generation_common.adapters.content import digest_of
 from text_generation_common.errors import NOT_COMPILED
 from text_generation_common.flags.kinds import Dtype
 from text_generation_common.flags.model import AdapterFlags, ComputeFlags
@@ -266,6 +266,26 @@ def test_adapters_are_read_beside_the_steps_and_loaded_by_a_step(model: Path, tm
         assert len((await stub.Prefill(request)).result.token_ids) == 4
 
     flags = AdapterFlags(lora_adapters=",".join(map(str, listed)), max_loras=1, max_cpu_loras=2)
+    with_shard(model, tmp_path, use, way, adapters=flags)
+
+
+def test_an_adapter_that_comes_later_is_read_from_its_folder(model: Path, tmp_path: Path, way: str) -> None:
+    adapter = write_adapter(tmp_path / "allowed/a", sizes_of(model), 4)
+    digest = digest_of(Path(adapter.path))
+
+    async def use(stub: Any) -> None:
+        await stub.Warmup(warmup())
+        info = await stub.Info(pb.InfoRequest())
+        assert (list(info.adapters), info.adapter_slots, info.takes_adapters) == ([], 2, True)
+        assert "does not know" in (await stub.PrepareAdapter(pb.PrepareAdapterRequest(digest=digest))).refusal
+        asked = pb.PrepareAdapterRequest(digest=digest, folder=adapter.path)
+        assert (await stub.PrepareAdapter(asked)).refusal == ""
+        assert (await stub.LoadAdapter(pb.LoadAdapterRequest(digest=digest, slot=1, epoch=4, step=1))).refusal == ""
+        request = prefill(2)
+        request.batch.requests[0].adapter = digest
+        assert len((await stub.Prefill(request)).result.token_ids) == 4
+
+    flags = AdapterFlags(lora_dirs=str(tmp_path / "allowed"), max_loras=2, max_lora_rank=8)
     with_shard(model, tmp_path, use, way, adapters=flags)
 
 

@@ -2,17 +2,37 @@
 
 import json
 import math
+import os
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from text_generation_common.adapters.config import read_config
-from text_generation_common.adapters.files import digest_of, modules_of, read_adapter
-from text_generation_common.adapters.listed import check_base, checked, digests, identified, listed, located
+from text_generation_common.adapters.content import CONFIG, AdapterContent, digest_of, read_content
+from text_generation_common.adapters.files import (
+    ModulePair,
+    adapter_of,
+    any_rooms,
+    check_room,
+    modules_of,
+    read_adapter,
+    rooms_of,
+)
+from text_generation_common.adapters.listed import (
+    check_base,
+    checked,
+    digests,
+    folders_of,
+    identified,
+    listed,
+    located,
+    real_folders,
+)
 from text_generation_common.adapters.patterns import MAX_WORK, NamePatterns
 from text_generation_common.errors import ModelError
 from text_generation_common.models.families import FAMILIES
@@ -155,10 +175,101 @@ def test_a_wrong_list_is_refused(text: str, says: str, tmp_path: Path) -> None:
     assert says in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_base_in_a_gguf_file_or_of_transformers_takes_no_adapters(tmp_path: Path) -> None:
-    (file := tmp_path / "m.gguf").write_bytes(b"GGUF")
-    check_base(tmp_path, is_native=True)
-    with pytest.raises(ModelError, match="--lora-adapters is not supported for a GGUF file"):
-        check_base(file, is_native=True)
+def test_a_base_of_transformers_takes_no_adapters() -> None:
+    check_base(is_native=True)
     with pytest.raises(ModelError, match="--lora-adapters is not supported for a model that transformers computes"):
-        check_base(tmp_path, is_native=False)
+        check_base(is_native=False)
+
+
+def test_files_are_read_from_the_folders_alone_that_were_named_even_if_a_link_takes_their_place(tmp_path: Path) -> None:
+    allowed, outside = tmp_path / "allowed", tmp_path / "outside"
+    allowed.mkdir()
+    folder, other = write(allowed / "a"), write(outside)
+    content = read_content(folder, [allowed])
+    assert content.digest == digest_of(folder, [allowed]) == digest_of(other)
+    file = folder / "adapter_model.safetensors"
+    for target in (outside / file.name, Path("/dev/zero"), tmp_path / "gone"):
+        file.unlink()
+        file.symlink_to(target)
+        for read in (digest_of, read_content):
+            with pytest.raises(ModelError, match=r"outside of the folders|is not a file|cannot be read") as refused:
+                read(folder, [allowed])
+            assert "\n" not in str(refused.value)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ModelError, match="is not a file"):
+        read_content(folder, [allowed])
+    file.unlink()
+    folder.rename(allowed / "b")
+    folder.symlink_to(outside)
+    with pytest.raises(ModelError, match="outside of the folders of --lora-dirs"):
+        read_content(folder, [allowed])
+
+
+def test_an_adapter_that_was_read_is_what_its_bytes_say(tmp_path: Path) -> None:
+    content = read_content(write(tmp_path / "a"))
+    write(tmp_path / "a", {}, lora_alpha=1)
+    assert adapter_of(content, 64).modules == read_adapter(write(tmp_path / "b"), 64).modules
+
+
+def with_header(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "says"),
+    [
+        (b"{", b"", "is not valid JSON"),
+        (b"[" * 100_000, b"", "is not valid JSON"),
+        (b" " * 2**21, b"", "at most 1048576 are read"),
+        (b'{"peft_type": "LORA", "r": 1000000000}', b"", "a rank of at most 64 is served"),
+        (None, b"", "no safetensors header in its 0 bytes"),
+        (None, bytes([0, 0, 0, 0, 0, 1, 0, 0]), "has a header of more than 4194304 bytes"),
+        (None, with_header(b"[" * 5 * 2**20), "has a header of more than 4194304 bytes"),
+        (None, with_header(b"[" * 100_000), "its safetensors header cannot be read"),
+        (None, with_header(b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}'), "header cannot be read"),
+        (None, with_header(b'{"a":{"dtype":"F32","shape":[99999999999],"data_offsets":[0,4]}}'), "bytes where its"),
+    ],
+)
+def test_bytes_that_are_not_an_adapter_are_refused_in_one_line(
+    tmp_path: Path, config: bytes | None, weights: bytes, says: str
+) -> None:
+    made = write(tmp_path / "a")
+    content = AdapterContent(made, "", (made / CONFIG).read_bytes() if config is None else config, weights)
+    with pytest.raises(ModelError) as refused:
+        adapter_of(content, 64)
+    assert says in str(refused.value) and "\n" not in str(refused.value) and len(str(refused.value)) < 1000
+
+
+def test_a_server_has_room_for_the_largest_adapter_of_each_layer_and_refuses_what_needs_more(tmp_path: Path) -> None:
+    config = FAMILIES["llama"](Fields(LLAMA, "config.json"))
+
+    def modules(name: str, rank: int, **fields: Any) -> dict[str, ModulePair]:
+        shapes = {f"{MODULE}.lora_A.weight": (rank, 16), f"{MODULE}.lora_B.weight": (16, rank)}
+        return modules_of(read_adapter(write(tmp_path / name, shapes, r=rank, **fields), 64), config)
+
+    four, six = modules("four", 4), modules("six", 6)
+    rooms = rooms_of([four, six])
+    assert [(room.rank, room.numbers) for room in rooms.values()] == [(6, 6 * 32)]
+    everywhere = rooms_of([six], any_rooms(config, 5))
+    assert len(everywhere) == 14 and {room.rank for room in everywhere.values()} == {5, 6}
+    eight = read_adapter(
+        write(tmp_path / "eight", {f"{MODULE}.lora_A.weight": (8, 16), f"{MODULE}.lora_B.weight": (16, 8)}, r=8), 64
+    )
+    check_room(eight, four, everywhere)
+    with pytest.raises(ModelError, match="has no room for rank 8, because no adapter has needed it at the start"):
+        check_room(eight, modules_of(eight, config), everywhere)
+    with pytest.raises(ModelError, match="has no room for this layer"):
+        check_room(eight, {"lm_head": ModulePair(4, 16, 99)}, everywhere)
+    with pytest.raises(ModelError, match="has no room for biases"):
+        check_room(eight, {name: replace(pair, base_bias="x") for name, pair in four.items()}, everywhere)
+
+
+def test_folders_from_which_adapters_come_are_real_ones(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert folders_of(real_folders(f"{tmp_path}/link, {tmp_path}")) == (tmp_path / "a", tmp_path)
+    assert (real_folders(None), folders_of(None)) == (None, ())
+    for wrong in (f"{tmp_path}/b", "/"):
+        with pytest.raises(ModelError, match="--lora-dirs"):
+            real_folders(wrong)

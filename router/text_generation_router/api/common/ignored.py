@@ -4,10 +4,11 @@ in a metric. A request with an unknown field may be refused.
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from starlette.requests import Request
 
+from text_generation_router.api.common.adapters import ServedAdapters
 from text_generation_router.api.common.contract import MAX_NAME_CHARS, unknown_parameter
 from text_generation_router.errors import UnknownModelError, UnsupportedParameterError
 from text_generation_router.http.answer_headers import add_header
@@ -24,8 +25,8 @@ UNPRINTABLE = re.compile(r"[^!-+.-~-]")
 
 
 class IgnoredParameters:
-    def __init__(self, metrics: Metrics, is_strict: bool, adapters: Collection[str] = ()) -> None:
-        """`is_strict`: requests with unknown fields are refused. `adapters`: names of adapters."""
+    def __init__(self, metrics: Metrics, is_strict: bool, adapters: ServedAdapters) -> None:
+        """`is_strict`: requests with unknown fields are refused."""
         self._adapters = adapters
         self._counter = metrics.ignored_parameters
         self._is_strict = is_strict
@@ -51,11 +52,11 @@ class IgnoredParameters:
     def note_model(self, request: Request, given: str | None, served: Sequence[str]) -> None:
         """Reports a model's name that is not in `served`, the names of the served model. Raises UnknownModelError if
         unknown fields are refused, or if the server has adapters: the client may mean one that it has not."""
-        if given is None or given in served or given in self._adapters:
+        if given is None or given in served or given in self._adapters.digests:
             return
-        if self._adapters and given in ANY_MODEL:
+        if self._adapters.exist and given in ANY_MODEL:
             return
-        if self._is_strict or self._adapters:
+        if self._is_strict or self._adapters.exist:
             raise UnknownModelError(UNPRINTABLE.sub("?", given[:MAX_NAME_CHARS]), served[0])
         self._report(request, ["model"])
 

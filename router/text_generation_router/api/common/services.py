@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from text_generation_router.api.admin import ReplicaControl
+from text_generation_router.api.common.adapters import ServedAdapters
 from text_generation_router.api.common.body import Bodies
 from text_generation_router.api.common.ignored import IgnoredParameters
 from text_generation_router.api.common.inference import Inference
@@ -42,6 +43,7 @@ class Services:
     limit_hits: LimitHits
     dialects: ErrorDialects
     ignored: IgnoredParameters
+    adapters: ServedAdapters
     tracer: Tracer | None = None  # None: there are no traces
     replicas: ReplicaControl | None = None  # None: there is no launcher with replicas
     implementation: str | None = None  # library that computes the model, `native` or `transformers`; None: unknown

@@ -34,7 +34,7 @@ def parameters_of(
     parameters = asked.sampling_parameters(max_new_tokens, top_n_tokens, services.style.keeps_stop)
     logprobs, is_length_last = wanted_logprobs(asked, echoed), not services.style.is_tgis
     parameters = replace(parameters, prompt_logprobs=logprobs, is_length_last=is_length_last)
-    if asked.model in services.config.adapters:
+    if asked.model in services.adapters.digests:
         parameters = replace(parameters, adapter_id=asked.model)
     if parameters.grammar is not None and services.style.is_tgis:  # TGI's errors name all such fields alike
         parameters = replace(parameters, grammar=replace(parameters.grammar, field="grammar"))

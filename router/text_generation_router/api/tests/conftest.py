@@ -12,9 +12,11 @@ import orjson
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from text_generation_common.adapters.listed import folders_of
 from text_generation_common.flags.declaration import with_flags
 from text_generation_router.api import reading_child
 from text_generation_router.api.admin import ReplicaControl
+from text_generation_router.api.common.adapters import ServedAdapters
 from text_generation_router.api.common.body import Bodies
 from text_generation_router.api.common.fields import ListLimits
 from text_generation_router.api.common.ignored import IgnoredParameters
@@ -385,13 +387,18 @@ class Server:
         limits = self.engine.limits
         self.metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)
         self.config = make_config(**config)
+        folders = folders_of(self.config.adapter_list.lora_dirs)
+        self.adapters = ServedAdapters(self.config.adapters, folders, None, (self.config.served_model_name,))
         most = self.config.requests.max_concurrent_requests
         self.permits = Permits(lambda: most, lambda: self.engine.load().retry_after_s)
         self.tokenizer = TextTokenizer.of(tokenizer, workers=1, max_waiting=32)
         self.tokenizer.max_chars_per_token = None
         grammars = GrammarChecker(InProcess(checking_child.handlers_of(byte_tokenizer())), max_waiting=16)
         validator = Validator(
-            self.tokenizer, grammars, lambda: request_limits(self.config, self.engine.snapshot()), defaults or {}
+            self.tokenizer,
+            grammars,
+            lambda: request_limits(self.config, self.engine.snapshot(), self.adapters.digests),
+            defaults or {},
         )
         inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics, tracer)
         chats = ChatTemplate(template, {})
@@ -411,8 +418,9 @@ class Server:
             requests.max_stop_sequences,
             requests.keep_agent_lines,
         )
-        ignored = IgnoredParameters(self.metrics, self.config.requests.strict_parameters, self.config.adapters)
-        self.metrics.add_adapters(self.config.adapters)
+        ignored = IgnoredParameters(self.metrics, self.config.requests.strict_parameters, self.adapters)
+        self.metrics.add_adapters(self.adapters.digests, self.adapters.may_change)
+        self.adapters.on_change = self.metrics.adapters.note_names
         services = Services(
             self.config,
             self.engine,
@@ -430,6 +438,7 @@ class Server:
             self.limit_hits,
             ErrorDialects(self.config.http.tgi_dialect),
             ignored,
+            self.adapters,
             tracer,
             replicas,
         )

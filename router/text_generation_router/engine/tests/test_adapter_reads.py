@@ -28,7 +28,7 @@ class ShardsWithOneSlot(FakeShards):
         self.unloadable = unloadable
         self.read: list[str] = []
 
-    async def prepare_adapter(self, digest: str) -> str:
+    async def prepare_adapter(self, digest: str, folder: str = "") -> str:
         assert not any(isinstance(step, AdapterStep) and step.adapter == digest for step in self.steps)
         self.read.append(digest)
         return "the files have gone" if digest == self.unreadable else ""
