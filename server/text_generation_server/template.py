@@ -174,7 +174,7 @@ class Template:
         while os.getppid() == between:
             time.sleep(LOOK_S)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != self._launcher:  # It has ended.
+        if os.getppid() != self._launcher:  # The launcher has ended.
             os._exit(1)
         return False
 
