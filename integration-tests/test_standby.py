@@ -30,7 +30,7 @@ def texts(server: ServerProcess) -> list[Any]:
 
 
 def epoch(server: ServerProcess) -> int:
-    """Of the shards that are all there; 0 if not."""
+    """Number of the epoch whose shards are all there; 0 if not."""
     shards = processes.shards(server.pid)
     epochs = {processes.epoch(shard) for shard in processes.living(shards.values())}
     return epochs.pop() if len(epochs) == 1 and len(shards) == len(processes.templates(server.pid)) else 0
@@ -87,7 +87,7 @@ def test_three_kills_in_a_row_need_no_other_template(server: ServerProcess, expe
     assert list(processes.templates(server.pid).values()) == [template]
 
 
-def test_a_killed_template_is_no_loss_is_told_once_and_the_next_loss_makes_another(
+def test_a_killed_template_loses_nothing_is_told_once_and_the_next_loss_makes_another(
     server: ServerProcess, expected: list[Any]
 ) -> None:
     [template], before = processes.templates(server.pid).values(), epoch(server)

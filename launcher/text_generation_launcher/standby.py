@@ -34,7 +34,9 @@ class ForkedProcess(asyncio.Protocol):
 
     def __init__(self, template: Child, on_ready: Callable[[], None]) -> None:
         self.returncode: int | None = None
-        self.forked: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()  # its id; None: no process
+        self.forked: asyncio.Future[int | None] = (
+            asyncio.get_running_loop().create_future()
+        )  # process id; None: there is none
         self._template = template
         self._on_ready = on_ready
         self._rest = b""
@@ -136,7 +138,7 @@ class Template:
         output, output_end = await relayed_output(command)
         shard = ForkedChild(command, self.child, output, note)
         report_end = await read_pipe(shard.process)
-        with suppress(OSError):  # It has ended: so does the report.
+        with suppress(OSError):  # The template has ended, and so does the report.
             socket.send_fds(self._control, [str(epoch).encode()], [output_end, report_end])
         os.close(output_end)
         os.close(report_end)

@@ -142,13 +142,13 @@ class Template:
         output_fd, report_fd = fds
         measured_fd, write_fd = os.pipe()
         faults.point("template.fork")
-        if self._fork():
+        epoch = int(message)
+        if self._fork(f"tgi-shard {epoch}"):
             for fd in (output_fd, report_fd, write_fd):
                 os.close(fd)
             self._selector.register(measured_fd, selectors.EVENT_READ)
             self._reports[measured_fd] = b""
             return None
-        _name(f"tgi-shard {int(message)}")
         os.write(report_fd, f"{os.getpid()}\n".encode())
         for standard in (1, 2):
             os.dup2(output_fd, standard)
@@ -156,11 +156,11 @@ class Template:
             os.close(fd)
         self._selector.close()
         self._control.close()
-        return NewShard(int(message), report_fd, write_fd, self._measured)
+        return NewShard(epoch, report_fd, write_fd, self._measured)
 
-    def _fork(self) -> bool:
-        """Returns True in the template, and False in the shard. The process between both ends at once: so the launcher
-        becomes the shard's parent, which learns its status, and with which it ends."""
+    def _fork(self, name: str) -> bool:
+        """Returns True in the template, and False in the shard, which is called `name`. The process between both ends
+        at once: so the launcher becomes the shard's parent, which learns its status, and with which it ends."""
         sys.stdout.flush()
         sys.stderr.flush()
         if between := os.fork():
@@ -170,10 +170,11 @@ class Template:
         if os.fork():
             os._exit(0)
         os.setsid()
+        _name(name)
         while os.getppid() == between:
             time.sleep(LOOK_S)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != self._launcher:  # It has ended.
+        if os.getppid() != self._launcher:  # The launcher has ended.
             os._exit(1)
         return False
 
