@@ -110,7 +110,9 @@ def run(part: Part, folder: Path, root: Path = ROOT) -> tuple[int, PartRun]:
 
 def _start(part: Part, number: int, paths: Path, root: Path) -> "subprocess.Popen[bytes]":
     folder = paths.parent
-    own = [f"--junitxml={folder}/{number}.xml", f"--basetemp={folder}/gw{number}", "-o", "console_output_style=classic"]
+    own = [f"--junitxml={folder}/{number}.xml", f"--basetemp={folder}/gw{number}"]
+    # The older form of reports is the one in which a test may record a property.
+    own += ["-o", "junit_family=xunit1", "-o", "console_output_style=classic"]
     command = [sys.executable, "-P", str(Path(__file__).with_name("shared_files.py")), str(paths), *own, *part.folders]
     command += ["-m", part.markers] if part.markers else []
     # As in the processes of pytest-xdist.

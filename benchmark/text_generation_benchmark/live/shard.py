@@ -38,6 +38,7 @@ class TimedRunner:
 
     num_rows = 0
     longest_pause_s = 0.0
+    measured = None
 
     def __init__(self, cost: StepCost, slots: int, token_ids: Sequence[int]) -> None:
         """`cost`: of rows and prompt tokens. What rows and prompts attend to is not known here."""

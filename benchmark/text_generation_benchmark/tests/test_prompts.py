@@ -62,4 +62,5 @@ def test_the_named_shapes_have_their_number_of_parameters() -> None:
         attention = 2 * shape.hidden**2 + 2 * shape.hidden * shape.kv_heads * head_size
         return shape.vocabulary * shape.hidden + shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
 
-    assert {name: round(parameters(shape) / 1e6) for name, shape in SHAPES.items()} == {"m100": 100, "m1b": 1039}
+    expected = {"m100": 100, "m1b": 1039, "m3b": 3213}
+    assert {name: round(parameters(shape) / 1e6) for name, shape in SHAPES.items()} == expected

@@ -32,6 +32,7 @@ from text_generation_server.step.rows import PromptChunk, Rows
 
 CPU = torch.device("cpu")
 WARMUP = (128, None, 16, None)
+ANOTHER = (128, None, 17, None)  # with the same values the memory would stay, and its graphs
 
 
 class FakeRecorder:
@@ -271,8 +272,8 @@ def test_replayed_steps_with_chunks_give_the_same_results_to_the_bit(model: Path
     plain.warmup(*WARMUP)
     recorder = FakeRecorder()
     graphed = make_runner(model, kernels=kernels, mixed_graphs=DecodeGraphs((16, 64), recorder))
-    for _ in range(2):  # after another warm-up graphs of the old memory are gone
-        graphed.warmup(*WARMUP)
+    for warmup in (WARMUP, ANOTHER):  # after another warm-up graphs of the old memory are gone
+        graphed.warmup(*warmup)
         replayed = play_mixed(graphed)
         assert replayed == play_mixed(plain) and [len(values) for values in replayed[2]] == [12, 8, 9, 49]
     assert (recorder.recorded, recorder.replayed) == (4, 2 * 6)
@@ -293,7 +294,7 @@ def test_after_another_warm_up_graphs_of_the_old_memory_are_gone(model: Path) ->
     graphed = make_runner(model, graphs=DecodeGraphs((4, 8), recorder))
     graphed.warmup(*WARMUP)
     first = play(graphed)
-    graphed.warmup(*WARMUP)
+    graphed.warmup(*ANOTHER)
     assert play(graphed) == first and recorder.recorded == 4
 
 
