@@ -37,8 +37,8 @@ class SharedFiles:
         for path in self._taken():
             items = self._items(session, self._modules.pop(path))
             count += len(items)
-            # Behind the last test of a file all fixtures end that are not the session's.
-            for item, following in zip(items, [*items[1:], session], strict=True):
+            # Behind the last test of a file, if it has any, all fixtures end that are not the session's.
+            for item, following in zip(items, [*items[1:], session], strict=False):
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 if session.shouldfail:
                     raise session.Failed(session.shouldfail)

@@ -58,7 +58,7 @@ def test_all_files_are_shared_out_and_the_long_ones_first() -> None:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> tuple[Path, Path]:
-    """A folder with tests in three files, and what they write."""
+    """A folder with tests in three files, and what they write; and a file without tests to run."""
     journal = tmp_path / "journal"
     (tmp_path / "tests").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = other\naddopts = -q -p no:cacheprovider\n")
@@ -66,6 +66,9 @@ def shared(tmp_path: Path) -> tuple[Path, Path]:
     for name in "abc":
         content = TESTS.format(journal=str(journal), name=name)
         (tmp_path / "tests" / f"test_{name}.py").write_text(content)
+    (tmp_path / "tests" / "test_none_is_chosen.py").write_text(
+        "import pytest\n\n@pytest.mark.other\ndef test_it(): pass\n"
+    )
     return tmp_path, journal
 
 
