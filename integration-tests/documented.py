@@ -148,6 +148,8 @@ def _curl(words: tuple[str, ...]) -> str:
     assert any(SERVER.search(word) for word in words), words
     if any("/admin/" in word for word in words):
         return "run: test_replicas.py"
+    if any(word.endswith("load_lora_adapter") for word in words):
+        return "run: test_adapters_loaded_served.py"
     return "run: test_documented_commands.py"
 
 

@@ -84,7 +84,7 @@ def serve(config: ShardConfig, control_fd: int, set_up: Callable[[int], None]) -
     gc.freeze()  # The collector would write to every object, and so copy the pages that are shared.
     score = _be_ended_first()
     _name("tgi-template")
-    shard = Template(control, launcher).fork_for_ever()
+    shard = TemplateLoop(control, launcher).fork_for_ever()
     _set_oom_score(score)
     set_up(shard.epoch)
     _serve_shard(replace(config, epoch=shard.epoch), loaded, shard)
@@ -102,7 +102,7 @@ def _serve_shard(config: ShardConfig, loaded: LoadedModel, shard: NewShard) -> N
     server.serve(config, load, shard.note_ready, shard.note_measured)
 
 
-class Template:
+class TemplateLoop:
     """Forks a shard for each message on `control`. `launcher`: the process that becomes the parent of each."""
 
     def __init__(self, control: socket.socket, launcher: int) -> None:
