@@ -408,8 +408,9 @@ test-routes: install-test
 test-adapters: install-test
 	$(BIN)/python integration-tests/make_adapters.py $(ARGS)
 
-# 1,000 requests with activations in 8 bits, for each of eight formats of weights: alone, in a crowd, in chunks, preempted
-# and resumed. More than an hour. Needs .venv-llama-cpp, too. A part of it: ARGS="--formats int8 Q4_K_M --requests 100".
+# 1,000 requests with activations in 8 bits, for each of eight formats of weights: alone, in a crowd, in chunks with little
+# memory (it prints how often a request was preempted), and resumed. More than an hour. Needs .venv-llama-cpp, too. A part
+# of it: ARGS="--formats int8 Q4_K_M --requests 100".
 test-int-texts: install-test
 	PYTHONPATH=server/text_generation_server/tests:tools $(BIN)/python integration-tests/make_int_texts.py $(ARGS)
 

@@ -1,5 +1,5 @@
 """Compares the answers of the demo model with `--activations int8`, for each format of its weights: alone, in a crowd,
-in chunks beside each other with preemptions, and resumed after kills of a shard.
+in chunks beside each other in little memory, and resumed after kills of a shard.
 
     make test-int-texts ARGS="--requests 1000 --formats int8 Q4_K_M --llama FOLDER"
 
@@ -23,7 +23,7 @@ TOKENS = (6, 24)
 WAYS = (
     Way("alone", (), at_once=1),
     Way("in a crowd", ()),
-    Way("chunks, preempted", SMALL),
+    Way("chunks, little memory", SMALL),
     Way("a shard killed", (), kill_every=120),
 )
 

@@ -142,9 +142,8 @@ class LocalEngine:
         self._overload = Overload(self._scheduler, config.scheduling.max_queued_tokens)
         self._requests = Requests(self._scheduler, counts, work)
         self._states = StateMaker(self._scheduler, counts)
-        self._adapter_folders: dict[
-            str, str
-        ] = {}  # folders of adapters that have come since the start, the newest last
+        # Folders of adapters that have come since the start, by digest, the newest last.
+        self._adapter_folders: dict[str, str] = {}
 
         def make_loop(shards: ShardedClient) -> StepLoop:
             return StepLoop(

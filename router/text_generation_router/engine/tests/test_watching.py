@@ -91,6 +91,19 @@ async def test_all_viewers_share_one_watch_and_a_viewer_that_does_not_read_is_sk
         assert newest["shards"]["since_s"] >= 0 and await asleep.next(0) is None, "only the newest waits"
 
 
+async def test_a_large_state_is_made_as_seldom_as_a_viewer_may_be_sent_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watching, "EVERY_S", 0.01)
+    async with fakes.served() as world:
+        hub, name = hub_of(world)
+        with hub.watching(name) as viewer:
+            for _ in range(3):
+                await state_of(viewer)
+        monkeypatch.setattr(watching, "STATE_BYTES_PER_S", 1)
+        with hub.watching(name) as viewer:
+            await state_of(viewer)
+            assert await viewer.next(0.3) is None
+
+
 async def test_a_loss_of_the_shards_is_told_at_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(watching, "EVERY_S", 100.0)
     async with fakes.served(fakes.FakeShards, fakes.FakeShards) as world:
