@@ -125,10 +125,10 @@ class ModelRunner:
         wanted: int | None,
         max_rows: int | None = None,
     ) -> Capacity:
-        """Runs small steps and the largest step on a small cache. Then makes the cache as large as memory and limits
-        allow, and records steps on it. All ranks get a cache of the size that fits the rank with the least
-        memory. On a GPU no kernel is compiled and no step is recorded later. `max_rows` of the `requests` run at once
-        (None: all); the others keep slots only, as cached prefixes.
+        """Runs small steps and the largest step on a small cache, on a CPU in one layer of each kind. Then makes the
+        cache as large as memory and limits allow, and records steps on it. All ranks get a cache of the size that fits
+        the rank with the least memory. On a GPU no kernel is compiled and no step is recorded later. `max_rows` of the
+        `requests` run at once (None: all); the others keep slots only, as cached prefixes.
 
         A Warmup with the values of the one before measures nothing: requests of other processes wait for it.
         """
@@ -184,7 +184,7 @@ class ModelRunner:
         while there is no step."""
         slots, per_slot = capacity.slots, self._model.bytes_per_slot(self._kv_dtype)
         with self._group.agreement("make its KV cache"), memory_of_cache(slots, per_slot, self._available_bytes):
-            self._make_room(slots, rows, capacity.max_total_tokens, taken)
+            self._make_room(self._model, slots, rows, capacity.max_total_tokens, taken)
             self._untaken = take_in_pieces([tensor[taken:] for tensor in self._cache_tensors()])
         with self._group.collective_work("recorded steps"):
             self.row_state.forward.record(self._on_progress)
@@ -197,17 +197,17 @@ class ModelRunner:
     def _available_bytes(self) -> int:
         return available_bytes(self._device, self._num_neighbours, self._memory_fraction)
 
-    def _make_room(self, slots: int, rows: int, longest: int, taken: int) -> None:
+    def _make_room(self, model: Model, slots: int, rows: int, longest: int, taken: int) -> None:
         """Makes the cache, and takes memory for its first `taken` slots now and not under load."""
         self._platform.clear_graphs()
         self._constraints.clear()
-        self._kv_cache = self._model.make_cache(slots, rows, self._kv_dtype)
+        self._kv_cache = model.make_cache(slots, rows, self._kv_dtype)
         for tensor in self._cache_tensors():
             take_memory(tensor[:taken])
             self._on_progress()
         batches = Batches(Rows(rows, longest, self._device, padding_slot=slots, adapter_slots=self._adapters.slots))
         planner = Planner(batches, StepLimits(self._model.vocab_size, slots))
-        forward = ForwardPass(self._model, self._platform, self._kv_cache, batches.rows, slots)
+        forward = ForwardPass(model, self._platform, self._kv_cache, batches.rows, slots)
         self._row_state = RowState(batches, planner, forward)
 
     def _cache_tensors(self) -> list[Tensor]:
@@ -220,7 +220,9 @@ class ModelRunner:
             self._kv_cache, self._row_state, self._untaken = [], None, iter(())
             give_back_memory(self._device)
             largest = WarmupStep([], NO_SLOTS, largest_step(tokens, longest))
-            self._make_room(tokens, max(SMALL_ROWS, len(largest.chunks)), longest, tokens)
+            # A CPU would compute for minutes. On a GPU all layers run, so that all their kernels are compiled.
+            model = self._model.one_layer_of_each_kind() if self._device.type == "cpu" else self._model
+            self._make_room(model, tokens, max(SMALL_ROWS, len(largest.chunks)), longest, tokens)
         # The first steps compile kernels, which takes seconds without a progress report. So pauses are measured later:
         # the longest pause decides when a shard is taken to hang.
         for step in small_steps(tokens, longest):

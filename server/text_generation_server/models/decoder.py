@@ -11,6 +11,7 @@ factors when they are loaded.
 """
 
 from collections.abc import Callable
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -133,6 +134,7 @@ class Decoder:
             device=platform.device,
             max_total_tokens=max_total_tokens,
         )
+        self._config = config
         self.vocab_size = config.vocab_size
         self.vocabulary = split.vocabulary
         self.dtype = loader.dtype
@@ -182,6 +184,17 @@ class Decoder:
             for rope in dict.fromkeys(rule.rope for rule in config.rules)
         }
         self._rotary = [tables[rule.rope] for rule in config.rules]
+
+    def one_layer_of_each_kind(self) -> "Decoder":
+        sample = copy(self)
+        kinds = list(
+            zip(self._config.rules, map(self._config.has_experts, range(self._config.num_layers)), strict=True)
+        )
+        layers = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+        sample._kv_shapes = [self._kv_shapes[layer] for layer in layers]
+        sample._blocks = [self._blocks[layer] for layer in layers]
+        sample._rotary = [self._rotary[layer] for layer in layers]
+        return sample
 
     def bytes_per_slot(self, dtype: torch.dtype) -> int:
         return bytes_per_slot(self._kv_shapes, dtype)

@@ -44,6 +44,12 @@ class Model(Protocol):
         """Bytes that one slot takes in a cache whose numbers are of type `dtype`."""
         ...
 
+    def one_layer_of_each_kind(self) -> "Model":
+        """A model that runs only the first of the layers that are alike, on this one's weights. Its steps take the
+        memory of this model's steps but for the cache, and as long between two progress reports. A model whose layers
+        cannot be told apart returns itself."""
+        ...
+
     def make_cache(self, slots: int, rows: int, dtype: torch.dtype) -> list[KvLayer]:
         """A cache of `slots` slots and `rows` rows, with an extra slot and an extra row for padding. No page of a
         large tensor on a CPU is written: see `take_memory`."""

@@ -120,6 +120,13 @@ def test_other_requests_chunks_cached_prefixes_and_resuming_change_no_bit(
         assert (client.tokens[i], client.logprobs[i]) == (whole[0][start:], whole[1][start:])
 
 
+@pytest.mark.parametrize(("variant", "kinds"), [("llama, yarn", 1), ("qwen3_moe", 2), ("gemma3_text", 2)])
+def test_a_warm_up_on_a_cpu_runs_one_layer_of_each_kind(checkpoints: Checkpoints, variant: str, kinds: int) -> None:
+    model = checkpoints(variant).runner._model
+    caches = [each.make_cache(8, 1, torch.float32) for each in (model.one_layer_of_each_kind(), model)]
+    assert [*map(len, caches)] == [kinds, len(read_config(checkpoints(variant).path).rules)]
+
+
 def test_slopes_of_a_rank_are_its_part_of_the_models(checkpoints: Checkpoints) -> None:
     config = read_config(checkpoints("bloom, six heads").path)
     expected = [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]

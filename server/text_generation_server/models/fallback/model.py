@@ -108,6 +108,9 @@ class FallbackModel:
     def bytes_per_slot(self, dtype: torch.dtype) -> int:
         return bytes_per_slot(self._kv_shapes, dtype)
 
+    def one_layer_of_each_kind(self) -> "FallbackModel":
+        return self
+
     def make_cache(self, slots: int, rows: int, dtype: torch.dtype) -> list[KvLayer]:
         return make_kv_cache(self._kv_shapes, slots, dtype, self._device)
 
