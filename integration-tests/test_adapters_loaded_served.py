@@ -22,7 +22,7 @@ MEMORY = ["--max-batch-total-tokens", "8192", "--max-concurrent-requests", "32"]
 LOADING = ["--admin-api-key", "an-administrator", "--max-loras", "2", "--max-lora-rank", "8"]
 LONG, LIMIT_S = 200, 600.0
 FLAGS = (
-    pytest.param([], id="one process"),
+    pytest.param([], id="one process", marks=pytest.mark.slow),
     pytest.param(["--replicas", "2", "--api-workers", "2"], id="replicas and fronts"),
     pytest.param(["--num-shard", "2"], id="two shards", marks=pytest.mark.slow),
 )

@@ -53,7 +53,8 @@ def alone(few_heads: Path) -> Callable[[Path], tuple[list[list[int]], dict[int, 
 
 
 @pytest.mark.parametrize(
-    ("name", "num_shard"), [("demo", 2), pytest.param("demo", 4, marks=pytest.mark.slow), ("few heads", 4)]
+    ("name", "num_shard"),
+    [("few heads", 4), *(pytest.param("demo", number, marks=pytest.mark.slow) for number in (2, 4))],
 )
 def test_the_greedy_text_is_that_of_one_shard(
     few_heads: Path, alone: Callable[[Path], tuple[list[list[int]], dict[int, float]]], name: str, num_shard: int
