@@ -217,10 +217,9 @@ def test_lines_come_regularly_with_the_time_left_and_without_bytes_of_earlier_tr
     lines.received("a", 500)  # held before
     now_s = 102.0
     lines.received("a", 600)
-    wait_for(lambda: any("received_bytes" in vars(record).get("fields", {}) for record in logged.records))
+    fields = {"received_bytes": 600, "total_bytes": 1000, "bytes_per_s": 50, "left_s": 8}
+    wait_for(lambda: any(vars(record).get("fields") == fields for record in logged.records))
     lines.close()
-    fields = [record.fields for record in logged.records if getattr(record, "fields", None)][-1]
-    assert fields == {"received_bytes": 600, "total_bytes": 1000, "bytes_per_s": 50, "left_s": 8}
     assert json.dumps(fields) and "[0/2] -- ETA: 0:00:08 -- 600 B of 1.0 kB, 50 B/s" in logged.messages[-1]
 
 
