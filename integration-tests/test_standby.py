@@ -1,8 +1,10 @@
-"""With --standby on a template forks each shard: kills of shards, of templates and of the launcher, seen by clients."""
+"""On CPUs a template forks each shard: kills of shards, of templates and of the launcher, seen by clients."""
 
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import processes
@@ -14,7 +16,6 @@ from server_process import ServerProcess, wait_until
 
 LIMIT_S = 60.0
 PROMPTS = [f"{i}: the old red fox found a lamp near the river" for i in range(4)]
-FLAGS = ("--standby", "on")
 
 
 def texts(server: ServerProcess) -> list[Any]:
@@ -29,27 +30,33 @@ def texts(server: ServerProcess) -> list[Any]:
     ]
 
 
-def epoch(server: ServerProcess) -> int:
+def epoch(server: ServerProcess, num_shard: int = 1) -> int:
     """Number of the epoch whose shards are all there; 0 if not."""
-    shards = processes.shards(server.pid)
-    epochs = {processes.epoch(shard) for shard in processes.living(shards.values())}
-    return epochs.pop() if len(epochs) == 1 and len(shards) == len(processes.templates(server.pid)) else 0
+    shards = processes.living(processes.shards(server.pid).values())
+    epochs = {processes.epoch(shard) for shard in shards}
+    return epochs.pop() if len(epochs) == 1 and len(shards) == num_shard else 0
 
 
-def kill(server: ServerProcess, rank: int = 0) -> None:
+def kill(server: ServerProcess, rank: int = 0, num_shard: int = 1) -> None:
     """Kills a shard, and waits for the next epoch."""
-    before = epoch(server)
+    before = epoch(server, num_shard)
     processes.shards(server.pid)[rank].kill()
-    wait_until(lambda: epoch(server) > before, LIMIT_S, "another shard")
+    wait_until(lambda: epoch(server, num_shard) > before, LIMIT_S, "another shard")
 
 
-def wait_until_ready(server: ServerProcess) -> None:
-    wait_until(server.is_ready, LIMIT_S, "the server is ready")
+def template_of(server: ServerProcess) -> psutil.Process:
+    [template] = processes.templates(server.pid).values()
+    return template
+
+
+def score(process: psutil.Process) -> int:
+    """How much sooner than others the kernel ends this process for lack of memory."""
+    return int(Path(f"/proc/{process.pid}/oom_score_adj").read_text())
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with SHORT.server(1, *FLAGS) as server:
+    with SHORT.server(1) as server:
         yield server
 
 
@@ -58,54 +65,59 @@ def expected(server: ServerProcess) -> list[Any]:
     return texts(server)
 
 
-def test_a_template_is_one_thread_without_grpc_and_its_shards_are_children_of_the_launcher(
+def test_a_template_is_one_thread_that_memory_ends_first_and_the_launcher_is_the_parent_of_its_shards(
     server: ServerProcess,
 ) -> None:
-    [template], [shard] = processes.templates(server.pid).values(), processes.shards(server.pid).values()
+    template, [shard] = template_of(server), processes.shards(server.pid).values()
     assert template.num_threads() == 1 and template.children() == []
-    assert not any("grpc" in mapped.path or "cygrpc" in mapped.path for mapped in template.memory_maps())
+    assert len(template.net_connections("all")) == 1  # the launcher's: gRPC has been imported only
     assert shard.ppid() == template.ppid() == server.pid
+    assert score(template) == 1000 and score(shard) == score(psutil.Process(server.pid))
 
 
 def test_a_killed_shard_s_successor_has_the_template_s_weights_and_the_same_texts_and_capacity(
     server: ServerProcess, expected: list[Any]
 ) -> None:
-    [template] = processes.templates(server.pid).values()
-    slots = metric(server.url, "tgi_batch_max_total_tokens")
+    template, slots = template_of(server), metric(server.url, "tgi_batch_max_total_tokens")
     kill(server)
     assert texts(server) == expected
-    assert list(processes.templates(server.pid).values()) == [template]
+    assert template_of(server) == template
     assert metric(server.url, "tgi_batch_max_total_tokens") == slots
     assert "Starting epoch 2 of the shards in 0.0s" in server.log()
 
 
-def test_three_kills_in_a_row_need_no_other_template(server: ServerProcess, expected: list[Any]) -> None:
-    [template] = processes.templates(server.pid).values()
-    for _ in range(3):
-        kill(server)
-    assert texts(server) == expected
-    assert list(processes.templates(server.pid).values()) == [template]
+def test_three_kills_as_fast_as_shards_are_forked_need_no_other_template(
+    server: ServerProcess, expected: list[Any]
+) -> None:
+    template = template_of(server)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(texts, server)
+        for _ in range(3):
+            kill(server)
+        assert found.result() == expected
+    assert template_of(server) == template
 
 
 def test_a_killed_template_loses_nothing_is_told_once_and_the_next_loss_makes_another(
     server: ServerProcess, expected: list[Any]
 ) -> None:
-    [template], before = processes.templates(server.pid).values(), epoch(server)
-    template.kill()
+    template_of(server).kill()
     wait_until(lambda: "The template of shard 0 was ended by signal 9" in server.log(), LIMIT_S, "the line")
     assert texts(server) == expected and processes.shards(server.pid)[0].is_running()
-    processes.shards(server.pid)[0].kill()
-    wait_until(lambda: epoch(server) > before, LIMIT_S, "another shard")
+    kill(server)
+    [loading] = processes.shards(server.pid).values()
+    assert not loading.name().startswith(processes.FORKED)
+    loading.kill()  # the death of one that loads costs another start
     assert texts(server) == expected
     kill(server)
     assert texts(server) == expected
-    assert server.log().count("The template of shard 0") == 1
+    assert server.log().count("The template of shard 0") == 1 and template_of(server) != loading
 
 
 def test_a_stopped_template_does_not_keep_its_shard_from_coming_back(
     server: ServerProcess, expected: list[Any]
 ) -> None:
-    [template] = processes.templates(server.pid).values()
+    template = template_of(server)
     template.send_signal(signal.SIGSTOP)
     kill(server)
     assert texts(server) == expected
@@ -114,7 +126,7 @@ def test_a_stopped_template_does_not_keep_its_shard_from_coming_back(
 
 def test_orphans_of_a_killed_router_are_buried(server: ServerProcess, expected: list[Any]) -> None:
     processes.router(server.pid).kill()
-    wait_until_ready(server)
+    wait_until(server.is_ready, LIMIT_S, "the server is ready")
     assert texts(server) == expected
     wait_until(lambda: not zombies(server.pid), LIMIT_S, "no zombies")
 
@@ -130,23 +142,31 @@ def test_sigterm_ends_all(server: ServerProcess) -> None:
     wait_until(lambda: not processes.living(family), LIMIT_S, "nothing is left")
 
 
-def test_a_template_that_is_killed_while_it_forks_costs_a_start_and_no_stream() -> None:
-    environ = {"FAILPOINTS": "template.fork:kill@2"}
-    with SHORT.server(1, *FLAGS, "--testing", environ=environ) as server:
+def test_a_template_that_dies_as_it_forks_costs_a_start_and_one_that_may_not_fork_becomes_the_shard() -> None:
+    rules = "template.fork[epoch=1]:kill@2;template.below[epoch=2]:exit"
+    with SHORT.server(1, "--testing", environ={"FAILPOINTS": rules}) as server:
         expected = texts(server)
-        [template] = processes.templates(server.pid).values()
+        first = template_of(server)
         kill(server)
-        assert texts(server) == expected and not processes.living([template])
+        assert texts(server) == expected and not processes.living([first])
+        assert processes.templates(server.pid) == {}
+        assert server.log().count("the system refuses another process: the template becomes the shard") == 1
+        assert score(processes.shards(server.pid)[0]) == score(psutil.Process(server.pid))
+        kill(server)
+        assert texts(server) == expected and template_of(server).is_running()
 
 
 def test_with_two_ranks_the_whole_group_is_replaced_and_nothing_is_left_behind_a_killed_launcher() -> None:
-    with SHORT.server(2, *FLAGS) as server:
+    with SHORT.server(2) as server:
         expected, first = texts(server), list(processes.shards(server.pid).values())
         templates = processes.templates(server.pid)
         for rank in (0, 1):
-            kill(server, rank)
+            kill(server, rank, num_shard=2)
             assert texts(server) == expected
         assert not processes.living(first) and processes.templates(server.pid) == templates
+        templates[1].kill()
+        kill(server, 0, num_shard=2)
+        assert texts(server) == expected and processes.templates(server.pid)[0] == templates[0]
         family = processes.family(server.pid)
         os.kill(server.pid, signal.SIGKILL)
         wait_until(lambda: not processes.living(family), LIMIT_S, "nothing is left")

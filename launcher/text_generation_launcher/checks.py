@@ -2,7 +2,6 @@
 
 import logging
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from text_generation_common.flags.declaration import (
     wrong_numbers,
 )
 from text_generation_common.flags.http import AccessFlags, HttpFlags
-from text_generation_common.flags.kinds import Standby
 from text_generation_common.flags.model import ComputeFlags, FormatFlags, NameFlags, ShardFlags
 from text_generation_common.flags.process import TracingFlags, tracing_refusal
 from text_generation_common.flags.programs import LAUNCHER
@@ -159,11 +157,6 @@ def check_limits(tokens: TokenFlags) -> None:
 def _contradiction(name: str, given: int, other: str, other_given: int) -> ArgumentValidation:
     reason = f"`{name}` must be <= `{other}`. Given: {given} and {other_given}"
     return ArgumentValidation(reason, f"choose a smaller {flag_name(name)}, or leave it out")
-
-
-def check_standby(standby: Standby) -> None:
-    if standby is Standby.on and sys.platform != "linux":
-        raise ArgumentValidation("--standby on is supported on Linux only", "leave it out")
 
 
 def check_paths(config: LauncherConfig) -> None:

@@ -12,7 +12,7 @@ from text_generation_common.cluster import block_key
 from text_generation_common.flags.cluster import RAY_METRICS_PORTS, Way
 from text_generation_common.flags.declaration import env_name, flag_name, flags_of, values_of
 from text_generation_common.flags.http import HttpFlags
-from text_generation_common.flags.kinds import LoadFormat, Standby
+from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.logs import LEVELS
 from text_generation_common.places import ServerPlace
 from text_generation_common.secret_values import without_secrets
@@ -211,7 +211,7 @@ def engine_only(plan: LaunchPlan, end_without_fronts: float) -> tuple[str, ...]:
     options += _options(
         max_concurrent_requests=plan.requests.max_concurrent_requests,
         disable_grammar_support=plan.requests.disable_grammar_support,
-        standby=None if plan.standby is Standby.off else plan.standby,
+        standby=plan.standby,
         graceful_termination_timeout=plan.http.graceful_termination_timeout,
         json_output=plan.process.json_output,
         testing=plan.process.testing,

@@ -44,10 +44,11 @@ class LauncherConfig:
         "Path prefix of the shards' sockets, `<prefix>-<rank>`; a private folder for each port when not given.",
         topic=Topic.COMPUTING,
     )
-    standby: Standby = flag(
-        Standby.off,
+    standby: Standby | None = flag(
+        None,
         "on: on CPUs, a process waits for each shard that has loaded the model, and replaces a dead shard at once. It"
-        " has the weights in common with the shard, and takes some tens of MiB of its own.",
+        " has the weights in common with the shard, and takes some tens of MiB of its own. On when not given, on Linux"
+        " without GPUs.",
         topic=Topic.COMPUTING,
         env="TGI_STANDBY",
     )
@@ -97,7 +98,7 @@ class LaunchPlan:
     cache: CacheFlags
     compute: ComputeFlags
     shard: ShardFlags
-    standby: Standby = Standby.off
+    standby: Standby | None = None  # as given: engines elsewhere choose by their own machine
     adapters: AdapterFlags = AdapterFlags()
     requests: RequestFlags
     formats: FormatFlags = FormatFlags()

@@ -2,11 +2,14 @@
 headers of weights files, and no weights.
 """
 
+import ctypes
 import logging
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from text_generation_common.adapters.files import any_rooms, modules_of, read_ad
 from text_generation_common.adapters.listed import check_base, listed
 from text_generation_common.cpu_features import NEEDS, lacking, processor_flags
 from text_generation_common.errors import ArgumentValidation, MemoryLimitError, ModelError, ShardError, WeightsError
-from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat
+from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Standby
 from text_generation_common.memory import address_limit, choose_slots, cpu_bytes, free_bytes
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import config_fields, text_fields
@@ -57,6 +60,7 @@ GIB = 2**30
 SMALLER = ", --quantize int8"
 # The layers of a text model as the types that transformers computes name them, and their number in config.json.
 LAYER = re.compile(r"(?:(?:model|transformer|gpt_neox|decoder|model\.decoder)\.)?(?:layers|h|blocks)\.(\d{1,5})\.")
+PR_GET_CHILD_SUBREAPER = 37
 NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # Lower bounds of what a shard on CPUs takes besides weights: of address space, mostly libraries, and of memory. Less is
 # refused.
@@ -73,6 +77,7 @@ class Machine:
     free_bytes: int  # free memory of the machine
     addresses: int | None = None  # bytes of address space that a process may have; None: no limit
     cpu_flags: frozenset[str] | None = None  # features of the processor; None: not known
+    adopts: bool = True  # whether a process can become the parent of others' children, and learn of their end
 
     @classmethod
     def this(cls, environ: Mapping[str, str]) -> "Machine":
@@ -82,15 +87,40 @@ class Machine:
             free_bytes(),
             address_limit(),
             frozenset(processor_flags()),
+            _adopts(),
         )
+
+    def has_templates(self, asked: Standby | None) -> bool:
+        """Whether templates fork the shards. `asked`: the flag's value, None if it is not given."""
+        return asked is Standby.on or (asked is None and self.adopts and not self.has_gpu)
+
+
+def _adopts() -> bool:
+    """Not on other systems, with kernels before Linux 5.3, and in some sandboxes."""
+    if sys.platform != "linux":
+        return False
+    with suppress(OSError):
+        os.close(os.pidfd_open(os.getpid()))
+        return bool(ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(ctypes.c_int()), 0, 0, 0) == 0)
+    return False
 
 
 def check_before_start(plan: LaunchPlan, environ: Mapping[str, str]) -> Machine:
     """ArgumentValidation if what is on this machine already tells that the model cannot be served as planned."""
     machine = Machine.this(environ)
+    check_standby(plan, machine)
     if plan.cluster.has_model_here and (folder := model.folder_of(plan)) is not None:
         check_model(plan, folder, machine, is_whole=model.is_local(plan))
     return machine
+
+
+def check_standby(plan: LaunchPlan, machine: Machine) -> None:
+    if plan.standby is not Standby.on:
+        return
+    if machine.has_gpu:
+        raise ArgumentValidation("--standby on is for CPUs: a GPU's memory cannot be forked", "leave it out")
+    if not machine.adopts:
+        raise ArgumentValidation("--standby on needs Linux 5.3 or later, without a sandbox", "leave it out")
 
 
 def check_model(plan: LaunchPlan, folder: Path, machine: Machine, is_whole: bool = True) -> None:

@@ -44,7 +44,6 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     rope_scaling, rope_factor = resolve_rope(config.shard.rope_scaling, config.shard.rope_factor)
     hostname = address_of(config.http.hostname, logger)
     checks.check_paths(config)
-    checks.check_standby(config.standby)
     checks.check_tracing(config.tracing)
     http = replace(config.http, hostname=hostname)
     if (refused := view_refusal(http, config.access.trusted_proxy)) is not None:

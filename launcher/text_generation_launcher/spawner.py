@@ -7,7 +7,6 @@ from pathlib import Path
 
 from text_generation_common.connection_counts import PLACES, ConnectionCounts, make_file
 from text_generation_common.errors import ArgumentValidation, CommandError
-from text_generation_common.flags.kinds import Standby
 from text_generation_common.memory import usable_cores
 from text_generation_common.places import ServerPlace
 from text_generation_launcher import commands
@@ -22,7 +21,7 @@ from text_generation_launcher.standby import Templates
 class Spawner:
     """The only class that starts children. `plan` is replaced once, when the weights are there. `listen_fd` is the
     bound API socket and `port` its number; a launcher without an API starts neither router nor front. The janitor is
-    told of every child, to kill it when the launcher is killed.
+    told of every child, to kill it when the launcher is killed. `has_templates`: whether templates fork the shards.
     """
 
     def __init__(
@@ -34,6 +33,7 @@ class Spawner:
         listen_fd: int | None,
         port: int,
         janitor: Janitor,
+        has_templates: bool,
     ) -> None:
         self.plan = plan
         self.running: list[Child] = []
@@ -48,7 +48,7 @@ class Spawner:
         self._janitor = janitor
         self._connections: ConnectionCounts | None = None  # numbers of the fronts
         self._connections_fd: int | None = None
-        self._templates = Templates(self._start_template, self._added, janitor.add)
+        self._templates = Templates(self._start_template, self._added, janitor.add) if has_templates else None
 
     async def start_download(self, takes: Callable[[logging.LogRecord], bool]) -> Child:
         command = commands.download(self.plan, self._programs, self._environ)
@@ -61,13 +61,13 @@ class Spawner:
         site.place.make_again()
         cores = usable_cores()
         command = commands.shard(self.plan, self._programs, self._environ, site, rank, epoch, cores, self.num_replicas)
-        if self.plan.standby is Standby.off:
+        if self._templates is None:
             return await self._start(command, ShardCannotStart)
         return await self._templates.start_shard(command, site.number, rank, epoch)
 
     def stands_by(self, site: ReplicaSite) -> bool:
         """Whether the shards of `site` would be replaced at once."""
-        return self._templates.stand_by(site.number, self.plan.num_shard)
+        return self._templates is not None and self._templates.stand_by(site.number, self.plan.num_shard)
 
     async def _start_template(self, command: Command) -> Child:
         return await self._start(command, ShardCannotStart)

@@ -59,14 +59,17 @@ class ForkedProcess(asyncio.Protocol):
             self.forked.set_result(None)
 
     async def wait(self) -> int:
-        if (pid := await asyncio.shield(self.forked)) is None:
+        pid = await asyncio.shield(self.forked)
+        if pid is None:
             await asyncio.wait([self._template.exited], timeout=END_S)
             self._template.send(signal.SIGKILL)
-            self.returncode = await asyncio.shield(self._template.exited)
+        if pid is None or pid == self._template.pid:
+            status = await asyncio.shield(self._template.exited)
         else:
             await _end_of(pid)
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return self.returncode
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self.returncode = status
+        return status
 
 
 class ForkedChild(Child):
@@ -124,6 +127,11 @@ class Template:
     def stands_by(self) -> bool:
         return self.has_forked and not self.child.is_ending and not self.child.exited.done()
 
+    def note_forked(self, pid: int) -> None:
+        """`pid`: of the shard. The template's own if it could not fork."""
+        self._check.cancel()
+        self.has_forked = pid != self.child.pid
+
     def fits(self, command: Command) -> bool:
         """Whether `command` starts what was loaded. Only the epoch may be another one."""
         return replace(command, env={**command.env, EPOCH: self._command.env[EPOCH]}) == self._command
@@ -132,7 +140,7 @@ class Template:
         """Asks for a shard, which has `begun` once the template has forked it."""
 
         def note(pid: int) -> None:
-            self.has_forked = True
+            self.note_forked(pid)
             on_forked(pid)
 
         output, output_end = await relayed_output(command)
@@ -152,8 +160,6 @@ class Template:
 
     def _check_life(self) -> None:
         left_s = self._alive_s + STILL_S - time.monotonic()
-        if self.has_forked or self.child.exited.done():
-            return
         if left_s > 0:
             self._check = asyncio.get_running_loop().call_later(left_s, self._check_life)
             return

@@ -44,7 +44,7 @@ from text_generation_server.device.graphs import (
 )
 from text_generation_server.device.transfers import moments_of, use_own_stream
 from text_generation_server.device.vector_math import choose_code
-from text_generation_server.distributed import Group, join_group
+from text_generation_server.distributed import JOIN_S, Group, join_group
 from text_generation_server.grammars.compiler import GrammarCompiler, ModelTokens
 from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import Backend, select_backend
@@ -70,6 +70,9 @@ logger = logging.getLogger("text_generation_server")
 
 # Threads that fill the masks of grammars, beside those that launch the steps.
 MAX_MASK_THREADS, CORES_PER_MASK_THREAD = 4, 4
+# Seconds that a shard that has loaded waits for other ranks, whose templates may load the whole model meanwhile. The
+# launcher ends the group when one of them ends or hangs.
+JOIN_LOADED_S = 24 * 3600.0
 MAX_MENTIONED = 10  # most unknown fields of config.json that are logged; a file may have any number
 DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16, Dtype.float16: torch.float16}
 KV_TYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
@@ -132,7 +135,8 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
 def take_over(config: ShardConfig, loaded: LoadedModel, worker: Worker) -> Shard:
     """A shard of a model that this process has from its template. Must be called in the worker's thread."""
     _limit_threads(config)
-    loaded.platform.group.join(_join(config, loaded.platform.device))
+    with worker.during("join"):
+        loaded.platform.group.join(_join(config, loaded.platform.device, JOIN_LOADED_S))
     return _make_shard(config, loaded, worker)
 
 
@@ -141,9 +145,9 @@ def _limit_threads(config: ShardConfig) -> None:
     torch.set_num_threads(max(1, min(torch.get_num_threads(), usable_cores() // config.num_neighbours)))
 
 
-def _join(config: ShardConfig, device: torch.device) -> Group:
+def _join(config: ShardConfig, device: torch.device, join_s: float = JOIN_S) -> Group:
     rendezvous = Path(f"{config.uds_path}-{config.epoch}.rendezvous")
-    return join_group(config.rank, config.world_size, device, rendezvous)
+    return join_group(config.rank, config.world_size, device, rendezvous, join_s=join_s)
 
 
 def load_model(

@@ -1,7 +1,10 @@
 """A template: a process that has loaded a rank's model, never computes, and forks the shards of that rank, one after
 the other. A shard has the template's weights without reading them, in the same memory, until one of both writes there.
 
-While a template forks it has one thread, and neither gRPC nor OpenMP: no other process could go on with their threads.
+While a template forks it has one thread: no other process could go on with threads of OpenMP or of gRPC, which it has
+imported only.
+A template that cannot fork, because the weights are on a GPU, a library has left a thread or the system refuses another
+process, becomes the shard itself.
 
 The launcher asks for a shard with a message on a socket: the number of the epoch, and two descriptors, for the shard's
 output and for its report. The report has two lines, the shard's process id and READY. It ends without a line if there
@@ -11,6 +14,7 @@ is no shard. While the template loads, it sends a byte now and then as a sign of
 import ctypes
 import gc
 import json
+import logging
 import os
 import selectors
 import signal
@@ -31,10 +35,11 @@ from text_generation_common.forked import MAX_MESSAGE_BYTES, READY
 from text_generation_common.grammars import COMPILER_STACK_BYTES
 from text_generation_server.config import ShardConfig
 from text_generation_server.distributed import prepare_to_join, unjoined
-from text_generation_server.errors import OptionError
-from text_generation_server.load import LoadedModel, Shard, load_model, take_over
+from text_generation_server.load import LoadedModel, Shard, load_model, load_shard, take_over
 from text_generation_server.runner import Capacity, Measured
 from text_generation_server.worker import Worker
+
+logger = logging.getLogger("text_generation_server")
 
 SIGN_S = 1.0  # seconds between two signs of life
 PR_SET_PDEATHSIG = 1
@@ -42,7 +47,7 @@ PR_SET_PDEATHSIG = 1
 OOM_SCORE = "1000"
 OOM_FILE = Path("/proc/self/oom_score_adj")
 LOOK_S = 0.0002
-END_S = 10.0  # seconds that threads get to end
+END_S = 3.0  # seconds that threads get to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +73,40 @@ class NewShard:
 def serve(config: ShardConfig, control_fd: int, set_up: Callable[[int], None]) -> None:
     """Loads the model, and forks shards until the launcher ends. Returns in shards only, when they have served.
     `set_up` is called in each shard with the number of its epoch. ShardError if the model cannot be served."""
-    if torch.cuda.is_available():
-        raise OptionError("--standby on is for CPUs: a GPU's memory cannot be forked; leave it out")
     control, launcher = socket.socket(fileno=control_fd), os.getppid()
+    loaded = None if torch.cuda.is_available() else _load(config, control)
+    can_fork = loaded is not None and _has_one_thread()
+    gc.collect()
+    gc.freeze()  # The collector would write to every object, and so copy the pages that are shared.
+    score = _be_ended_first()
+    _name("tgi-template")
+    shard = TemplateLoop(control, launcher, can_fork).fork_for_ever()
+    _set_oom_score(score)
+    set_up(shard.epoch)
+    _serve_shard(replace(config, epoch=shard.epoch), loaded, shard)
+
+
+def _load(config: ShardConfig, control: socket.socket) -> LoadedModel:
     threading.stack_size(COMPILER_STACK_BYTES)  # as in `server.serve`
     prepare_to_join(config.world_size)
     _leave_out_spare_pool()
     # OpenMP's threads end with the thread that has used them.
     with ThreadPoolExecutor(1, "loading") as pool:
         group = unjoined(config.rank, config.world_size)
-        loaded = pool.submit(load_model, config, _signs_of_life(control), lambda device: group).result()
+        loading = pool.submit(load_model, config, _signs_of_life(control), lambda device: group)
+        # What a shard imports, and this process never calls: gRPC starts threads with its first server or channel.
+        from text_generation_server import server  # noqa: F401
+    loaded = loading.result()
     loaded.end_threads()
-    _await_one_thread()
-    gc.collect()
-    gc.freeze()  # The collector would write to every object, and so copy the pages that are shared.
-    score = _be_ended_first()
-    _name("tgi-template")
-    shard = TemplateLoop(control, launcher).fork_for_ever()
-    _set_oom_score(score)
-    set_up(shard.epoch)
-    _serve_shard(replace(config, epoch=shard.epoch), loaded, shard)
+    return loaded
 
 
-def _serve_shard(config: ShardConfig, loaded: LoadedModel, shard: NewShard) -> None:
-    # Imported here, and so in shards only: gRPC starts threads.
+def _serve_shard(config: ShardConfig, loaded: LoadedModel | None, shard: NewShard) -> None:
     from text_generation_server import server
 
     def load(config: ShardConfig, worker: Worker) -> Shard:
+        if loaded is None:
+            return load_shard(config, worker)
         made = take_over(config, loaded, worker)
         made.runner.measured = shard.measured
         return made
@@ -103,11 +115,13 @@ def _serve_shard(config: ShardConfig, loaded: LoadedModel, shard: NewShard) -> N
 
 
 class TemplateLoop:
-    """Forks a shard for each message on `control`. `launcher`: the process that becomes the parent of each."""
+    """Forks a shard for each message on `control`. `launcher`: the process that becomes the parent of each. `can_fork`:
+    False if this process is to become the first shard itself."""
 
-    def __init__(self, control: socket.socket, launcher: int) -> None:
+    def __init__(self, control: socket.socket, launcher: int, can_fork: bool = True) -> None:
         self._control = control
         self._launcher = launcher
+        self._can_fork = can_fork
         self._measured: Measured | None = None
         self._reports: dict[int, bytes] = {}  # open pipes from shards, and what came since the last whole line
         self._selector = selectors.DefaultSelector()
@@ -163,12 +177,23 @@ class TemplateLoop:
         at once: so the launcher becomes the shard's parent, which learns its status, and with which it ends."""
         sys.stdout.flush()
         sys.stderr.flush()
-        if between := os.fork():
-            os.waitpid(between, 0)
+        between = _forked() if self._can_fork else None
+        if between and os.waitpid(between, 0)[1] == 0:
             return True
+        if between == 0:
+            self._fork_below(name)
+            return False
+        if self._can_fork:
+            logger.warning("the system refuses another process: the template becomes the shard")
+        _name(name)
+        return False
+
+    def _fork_below(self, name: str) -> None:
+        """Returns in the shard."""
         between = os.getpid()
-        if os.fork():
-            os._exit(0)
+        faults.point("template.below")
+        if (shard := _forked()) != 0:
+            os._exit(0 if shard else 1)
         os.setsid()
         _name(name)
         while os.getppid() == between:
@@ -176,7 +201,14 @@ class TemplateLoop:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != self._launcher:  # The launcher has ended.
             os._exit(1)
-        return False
+
+
+def _forked() -> int | None:
+    """As os.fork, but None if the system refuses another process."""
+    try:
+        return os.fork()
+    except OSError:
+        return None
 
 
 def _leave_out_spare_pool() -> None:
@@ -187,13 +219,15 @@ def _leave_out_spare_pool() -> None:
     torch.set_num_threads(number)
 
 
-def _await_one_thread() -> None:
+def _has_one_thread() -> bool:
     """Waits for threads that are ending."""
     deadline_s = time.monotonic() + END_S
     while (count := len(os.listdir("/proc/self/task"))) > 1:
         if time.monotonic() > deadline_s:
-            raise OptionError(f"--standby on forks shards, and loading has left {count} threads: leave it out")
+            logger.warning("loading has left %d threads: this shard has no template", count)
+            return False
         time.sleep(LOOK_S)
+    return True
 
 
 def _signs_of_life(control: socket.socket) -> Callable[[], None]:

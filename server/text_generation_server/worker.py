@@ -66,7 +66,7 @@ class Worker:
 
     def __init__(self, epoch: int, hold_s: float = HOLD_S) -> None:
         self.epoch = epoch
-        self.phase = "load"  # "load", "warmup" or "ready"
+        self.phase = "load"  # "load", "join", "warmup" or "ready"
         self.last_step = 0
         self.running_step = 0  # number of the oldest step that is launched and not answered; 0: no step
         self.progress = 0

@@ -249,7 +249,8 @@ class Site:
 
     def environ(self, **extra: str) -> dict[str, str]:
         base = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        return base | {"FAKE_JOURNAL": str(self.journal)} | extra
+        # The fake shards fork no others.
+        return base | {"FAKE_JOURNAL": str(self.journal), "TGI_STANDBY": "off"} | extra
 
     def launch(self, *flags: str, **extra_environ: str) -> "Launch":
         """Starts a launcher with this site's model and socket prefix, on a port that the kernel chooses; `flags`

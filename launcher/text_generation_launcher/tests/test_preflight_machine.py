@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from text_generation_common.cpu_features import NEEDS
 from text_generation_common.errors import ArgumentValidation
 from text_generation_common.flags.declaration import with_flags
-from text_generation_common.flags.kinds import ActivationType, CpuTarget, Dtype, KvCacheDtype, Quantize
+from text_generation_common.flags.kinds import ActivationType, CpuTarget, Dtype, KvCacheDtype, Quantize, Standby
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.preflight import (
     LIKELY_ADDRESSES,
@@ -19,6 +20,7 @@ from text_generation_launcher.preflight import (
     SHARD_BYTES,
     Machine,
     check_model,
+    check_standby,
 )
 from text_generation_launcher.resolve import resolve
 from text_generation_launcher.tests.bad_starts import CONFIG, GPTQ, MOE, WEIGHTS
@@ -50,6 +52,25 @@ def test_limits_in_which_no_shard_can_fit_are_told_and_others_are_tried(folder: 
     plan = resolve(with_flags(LauncherConfig(), model_id=str(folder)), {})
     check_model(plan, folder, Machine(False, GIB, addresses=2 * GIB))
     check_model(plan, folder, Machine(True, 0, addresses=0, cpu_flags=frozenset()))
+
+
+@pytest.mark.parametrize(
+    ("machine", "refused"),
+    [
+        (Machine(False, GIB), ""),
+        (Machine(True, GIB), "--standby on is for CPUs"),
+        (Machine(False, GIB, adopts=False), "--standby on needs Linux 5.3"),
+    ],
+)
+def test_templates_fork_the_shards_where_they_can_and_are_refused_by_name_elsewhere(
+    folder: Path, machine: Machine, refused: str
+) -> None:
+    for standby in (None, Standby.off, Standby.on):
+        plan = resolve(with_flags(LauncherConfig(), model_id=str(folder), standby=standby), {})
+        with pytest.raises(ArgumentValidation, match=refused) if refused and standby is Standby.on else nullcontext():
+            check_standby(plan, machine)
+    assert machine.has_templates(None) is not bool(refused)
+    assert not machine.has_templates(Standby.off)
 
 
 MARGIN = 2**20

@@ -23,12 +23,13 @@ from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import shapes
 from text_generation_server.config import ShardConfig
 from text_generation_server.device.vector_math import FUNCTIONS
+from text_generation_server.distributed import JOIN_S, Group, unjoined
 from text_generation_server.errors import OptionError
 from text_generation_server.kernels import Backend, reference, select_backend
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.interface import Kernels
-from text_generation_server.load import MAX_MENTIONED, Shard, load_shard
+from text_generation_server.load import JOIN_LOADED_S, MAX_MENTIONED, Shard, load_model, load_shard, take_over
 from text_generation_server.models import get_model
 from text_generation_server.models.loading import DummyFiles
 from text_generation_server.runner import ModelRunner
@@ -45,12 +46,15 @@ def load(
     select: Callable[[torch.device], Backend] | None = select_backend,
     **options: Any,
 ) -> Shard:
+    return load_shard(settings(folder, max_total_tokens, **options), Worker(1), select)
+
+
+def settings(folder: Path, max_total_tokens: int | None = 256, **options: Any) -> ShardConfig:
     config = ShardConfig(
         model_path=folder, uds_path=str(folder / "s"), rank=0, world_size=1, epoch=1, max_total_tokens=max_total_tokens,
         compute=ComputeFlags(dtype=Dtype.float32),
     )  # fmt: skip
-    config = replace(config, **options)
-    return load_shard(config, Worker(1), select)
+    return replace(config, **options)
 
 
 class Selected(Exception):
@@ -272,6 +276,24 @@ def test_a_row_has_the_same_bits_among_as_many_rows_as_the_page_says(
     for numbers in WITH_MATRIX_UNIT if two_kinds else ANY_NUMBER:
         found = [first_row(runner, rows) for rows in numbers]
         assert found == found[:1] * len(numbers)
+
+
+def test_a_shard_that_has_loaded_waits_for_ranks_whose_templates_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile it counts neither as late nor as hung: the launcher watches the templates."""
+    make(tmp_path)
+    worker, group, joins = Worker(1), unjoined(0, 1), []
+
+    def join(*_: object, join_s: float) -> Group:
+        joins.append((worker.phase, join_s))
+        return group
+
+    loaded = load_model(settings(tmp_path, 128), worker.advance_progress, lambda device: group)
+    monkeypatch.setattr("text_generation_server.load.join_group", join)
+    take_over(settings(tmp_path, 128), loaded, worker)
+    assert joins == [("join", JOIN_LOADED_S)] and worker.phase == "load"
+    assert JOIN_LOADED_S > 60 * JOIN_S
 
 
 class FirstCalls(TorchDispatchMode):
