@@ -32,8 +32,14 @@ def shards(launcher: int) -> dict[int, psutil.Process]:
 
 def templates(launcher: int) -> dict[int, psutil.Process]:
     """With --standby on, the processes that fork shards, by rank."""
-    found = _children(launcher, "text-generation-server", "serve")
-    return {int(process.environ()["RANK"]): process for process in found if process.name() == TEMPLATE}
+    found = _children(launcher, "text-generation-server", "serve", are_templates=True)
+    return {int(process.environ()["RANK"]): process for process in found}
+
+
+def router_template(launcher: int) -> psutil.Process:
+    """With --standby on, the process that forks routers, fronts and engines."""
+    [found] = _children(launcher, "text-generation-router", are_templates=True)
+    return found
 
 
 def router(launcher: int) -> psutil.Process:
@@ -62,8 +68,7 @@ def engines(launcher: int) -> dict[int, psutil.Process]:
 
 def shards_of_replicas(launcher: int) -> dict[int, psutil.Process]:
     """A shard of each replica, by the replica's number. Shards that start or have just died may be missing."""
-    found = _children(launcher, "text-generation-server", "serve")
-    return {_replica(process): process for process in found if process.name() != TEMPLATE}
+    return {_replica(process): process for process in _children(launcher, "text-generation-server", "serve")}
 
 
 def _replica(process: psutil.Process) -> int:
@@ -79,11 +84,11 @@ def serving(launcher: int) -> set[int]:
     return {process.pid for process in [*shards(launcher).values(), router(launcher)]}
 
 
-def _children(launcher: int, program: str, *arguments: str) -> list[psutil.Process]:
+def _children(launcher: int, program: str, *arguments: str, are_templates: bool = False) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(launcher).children():
         with suppress(psutil.Error):  # the process ended meanwhile
-            if runs(process, program, *arguments):
+            if runs(process, program, *arguments) and (process.name() == TEMPLATE) == are_templates:
                 found.append(process)
     return found
 

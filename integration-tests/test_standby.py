@@ -124,10 +124,28 @@ def test_a_stopped_template_does_not_keep_its_shard_from_coming_back(
     assert not processes.living([template])
 
 
-def test_orphans_of_a_killed_router_are_buried(server: ServerProcess, expected: list[Any]) -> None:
-    processes.router(server.pid).kill()
+def kill_router(server: ServerProcess) -> None:
+    router = processes.router(server.pid)
+    router.kill()
+    wait_until(lambda: processes.routers(server.pid) not in ([], [router]), LIMIT_S, "another router")
     wait_until(server.is_ready, LIMIT_S, "the server is ready")
+
+
+def test_a_template_forks_routers_and_is_replaced_and_orphans_are_buried(
+    server: ServerProcess, expected: list[Any]
+) -> None:
+    template = processes.router_template(server.pid)
+    assert template.num_threads() == 1 and score(template) == 1000
+    assert processes.router(server.pid).ppid() == server.pid
+    assert score(processes.router(server.pid)) == score(psutil.Process(server.pid))
+    kill_router(server)
+    assert texts(server) == expected and processes.router_template(server.pid) == template
+    template.kill()
+    wait_until(lambda: "The template of webservers was ended by signal 9" in server.log(), LIMIT_S, "the line")
     assert texts(server) == expected
+    kill_router(server)
+    assert texts(server) == expected and processes.router_template(server.pid) != template
+    assert server.log().count("The template of webservers") == 1
     wait_until(lambda: not zombies(server.pid), LIMIT_S, "no zombies")
 
 
@@ -150,7 +168,7 @@ def test_a_template_that_dies_as_it_forks_costs_a_start_and_one_that_may_not_for
         kill(server)
         assert texts(server) == expected and not processes.living([first])
         assert processes.templates(server.pid) == {}
-        assert server.log().count("the system refuses another process: the template becomes the shard") == 1
+        assert server.log().count("the system refuses another process: the template becomes tgi-shard") == 1
         assert score(processes.shards(server.pid)[0]) == score(psutil.Process(server.pid))
         kill(server)
         assert texts(server) == expected and template_of(server).is_running()

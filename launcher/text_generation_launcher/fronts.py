@@ -55,13 +55,15 @@ class Fronts:
         patience_s: float,
         on_message: Callable[[KeptProcess, LinkMessage], None] = lambda process, message: None,
         adapters: Callable[[], LinkMessage | None] = lambda: None,
+        stands_by: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`adapters`: see KeptProcess."""
+        """`adapters` and `stands_by`: see KeptProcess."""
         self._start = start
         self._number = number
         self._patience_s = patience_s
         self._on_message = on_message
         self._adapters = adapters
+        self._stands_by = stands_by
         self._deployment: ReplicaReport | None = None
         self._fronts: list[Front] = []
         self._had_listened = False  # a front that has gone
@@ -124,6 +126,7 @@ class Fronts:
             waits_for_shards=False,
             on_draining=lambda: self._replace(front),
             adapters=self._adapters,
+            stands_by=self._stands_by,
         )
         # The first start of a front that takes the place of one that served may fail for once.
         process.has_listened = self.has_listened and state is FrontState.KEPT

@@ -150,12 +150,14 @@ class KeptProcess:
         on_listening: Callable[[str], None] = lambda address: None,
         on_draining: Callable[[], None] = lambda: None,
         adapters: Callable[[], LinkMessage | None] = lambda: None,
+        stands_by: Callable[[], bool] = lambda: False,
     ) -> None:
         """`start` starts the process, with its end of the line. `title`: its name at the start of log lines.
         `waits_for_shards`: whether its first start is told when the first shards are ready. `on_listening` is called
         whenever a process serves requests, with an engine's address. `on_draining` is called when the process ends
         because others than the launcher have asked for it; it is not started again. `adapters`: makes the message
-        with the LoRA adapters that are served, if others were served at the start."""
+        with the LoRA adapters that are served, if others were served at the start. `stands_by`: whether the next start
+        costs nothing."""
         self._start = start
         self.title = title
         self._on_message = on_message
@@ -165,6 +167,7 @@ class KeptProcess:
         self._on_listening = on_listening
         self._on_draining = on_draining
         self._adapters = adapters
+        self._stands_by = stands_by
         self._stopping = asyncio.Event()
         self._server_ends = False
         self._child: Child | None = None
@@ -310,7 +313,7 @@ class KeptProcess:
     async def _wait_for_next_start(self, child: Child | None) -> None:
         """Waits until the next start is due, or until `stop`. Raises when there should be no next start. `child` is the
         process that has ended, None if it could not be started."""
-        wait_s = self._restarts.failed()
+        wait_s = self._restarts.failed(self._stands_by())
         is_last = wait_s is None or not self.has_listened
         if child is not None and not (is_last and child.error):
             self._log_end(child)

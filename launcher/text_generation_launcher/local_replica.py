@@ -50,6 +50,7 @@ class OwnedShards:
             Restarts(),
             on_listening=on_listening,
             adapters=adapters,
+            stands_by=lambda: spawner.router_stands_by,
         )
         self._epochs = Epochs(
             partial(spawner.start_shard, site),

@@ -15,13 +15,15 @@ from text_generation_launcher.config import LaunchPlan, ReplicaSite
 from text_generation_launcher.errors import DownloadError, RayFailed, ShardCannotStart, WebserverCannotStart
 from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import Child
+from text_generation_launcher.router_template import RouterTemplate
 from text_generation_launcher.standby import Templates
 
 
 class Spawner:
     """The only class that starts children. `plan` is replaced once, when the weights are there. `listen_fd` is the
     bound API socket and `port` its number; a launcher without an API starts neither router nor front. The janitor is
-    told of every child, to kill it when the launcher is killed. `has_templates`: whether templates fork the shards.
+    told of every child, to kill it when the launcher is killed. `has_templates`: whether templates fork the shards,
+    routers and engines.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Spawner:
         self._connections: ConnectionCounts | None = None  # numbers of the fronts
         self._connections_fd: int | None = None
         self._templates = Templates(self._start_template, self._added, janitor.add) if has_templates else None
+        self._router_template = RouterTemplate(self._start_router_template, self._added, janitor.add)
 
     async def start_download(self, takes: Callable[[logging.LogRecord], bool]) -> Child:
         command = commands.download(self.plan, self._programs, self._environ)
@@ -86,12 +89,12 @@ class Spawner:
             launcher_fd,
             self.probed_tokenizer,
         )
-        return await self._start(command, WebserverCannotStart)
+        return await self._start_router(command)
 
     async def start_engine(self, site: ReplicaSite, address: str, metrics_file: str | None, launcher_fd: int) -> Child:
         """Starts an engine without HTTP. `launcher_fd`: as in `start_router`."""
         command = commands.engine(self.plan, self._programs, self._environ, site, address, launcher_fd, metrics_file)
-        return await self._start(command, WebserverCannotStart)
+        return await self._start_router(command)
 
     async def start_front(self, number: int, launcher_fd: int) -> Child:
         """Starts one of the engines' fronts. `launcher_fd`: as in `start_router`."""
@@ -113,10 +116,23 @@ class Spawner:
             self._connections_fd if is_placed else None,
             self.probed_tokenizer,
         )
-        child = await self._start(command, WebserverCannotStart)
+        child = await self._start_router(command)
         if is_placed:
             child.exited.add_done_callback(lambda _: connections.clear(number))
         return child
+
+    @property
+    def router_stands_by(self) -> bool:
+        """Whether a router, a front or an engine would be replaced at once."""
+        return self._router_template.stands_by
+
+    async def _start_router(self, command: Command) -> Child:
+        if self._templates is None:
+            return await self._start(command, WebserverCannotStart)
+        return await self._router_template.start_child(command, self._programs.router)
+
+    async def _start_router_template(self, command: Command) -> Child:
+        return await self._start(command, WebserverCannotStart)
 
     async def start_ray_driver(self, launcher_fd: int) -> Child:
         """Starts the process that asks Ray for replicas. `launcher_fd`: as in `start_router`."""

@@ -213,7 +213,7 @@ class Templates:
         return self._add(await template.fork(command, epoch, self._on_forked))
 
     async def _start_template(self, command: Command) -> Template:
-        _adopt_orphans()
+        adopt_orphans()
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own.setblocking(False)
         # numpy would start threads as it is imported, for work that shards do not have.
@@ -240,7 +240,7 @@ async def _end_of(pid: int) -> None:
         os.close(process_fd)
 
 
-def _adopt_orphans() -> None:
+def adopt_orphans() -> None:
     """Makes this process the parent of processes whose parent has ended, below it: so of forked shards. All others are
     only waited for when they end."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

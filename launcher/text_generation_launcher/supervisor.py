@@ -44,7 +44,8 @@ RESTART_SIGNAL = signal.SIGUSR2
 # Seconds between SIGTERM and SIGKILL for each kind of child, in the order in which children are stopped. A router gets
 # additional time before that in which it drains.
 STOP_S: Mapping[str, float] = {
-    "check": 0.0, "download": 10.0, "router": 5.0, "engine": 5.0, "shard": 5.0, "template": 0.0, "ray": 5.0,
+    "check": 0.0, "download": 10.0, "router": 5.0, "engine": 5.0, "shard": 5.0, "template": 0.0,
+    "router-template": 0.0, "ray": 5.0,
 }  # fmt: skip
 # The same for all children at once before the server has served: no request is lost.
 STOP_UNREADY_S = 0.7

@@ -7,21 +7,22 @@ import json
 import logging
 import os
 import sys
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
-import typer
-
-from text_generation_common import faults
 from text_generation_common.addresses import without_service_links
 from text_generation_common.flags.declaration import from_values
 from text_generation_common.flags.programs import ROUTER
 from text_generation_common.logs import setup_logging
 from text_generation_common.typer_command import ReportingCommand, beside, lasting, make_app, taking
 from text_generation_common.version import own_version
+from text_generation_router.cli_errors import fail, set_up_faults
 from text_generation_router.config import RouterFlags
 from text_generation_router.errors import InferenceError, ShardsError, StartError
 
 logger = logging.getLogger("text_generation_router")
+
+ENGINE = "text-generation-engine"
 
 
 def route(values: dict[str, Any]) -> None:
@@ -54,19 +55,14 @@ schema_app = make_app()
 schema_app.command("print-schema", cls=ReportingCommand)(print_schema)
 
 
-def set_up_faults(text: str, testing: bool) -> None:
-    try:
-        faults.setup_command(text, testing)
-    except ValueError as error:
-        raise StartError(str(error)) from None
-
-
-def fail(reason: str) -> NoReturn:
-    print(f"Error: {reason}", file=sys.stderr)
-    raise typer.Exit(1)
-
-
 def main() -> None:
+    if (control_fd := os.environ.get("ROUTER_TEMPLATE_FD")) is not None:
+        with lasting():
+            from text_generation_router import engine_cli, serve, serve_engine, template  # noqa: F401
+
+        template.become(int(control_fd))
+        if Path(sys.argv[0]).name == ENGINE:
+            engine_cli.main()
     # Not a command of `app`: then every start would need the name of a command.
     if sys.argv[1:2] == ["print-schema"]:
         schema_app(sys.argv[2:])

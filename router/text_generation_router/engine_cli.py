@@ -17,7 +17,7 @@ from text_generation_common.flags.programs import ROUTER
 from text_generation_common.flags.requests import RequestFlags, SchedulingFlags, TokenFlags
 from text_generation_common.logs import setup_logging
 from text_generation_common.typer_command import ReportingCommand, lasting, make_app, taking
-from text_generation_router.cli import fail, set_up_faults
+from text_generation_router.cli_errors import fail, set_up_faults
 from text_generation_router.config import RouterFlags
 from text_generation_router.errors import ShardsError, StartError
 

@@ -165,7 +165,8 @@ async def serve(config: RouterConfig, listener: socket.socket) -> None:
     try:
         renderer = await stack.enter_async_context(rendering(chat_template, config.requests.max_concurrent_requests))
         await engine.start()
-        if renderer is not None:
+        # The launcher has checked the template with the tokenizer.
+        if renderer is not None and config.probed_tokenizer is None:
             await renderer.check()
         limits = engine.snapshot().limits
         metrics.set_limits(limits.max_input_tokens, limits.max_total_tokens)

@@ -11,27 +11,31 @@ output and for its report. The report has two lines, the shard's process id and 
 is no shard. While the template loads, it sends a byte now and then as a sign of life.
 """
 
-import ctypes
 import gc
 import json
 import logging
 import os
 import selectors
-import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
 
 from text_generation_common import faults
-from text_generation_common.forked import MAX_MESSAGE_BYTES, READY
+from text_generation_common.forked import (
+    MAX_MESSAGE_BYTES,
+    READY,
+    TEMPLATE_NAME,
+    be_ended_first,
+    fork_below,
+    name_process,
+    set_oom_score,
+)
 from text_generation_common.grammars import COMPILER_STACK_BYTES
 from text_generation_server.config import ShardConfig
 from text_generation_server.distributed import prepare_to_join, unjoined
@@ -42,10 +46,6 @@ from text_generation_server.worker import Worker
 logger = logging.getLogger("text_generation_server")
 
 SIGN_S = 1.0  # seconds between two signs of life
-PR_SET_PDEATHSIG = 1
-# How much sooner than other processes the kernel ends the template for lack of memory, which does not serve: always.
-OOM_SCORE = "1000"
-OOM_FILE = Path("/proc/self/oom_score_adj")
 LOOK_S = 0.0002
 END_S = 3.0  # seconds that threads get to end
 
@@ -78,10 +78,10 @@ def serve(config: ShardConfig, control_fd: int, set_up: Callable[[int], None]) -
     can_fork = loaded is not None and _has_one_thread()
     gc.collect()
     gc.freeze()  # The collector would write to every object, and so copy the pages that are shared.
-    score = _be_ended_first()
-    _name("tgi-template")
+    score = be_ended_first()
+    name_process(TEMPLATE_NAME)
     shard = TemplateLoop(control, launcher, can_fork).fork_for_ever()
-    _set_oom_score(score)
+    set_oom_score(score)
     set_up(shard.epoch)
     _serve_shard(replace(config, epoch=shard.epoch), loaded, shard)
 
@@ -157,7 +157,7 @@ class TemplateLoop:
         measured_fd, write_fd = os.pipe()
         faults.point("template.fork")
         epoch = int(message)
-        if self._fork(f"tgi-shard {epoch}"):
+        if fork_below(self._launcher, f"tgi-shard {epoch}", self._can_fork):
             for fd in (output_fd, report_fd, write_fd):
                 os.close(fd)
             self._selector.register(measured_fd, selectors.EVENT_READ)
@@ -171,44 +171,6 @@ class TemplateLoop:
         self._selector.close()
         self._control.close()
         return NewShard(epoch, report_fd, write_fd, self._measured)
-
-    def _fork(self, name: str) -> bool:
-        """Returns True in the template, and False in the shard, which is called `name`. The process between both ends
-        at once: so the launcher becomes the shard's parent, which learns its status, and with which it ends."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        between = _forked() if self._can_fork else None
-        if between and os.waitpid(between, 0)[1] == 0:
-            return True
-        if between == 0:
-            self._fork_below(name)
-            return False
-        if self._can_fork:
-            logger.warning("the system refuses another process: the template becomes the shard")
-        _name(name)
-        return False
-
-    def _fork_below(self, name: str) -> None:
-        """Returns in the shard."""
-        between = os.getpid()
-        faults.point("template.below")
-        if (shard := _forked()) != 0:
-            os._exit(0 if shard else 1)
-        os.setsid()
-        _name(name)
-        while os.getppid() == between:
-            time.sleep(LOOK_S)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != self._launcher:  # The launcher has ended.
-            os._exit(1)
-
-
-def _forked() -> int | None:
-    """As os.fork, but None if the system refuses another process."""
-    try:
-        return os.fork()
-    except OSError:
-        return None
 
 
 def _leave_out_spare_pool() -> None:
@@ -241,24 +203,3 @@ def _signs_of_life(control: socket.socket) -> Callable[[], None]:
                 control.send(b".", socket.MSG_DONTWAIT)
 
     return on_tensor
-
-
-def _name(name: str) -> None:
-    """Names this process as `ps -o comm` shows it: its command line, and its environment, are the template's."""
-    Path("/proc/self/comm").write_text(name)
-
-
-def _be_ended_first() -> str:
-    """Has the kernel end this process first where memory is short. Returns the score from before."""
-    try:
-        before = OOM_FILE.read_text().strip()
-    except OSError:
-        return ""
-    _set_oom_score(OOM_SCORE)
-    return before
-
-
-def _set_oom_score(score: str) -> None:
-    with suppress(OSError, ValueError):
-        if score:
-            OOM_FILE.write_text(score)

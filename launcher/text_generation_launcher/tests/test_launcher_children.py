@@ -11,6 +11,7 @@ import pytest
 from text_generation_launcher import process
 from text_generation_launcher.commands import Command
 from text_generation_launcher.process import MAX_LINE_BYTES, Child, LineReader
+from text_generation_launcher.router_template import RouterTemplate
 
 
 def split(*chunks: bytes) -> list[str]:
@@ -134,3 +135,21 @@ def test_an_error_is_passed_on_after_a_while_and_stays_the_error_however_long_th
     told, seen = ("tried in vain", "Error: tried in vain"), tmp_path / "seen"
     code = f"say('Error: tried in vain')\nwhile not os.path.exists({str(seen)!r}): time.sleep(0.01)"
     assert error_after(code, caplog, seen) == told
+
+
+def test_where_a_template_cannot_fork_a_router_starts_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("text_generation_launcher.router_template.adopt_orphans", lambda: None)
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexit 71\n")
+    program.chmod(0o700)
+    forked: list[int] = []
+
+    async def run() -> int:
+        template = RouterTemplate(Child.start, lambda child: child, forked.append)
+        child = await template.start_child(python("raise SystemExit(3)"), str(program))
+        assert not template.stands_by
+        return await child.exited
+
+    assert asyncio.run(run()) == 3 and forked == []
