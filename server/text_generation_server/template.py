@@ -3,9 +3,10 @@ the other. A shard has the template's weights without reading them, in the same 
 
 While a template forks it has one thread, and neither gRPC nor OpenMP: no other process could go on with their threads.
 
-The launcher asks for a shard with a message on a socket: the number of the epoch, and two descriptors, for the shard's
-output and for its report. The report has two lines, the shard's process id and READY. It ends without a line if there
-is no shard. While the template loads, it sends a byte now and then as a sign of life.
+The launcher asks for a shard with a message on a socket: the number of the epoch, the word KEEPS if the shard may use
+the keys and values of the shard before, and two descriptors, for the shard's output and for its report. The report has
+two lines, the shard's process id and READY. It ends without a line if there is no shard. While the template loads, it
+sends a byte now and then as a sign of life.
 """
 
 import ctypes
@@ -27,9 +28,10 @@ from pathlib import Path
 import torch
 
 from text_generation_common import faults
-from text_generation_common.forked import MAX_MESSAGE_BYTES, READY
+from text_generation_common.forked import KEEPS, MAX_MESSAGE_BYTES, READY
 from text_generation_common.grammars import COMPILER_STACK_BYTES
 from text_generation_server.config import ShardConfig
+from text_generation_server.device.kept import KeptMemory
 from text_generation_server.distributed import prepare_to_join, unjoined
 from text_generation_server.errors import OptionError
 from text_generation_server.load import LoadedModel, Shard, load_model, take_over
@@ -53,6 +55,7 @@ class NewShard:
     report_fd: int
     measured_fd: int  # takes what its Warmup has measured
     measured: Measured | None  # by earlier shards
+    kept: KeptMemory  # for keys and values
 
     def note_measured(self, measured: Measured) -> None:
         if measured != self.measured:
@@ -96,7 +99,7 @@ def _serve_shard(config: ShardConfig, loaded: LoadedModel, shard: NewShard) -> N
 
     def load(config: ShardConfig, worker: Worker) -> Shard:
         made = take_over(config, loaded, worker)
-        made.runner.measured = shard.measured
+        made.runner.measured, made.runner.kept = shard.measured, shard.kept
         return made
 
     server.serve(config, load, shard.note_ready, shard.note_measured)
@@ -109,6 +112,7 @@ class TemplateLoop:
         self._control = control
         self._launcher = launcher
         self._measured: Measured | None = None
+        self._kept = KeptMemory()
         self._reports: dict[int, bytes] = {}  # open pipes from shards, and what came since the last whole line
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -142,7 +146,10 @@ class TemplateLoop:
         output_fd, report_fd = fds
         measured_fd, write_fd = os.pipe()
         faults.point("template.fork")
-        epoch = int(message)
+        number, *keeps = message.split()
+        epoch = int(number)
+        if keeps != [KEEPS]:
+            self._kept.content = 0
         if self._fork(f"tgi-shard {epoch}"):
             for fd in (output_fd, report_fd, write_fd):
                 os.close(fd)
@@ -156,7 +163,7 @@ class TemplateLoop:
             os.close(fd)
         self._selector.close()
         self._control.close()
-        return NewShard(epoch, report_fd, write_fd, self._measured)
+        return NewShard(epoch, report_fd, write_fd, self._measured, self._kept)
 
     def _fork(self, name: str) -> bool:
         """Returns True in the template, and False in the shard, which is called `name`. The process between both ends
