@@ -10,7 +10,8 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -90,16 +91,15 @@ class KeptMemory:
 
 def _mapped(fd: int, start: int, length: int) -> "ctypes.Array[ctypes.c_uint8]":
     """Bytes `start` to `start + length` of a file, at the beginning of a huge page, as long as the result lives."""
-    libc = _libc()
-    reserved = _checked(
-        libc.mmap(None, length + HUGE_PAGE, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-    )
+    libc, own = _libc(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    reserved = _checked(libc.mmap(None, length + HUGE_PAGE, PROT_NONE, own, fd=-1, offset=0))
     at = -(-reserved // HUGE_PAGE) * HUGE_PAGE
     if at > reserved:
         libc.munmap(reserved, at - reserved)
     if rest := reserved + HUGE_PAGE - at:
         libc.munmap(at + length, rest)
-    _checked(libc.mmap(at, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED, fd, start))
+    both, shared = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED
+    _checked(libc.mmap(at, length, both, shared, fd=fd, offset=start))
     pages = (ctypes.c_uint8 * length).from_address(at)
     weakref.finalize(pages, libc.munmap, at, length).atexit = False  # threads may compute until the end
     return pages
@@ -111,11 +111,21 @@ def _checked(address: int) -> int:
     return address
 
 
+@dataclass(frozen=True, slots=True)
+class MappingCalls:
+    """Functions of the C library that Python's mmap has not, or not with all arguments."""
+
+    mmap: Callable[..., int]
+    munmap: Callable[[int, int], int]
+    madvise: Callable[[int, int, int], int]
+
+
 @cache
-def _libc() -> ctypes.CDLL:
+def _libc() -> MappingCalls:
     libc = ctypes.CDLL(None, use_errno=True)
     address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    libc.mmap.argtypes, libc.mmap.restype = [address, size, number, number, number, ctypes.c_int64], address
-    libc.munmap.argtypes = [address, size]
-    libc.madvise.argtypes = [address, size, number]
-    return libc
+    arguments = dict(address=address, length=size, protection=number, flags=number, fd=number, offset=ctypes.c_int64)
+    prototype = ctypes.CFUNCTYPE(address, *arguments.values(), use_errno=True)
+    libc.munmap.argtypes, libc.madvise.argtypes = [address, size], [address, size, number]
+    by_name = prototype(("mmap", libc), tuple((1, name) for name in arguments))
+    return MappingCalls(by_name, libc.munmap, libc.madvise)

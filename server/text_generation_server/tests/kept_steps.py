@@ -49,7 +49,7 @@ class Asked:
     """A request as the router knows it."""
 
     ids: list[int]  # the prompt, and the tokens of answered steps
-    slots: list[int]  # of all positions up to LENGTH
+    slots: list[int]  # slots of all positions up to LENGTH
     num_computed: int = 0  # first tokens whose keys and values an answered step has computed
 
 
@@ -153,7 +153,7 @@ def read_all(fd: int) -> bytes:
 
 
 def run(kills: int, seed: int, kv_dtype: torch.dtype | None, folder: Path) -> list[str]:
-    """What differs after so many kills in the middle of steps."""
+    """Lines about what differs after this number of kills in the middle of steps."""
     draw, backend = random.Random(seed), select_backend(CPU)
     with ThreadPoolExecutor(1) as pool:  # threads of kernels end with the thread that has used them
         make = dict(kernels=backend.kernels, kv_dtype=kv_dtype, max_total_tokens=LENGTH)
