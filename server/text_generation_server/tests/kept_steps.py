@@ -202,7 +202,7 @@ def main() -> None:
         folder = arguments.model or made_checkpoint(Path(made))
         for kv_dtype in (None, torch.int8):
             problems += run(-(-arguments.kills // 2), arguments.seed, kv_dtype, folder)
-    sys.exit("; ".join(problems))
+    sys.exit("; ".join(problems) or 0)
 
 
 def made_checkpoint(folder: Path) -> Path:
