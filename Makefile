@@ -61,7 +61,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py clients/python/text_generation/__i
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install install-test torch editable test-packages kernels run test test-wheel test-image test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats fixtures-quantized fixtures-gguf gguf-quality gguf-texts demo-model test-demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-page test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers goldens-peft test-adapters test-int-texts clean
+	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-page test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers goldens-peft test-adapters test-int-texts test-kept clean
 
 # What serving needs, with the kernels for this machine's processor. Every file is checked against the hashes in requirements/
 # (see requirements/README.md), torch excepted.
@@ -413,6 +413,11 @@ test-adapters: install-test
 # of it: ARGS="--formats int8 Q4_K_M --requests 100".
 test-int-texts: install-test
 	PYTHONPATH=server/text_generation_server/tests:tools $(BIN)/python integration-tests/make_int_texts.py $(ARGS)
+
+# Kills shards 2,000 times in the middle of steps, each of which goes on with the keys and values of the one before, and
+# compares all keys and values with those of a shard that was not killed. About half an hour. A part of it: ARGS="--kills 100".
+test-kept: install-test
+	PYTHONPATH=server/text_generation_server/tests $(BIN)/python server/text_generation_server/tests/kept_steps.py $(ARGS)
 
 # Measures a tenant while another tenant attacks the server: each assault for 24 s, and the table in
 # integration-tests/README.md. About 40 minutes. With an older version in turns: ARGS="--before

@@ -48,6 +48,7 @@ LONG = (
     "integration-tests/test_launch.py",
     "integration-tests/test_routes.py",
     "integration-tests/test_digest.py",
+    "integration-tests/test_kept_cache.py",
 )
 
 

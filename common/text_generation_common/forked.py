@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 
 READY = b"ready\n"  # a shard's second line
 MAX_MESSAGE_BYTES = 4096
+KEEPS = b"keeps"
+# Exit status of a shard that ends itself without any cleanup, because its group, device or worker is broken. Its keys
+# and values are as sound as those of a shard that was killed.
+BROKEN_STATUS = os.EX_SOFTWARE
 TEMPLATE_NAME = "tgi-template"
 PR_SET_PDEATHSIG = 1
 LOOK_S = 0.0002

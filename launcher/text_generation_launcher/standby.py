@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from text_generation_common.forked import MAX_MESSAGE_BYTES, READY
+from text_generation_common.forked import BROKEN_STATUS, KEEPS, MAX_MESSAGE_BYTES, READY
 from text_generation_launcher.commands import Command
 from text_generation_launcher.process import Child, LineReader, read_pipe, relayed_output
 
@@ -22,6 +22,9 @@ logger = logging.getLogger("text_generation_launcher")
 
 # Variables of a shard: the number of its epoch, and the socket on which it is a template.
 EPOCH, FD = "TGI_EPOCH", "TEMPLATE_FD"
+# How a shard may end so that its keys and values are taken over. After other ends, such as SIGSEGV, it may have written
+# anywhere before.
+SOUND_ENDS = (-signal.SIGKILL, BROKEN_STATUS)
 PR_SET_CHILD_SUBREAPER = 36
 # Seconds that a template gets to fork a shard, and to end when it could not.
 FORK_S, END_S = 5.0, 5.0
@@ -116,6 +119,7 @@ class Template:
         self.child = child
         self._command = command
         self.has_forked = False
+        self._last: ForkedChild | None = None
         self._control = control
         self._alive_s = time.monotonic()
         loop = asyncio.get_running_loop()
@@ -146,8 +150,11 @@ class Template:
         output, output_end = await relayed_output(command)
         shard = ForkedChild(command, self.child, output, note)
         report_end = await read_pipe(shard.process)
+        keeps = self._last is not None and self._last.process.returncode in SOUND_ENDS
+        self._last = shard
+        message = b"%d %b" % (epoch, KEEPS) if keeps else b"%d" % epoch
         with suppress(OSError):  # The template has ended, and so does the report.
-            socket.send_fds(self._control, [str(epoch).encode()], [output_end, report_end])
+            socket.send_fds(self._control, [message], [output_end, report_end])
         os.close(output_end)
         os.close(report_end)
         return shard

@@ -11,8 +11,9 @@ from torch import Tensor
 from text_generation_common import faults
 from text_generation_common.errors import NO_TOKEN, NOT_FINITE, MemoryLimitError
 from text_generation_common.memory import SURE_SHARE, choose_slots
-from text_generation_server.device.arena import take_in_pieces, take_memory
+from text_generation_server.device.arena import take_in_pieces, take_memory, zeros
 from text_generation_server.device.graphs import Signal
+from text_generation_server.device.kept import KeptMemory
 from text_generation_server.device.memory import available_bytes, give_back_memory, memory_for, memory_of_cache
 from text_generation_server.device.transfers import Moment, fetch
 from text_generation_server.errors import StepError
@@ -87,6 +88,8 @@ class ModelRunner:
         Without `constraints`, requests with a grammar fail. `adapters`: those of the model."""
         self.longest_pause_s = 0.0  # longest time between two progress reports in the largest step; 0: no Warmup yet
         self.measured: Measured | None = None  # by the last Warmup, of this process or of one with the same template
+        self.kept: KeptMemory | None = None  # where the cache lies, if it is to outlive this process
+        self.has_kept_cache = False  # whether the last Warmup found the content that it was asked for
         self._model = model
         self._platform = platform
         self._device = platform.device
@@ -124,13 +127,17 @@ class ModelRunner:
         requests: int,
         wanted: int | None,
         max_rows: int | None = None,
+        content: int = 0,
+        known_content: int = 0,
     ) -> Capacity:
         """Runs small steps and the largest step on a small cache, on a CPU in one layer of each kind. Then makes the
         cache as large as memory and limits allow, and records steps on it. All ranks get a cache of the size that fits
         the rank with the least memory. On a GPU no kernel is compiled and no step is recorded later. `max_rows` of the
         `requests` run at once (None: all); the others keep slots only, as cached prefixes.
 
-        A Warmup with the values of the one before measures nothing: requests of other processes wait for it.
+        A Warmup with the values of the one before measures nothing: requests of other processes wait for it. The cache
+        is then that of the process before, if it has the content `known_content` (0: no content is known), and if it
+        could outlive that process. `content` names what is written from now on.
         """
         limit = self._model.max_total_tokens
         if max_total_tokens is not None and max_total_tokens > limit:
@@ -139,7 +146,8 @@ class ModelRunner:
         longest = max_total_tokens or limit
         rows = min(requests, max_rows or requests)
         asked = (max_prefill_tokens, max_total_tokens, requests, wanted, max_rows)
-        if (capacity := self._warm_up_again(asked, rows)) is not None:
+        if (capacity := self._warm_up_again(asked, rows, known_content)) is not None:
+            self._name_content(content)
             return capacity
         self.measured = None
         self._run_largest_step(max_prefill_tokens, longest)
@@ -159,33 +167,45 @@ class ModelRunner:
         capacity = Capacity(slots, min(longest, slots))
         self._make_whole_cache(capacity, rows, taken=max_prefill_tokens if is_small else slots + 1)
         self.measured = Measured(asked, capacity, self.longest_pause_s)
+        self._name_content(content)
         return capacity
 
-    def _warm_up_again(self, asked: tuple[int | None, ...], rows: int) -> Capacity | None:
+    def _name_content(self, content: int) -> None:
+        if self.kept is not None:
+            self.kept.content = content
+
+    def _warm_up_again(self, asked: tuple[int | None, ...], rows: int, known_content: int) -> Capacity | None:
         """What was measured for these values, with the cache made, and no request in it. None if they are new, or the
         memory is not there any more: another process may have taken it while no shard had it."""
         known = self.measured if self.measured is not None and self.measured.asked == asked else None
+        self.has_kept_cache = False
+        is_kept = self.kept is not None and self.kept.content == known_content != 0
         with self._group.collective_work("the warm-up"):
             if not self._group.all_agree(known is not None) or known is None:
                 return None
             has_cache = self._group.all_agree(self._row_state is not None)
+            is_kept = self._group.all_agree(is_kept)
         if has_cache:
             self.clear(None)
             return known.capacity
         self.longest_pause_s = known.longest_pause_s
         try:
-            self._make_whole_cache(known.capacity, rows, taken=asked[0] or 0)
+            self._make_whole_cache(known.capacity, rows, taken=0 if is_kept else asked[0] or 0, is_kept=is_kept)
         except MemoryLimitError:
             return None
+        self.has_kept_cache = is_kept
         return known.capacity
 
-    def _make_whole_cache(self, capacity: Capacity, rows: int, taken: int) -> None:
+    def _make_whole_cache(self, capacity: Capacity, rows: int, taken: int, is_kept: bool = False) -> None:
         """Makes the cache and records steps on it. The memory of its first `taken` slots is taken now, and the rest
-        while there is no step."""
+        while there is no step. `is_kept`: its content is that of the process before."""
         slots, per_slot = capacity.slots, self._model.bytes_per_slot(self._kv_dtype)
         with self._group.agreement("make its KV cache"), memory_of_cache(slots, per_slot, self._available_bytes):
-            self._make_room(self._model, slots, rows, capacity.max_total_tokens, taken)
-            self._untaken = take_in_pieces([tensor[taken:] for tensor in self._cache_tensors()])
+            if self.kept is not None:
+                self.kept.begin(is_kept)
+            self._make_room(self._model, slots, rows, capacity.max_total_tokens, taken, kept=self.kept)
+            left = [tensor[taken:] for tensor in self._cache_tensors()]
+            self._untaken = take_in_pieces(left) if self.kept is None else self.kept.take_in_pieces(left)
         with self._group.collective_work("recorded steps"):
             self.row_state.forward.record(self._on_progress)
             self._mark().wait()
@@ -197,13 +217,17 @@ class ModelRunner:
     def _available_bytes(self) -> int:
         return available_bytes(self._device, self._num_neighbours, self._memory_fraction)
 
-    def _make_room(self, model: Model, slots: int, rows: int, longest: int, taken: int) -> None:
-        """Makes the cache, and takes memory for its first `taken` slots now and not under load."""
+    def _make_room(
+        self, model: Model, slots: int, rows: int, longest: int, taken: int, *, kept: KeptMemory | None = None
+    ) -> None:
+        """Makes the cache, in `kept` or in memory of its own, and takes memory for its first `taken` slots now and not
+        under load."""
         self._platform.clear_graphs()
         self._constraints.clear()
-        self._kv_cache = model.make_cache(slots, rows, self._kv_dtype)
+        make, take = (zeros, take_memory) if kept is None else (kept.tensor, kept.take)
+        self._kv_cache = model.make_cache(slots, rows, self._kv_dtype, make)
         for tensor in self._cache_tensors():
-            take_memory(tensor[:taken])
+            take(tensor[:taken])
             self._on_progress()
         batches = Batches(Rows(rows, longest, self._device, padding_slot=slots, adapter_slots=self._adapters.slots))
         planner = Planner(batches, StepLimits(self._model.vocab_size, slots))
@@ -218,6 +242,8 @@ class ModelRunner:
             # Graphs from before this Warmup use the old cache.
             self._platform.clear_graphs()
             self._kv_cache, self._row_state, self._untaken = [], None, iter(())
+            if self.kept is not None:
+                self.kept.begin(is_kept=False)
             give_back_memory(self._device)
             largest = WarmupStep([], NO_SLOTS, largest_step(tokens, longest))
             # A CPU would compute for minutes. On a GPU all layers run, so that all their kernels are compiled.

@@ -144,6 +144,8 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
                     request.max_concurrent_requests,
                     request.max_batch_total_tokens if request.HasField("max_batch_total_tokens") else None,
                     request.max_batch_size if request.HasField("max_batch_size") else None,
+                    content=request.content,
+                    known_content=request.known_content,
                 )
             self._worker.when_idle(runner.take_piece)
             if runner.measured is not None:
@@ -156,7 +158,11 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
         except ShardError as error:
             await context.abort(*status(error))
         self._slots = capacity.slots
-        return pb.WarmupResponse(max_supported_total_tokens=capacity.slots, max_total_tokens=capacity.max_total_tokens)
+        return pb.WarmupResponse(
+            max_supported_total_tokens=capacity.slots,
+            max_total_tokens=capacity.max_total_tokens,
+            has_kept_cache=runner.has_kept_cache,
+        )
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: CallContext) -> pb.LoadAdapterResponse:
         return await self._step(self.steps.load_adapter, request, context)

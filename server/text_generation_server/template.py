@@ -6,9 +6,10 @@ imported only.
 A template that cannot fork, because the weights are on a GPU, a library has left a thread or the system refuses another
 process, becomes the shard itself.
 
-The launcher asks for a shard with a message on a socket: the number of the epoch, and two descriptors, for the shard's
-output and for its report. The report has two lines, the shard's process id and READY. It ends without a line if there
-is no shard. While the template loads, it sends a byte now and then as a sign of life.
+The launcher asks for a shard with a message on a socket: the number of the epoch, the word KEEPS if the shard may use
+the keys and values of the shard before, and two descriptors, for the shard's output and for its report. The report has
+two lines, the shard's process id and READY. It ends without a line if there is no shard. While the template loads, it
+sends a byte now and then as a sign of life.
 """
 
 import gc
@@ -28,6 +29,7 @@ import torch
 
 from text_generation_common import faults
 from text_generation_common.forked import (
+    KEEPS,
     MAX_MESSAGE_BYTES,
     READY,
     TEMPLATE_NAME,
@@ -38,6 +40,7 @@ from text_generation_common.forked import (
 )
 from text_generation_common.grammars import COMPILER_STACK_BYTES
 from text_generation_server.config import ShardConfig
+from text_generation_server.device.kept import KeptMemory
 from text_generation_server.distributed import prepare_to_join, unjoined
 from text_generation_server.load import LoadedModel, Shard, load_model, load_shard, take_over
 from text_generation_server.runner import Capacity, Measured
@@ -58,6 +61,7 @@ class NewShard:
     report_fd: int
     measured_fd: int  # takes what its Warmup has measured
     measured: Measured | None  # by earlier shards
+    kept: KeptMemory  # for keys and values
 
     def note_measured(self, measured: Measured) -> None:
         if measured != self.measured:
@@ -108,7 +112,7 @@ def _serve_shard(config: ShardConfig, loaded: LoadedModel | None, shard: NewShar
         if loaded is None:
             return load_shard(config, worker)
         made = take_over(config, loaded, worker)
-        made.runner.measured = shard.measured
+        made.runner.measured, made.runner.kept = shard.measured, shard.kept
         return made
 
     server.serve(config, load, shard.note_ready, shard.note_measured)
@@ -123,6 +127,7 @@ class TemplateLoop:
         self._launcher = launcher
         self._can_fork = can_fork
         self._measured: Measured | None = None
+        self._kept = KeptMemory()
         self._reports: dict[int, bytes] = {}  # open pipes from shards, and what came since the last whole line
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -156,7 +161,10 @@ class TemplateLoop:
         output_fd, report_fd = fds
         measured_fd, write_fd = os.pipe()
         faults.point("template.fork")
-        epoch = int(message)
+        number, *keeps = message.split()
+        epoch = int(number)
+        if keeps != [KEEPS]:
+            self._kept.content = 0
         if fork_below(self._launcher, f"tgi-shard {epoch}", self._can_fork):
             for fd in (output_fd, report_fd, write_fd):
                 os.close(fd)
@@ -170,7 +178,7 @@ class TemplateLoop:
             os.close(fd)
         self._selector.close()
         self._control.close()
-        return NewShard(epoch, report_fd, write_fd, self._measured)
+        return NewShard(epoch, report_fd, write_fd, self._measured, self._kept)
 
 
 def _leave_out_spare_pool() -> None:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from text_generation_common import faults
+from text_generation_common.forked import BROKEN_STATUS
 from text_generation_server.errors import GroupBroken, StepAborted, StepFailed, StepRefused
 from text_generation_server.step.results import Pending, completed
 
@@ -323,7 +324,7 @@ def _exit_if_broken(call: StepCall) -> Iterator[None]:
 def exit_now() -> NoReturn:
     """Ends the process at once, without any cleanup: other ranks may be waiting for it in a collective."""
     logging.shutdown()
-    os._exit(1)
+    os._exit(BROKEN_STATUS)
 
 
 def _uncancellable() -> Future[Any]:

@@ -39,6 +39,7 @@ class TimedRunner:
     num_rows = 0
     longest_pause_s = 0.0
     measured = None
+    has_kept_cache = False
 
     def __init__(self, cost: StepCost, slots: int, token_ids: Sequence[int]) -> None:
         """`cost`: of rows and prompt tokens. What rows and prompts attend to is not known here."""
@@ -50,7 +51,7 @@ class TimedRunner:
         self._logprobs = -torch.rand(TOKENS, generator=torch.Generator().manual_seed(1))
         self._at = 0
 
-    def warmup(self, *_: int | None) -> Capacity:
+    def warmup(self, *_: int | None, content: int, known_content: int) -> Capacity:
         return Capacity(self._slots, MAX_TOTAL_TOKENS)
 
     def take_piece(self) -> bool:

@@ -3,10 +3,12 @@ of requests.
 
 Shards may die at any time. Only the router knows the whole state of a request: it sends each running request to the
 shards of the new epoch as a new prompt (the original prompt and the tokens made until then), and the request goes on.
+Where the new shards have the keys and values of the old ones, the prefix cache has that prompt.
 """
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -21,6 +23,8 @@ from text_generation_router.errors import ShardsError, WarmupRefusedError
 from text_generation_router.metrics.metrics import Metrics
 from text_generation_router.scheduling.blame import reaches
 from text_generation_router.scheduling.step import ForwardStep
+
+CONTENT_BITS = 64
 
 # The user's settings of an engine.
 
@@ -63,6 +67,7 @@ class Lifecycle:
         self._epochs = epochs
         self._loop: StepLoop | None = None
         self._adapters: Collection[str] = ()  # digests of adapters that have come since the start
+        self._content = 0  # name of the keys and values that the scheduler's books describe; 0: of none
         self._lost_s: float | None = None  # time at which the shards were lost; None while shards work
 
     async def run(self) -> None:
@@ -83,12 +88,15 @@ class Lifecycle:
     async def _warm_up(self, shards: ShardedClient) -> None:
         config = self._config
         logger.info("Warming up model")
+        content = secrets.randbits(CONTENT_BITS) or 1
         capacity = await shards.warmup(
             config.tokens.prefill_budget,
             config.tokens.max_total_tokens,
             config.max_concurrent_requests,
             config.tokens.max_batch_total_tokens,
             config.scheduling.max_batch_size,
+            content=content,
+            known_content=self._content,
         )
         logger.info("Setting max batch total tokens to %d", capacity.slots)
         max_total = config.tokens.max_total_tokens or capacity.max_total_tokens
@@ -98,7 +106,14 @@ class Lifecycle:
         self._metrics.batch_max_total_tokens.set(capacity.slots)
         self._metrics.shards_ready.set(1)
         info = shards.info
-        self._requests.begin_epoch(capacity.slots, info.eos_token_ids, info.query_blocks, info.adapter_room)
+        self._requests.begin_epoch(
+            capacity.slots,
+            info.eos_token_ids,
+            info.query_blocks,
+            info.adapter_room,
+            has_kept_cache=capacity.has_kept_cache,
+        )
+        self._content = content
         if self._lost_s is not None:
             self._metrics.shard_recovery_duration.observe(time.perf_counter() - self._lost_s)
             self._lost_s = None

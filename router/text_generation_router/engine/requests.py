@@ -1,6 +1,7 @@
 """Requests from `submit` to their end: each sink receives its tokens, and then exactly one Ended."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from text_generation_router.scheduling.request import EndReason, GenerationReque
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import Applied, ForwardStep, StepAnswer
+
+logger = logging.getLogger("text_generation_router")
 
 # Error texts for clients whose request failed.
 LOST_TOO_OFTEN = (
@@ -208,11 +211,22 @@ class Requests:
         eos_token_ids: Iterable[int],
         query_blocks: QueryBlocks = SINGLE_QUERIES,
         adapters: AdapterRoom = NO_ADAPTERS,
+        has_kept_cache: bool = False,
     ) -> None:
         """To be called when new shards with `slots` token slots are ready: requests that do not fit into the slots
-        fail.
+        fail. `has_kept_cache`: the slots hold what they held in the epoch before.
         """
-        for request in self._scheduler.begin_epoch(slots, frozenset(eos_token_ids), query_blocks, adapters):
+        if has_kept_cache and (wrong := self._scheduler.books()) is not None:
+            logger.error("the books of the token slots are wrong, all tokens are computed again: %s", wrong)
+            has_kept_cache = False
+        given_up = self._scheduler.begin_epoch(
+            slots,
+            frozenset(eos_token_ids),
+            query_blocks,
+            adapters,
+            has_kept_cache=has_kept_cache,
+        )
+        for request in given_up:
             cause = f"Server error: the shards came back with room for {slots} tokens only"
             self._close(request.id, EndReason.FAILED, cause)
 

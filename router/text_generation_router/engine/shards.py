@@ -68,6 +68,7 @@ WARMUP_ERRORS: Errors = {
 class WarmupAnswer:
     slots: int
     max_total_tokens: int
+    has_kept_cache: bool = False  # whether the slots hold the content that was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,11 @@ class ShardedClient:
         requests: int,
         wanted_slots: int | None,
         max_rows: int | None,
+        content: int = 0,
+        known_content: int = 0,
     ) -> WarmupAnswer:
         """Makes each shard allocate its KV cache; the smallest size of all ranks counts. Step numbers start at 1 again.
+        `content` names what the steps from now on write, `known_content` what the books of slots describe (0: nothing).
         WarmupRefusedError: the given limits do not fit. ShardsError: any other failure.
         """
         request = pb.WarmupRequest(
@@ -165,11 +169,14 @@ class ShardedClient:
             max_batch_total_tokens=wanted_slots,
             max_batch_size=max_rows,
             epoch=self.info.epoch,
+            content=content,
+            known_content=known_content,
         )
         answers = await self._call(lambda stub: stub.Warmup(request), WARMUP_ERRORS)
         return WarmupAnswer(
             min(answer.max_supported_total_tokens for answer in answers),
             min(answer.max_total_tokens for answer in answers),
+            all(answer.has_kept_cache for answer in answers),
         )
 
     def run(self, step: Step) -> "asyncio.Future[StepAnswer | None]":

@@ -95,13 +95,19 @@ class Scheduler:
         self._reason: str | None = None  # why the newest requests joined a running batch, in TGI's words
         self._begin(limits, end_tokens)
 
-    def _begin(self, limits: Limits, end_tokens: frozenset[int], adapters: AdapterRoom = NO_ADAPTERS) -> None:
+    def _begin(
+        self,
+        limits: Limits,
+        end_tokens: frozenset[int],
+        adapters: AdapterRoom = NO_ADAPTERS,
+        memory: Memory | None = None,
+    ) -> None:
         self.limits = limits
         # Service of other engines puts a tenant behind the others here by a time that the engine's size sets.
         self.queue.limit_lead(limits.capacity)
         self._end_tokens = end_tokens
         self.steps = SentSteps()
-        self.memory = Memory(limits.capacity, limits.policy.prefix_caching, self._cache_observer)
+        self.memory = memory or Memory(limits.capacity, limits.policy.prefix_caching, self._cache_observer)
         self.adapters = AdapterSlots(adapters)
         self.queue.admits = self.adapters.admits
         self.joining = Joining(limits, self.memory, self.queue, self._admission, self._budget)
@@ -117,16 +123,19 @@ class Scheduler:
         end_tokens: frozenset[int] = NO_TOKENS,
         query_blocks: QueryBlocks = SINGLE_QUERIES,
         adapters: AdapterRoom = NO_ADAPTERS,
+        has_kept_cache: bool = False,
     ) -> list[Running]:
-        """Starts with new, empty shards of `capacity` token slots, whose model ends texts with `end_tokens`, whose
-        attention computes chunks in `query_blocks`, and which have `adapters`. All requests must be waiting (see
-        `put_back`).
+        """Starts with new shards of `capacity` token slots, whose model ends texts with `end_tokens`, whose attention
+        computes chunks in `query_blocks`, and which have `adapters`. All requests must be waiting (see `put_back`).
+        `has_kept_cache`: the slots hold what the answered steps of the epoch before have written, so what is cached
+        stays cached. No slot that an unanswered step wrote is cached.
 
         Ends and returns the waiting requests that do not fit into the new capacity.
         """
         assert not self.active, "rows of the last epoch"
         self._budget.begin_epoch(query_blocks)
-        self._begin(replace(self.limits, capacity=capacity), end_tokens, adapters)
+        memory = self.memory if has_kept_cache and capacity == self.memory.capacity else None
+        self._begin(replace(self.limits, capacity=capacity), end_tokens, adapters, memory)
         waiting = (*self.queue.waiting(), *self._unready.values())
         given_up = [request for request in waiting if request.max_slots > capacity]
         for request in given_up:

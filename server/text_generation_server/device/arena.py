@@ -3,7 +3,7 @@
 import ctypes
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import torch
@@ -66,14 +66,15 @@ def take_memory(zeros: Tensor) -> None:
         zeros.view(-1).view(torch.uint8)[:: mmap.PAGESIZE].zero_()
 
 
-def take_in_pieces(tensors: Sequence[Tensor]) -> Iterator[None]:
+def take_in_pieces(tensors: Sequence[Tensor], before: Callable[[Tensor], None] = lambda piece: None) -> Iterator[None]:
     """Has the system give the memory of tensors on a CPU, whose content stays: one huge page of each tensor at a time,
-    from their beginnings on."""
+    from their beginnings on. `before` is called with the bytes of each piece first."""
     parts = [tensor.view(-1).view(torch.uint8) for tensor in tensors if tensor.device.type == "cpu"]
     for at in range(0, max(map(len, parts), default=0), HUGE_PAGE):
         for part in parts:
             if at < len(part):
                 with torch.inference_mode():
+                    before(part[at : at + HUGE_PAGE])
                     part[at : at + HUGE_PAGE : mmap.PAGESIZE].add_(0)
                 yield
 

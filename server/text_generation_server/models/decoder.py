@@ -21,13 +21,14 @@ from text_generation_common.models.names import LayerNames, QkvLayout
 from text_generation_common.models.rope_config import Rope
 from text_generation_common.quantized.tensors.splits import are_equal
 from text_generation_common.quantized.values import Weight
+from text_generation_server.device.arena import zeros
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import HeadNorms, KvLayer
 from text_generation_server.layers.norm import HeadsTogether, HiddenNorm
 from text_generation_server.layers.rotary import kernel_order, rotary_tables
 from text_generation_server.layers.vocabulary import Embedding, Head, look_up_in, pad_rows
 from text_generation_server.models.experts import MLP, Experts
-from text_generation_server.models.kv_cache import KvShape, bytes_per_slot, make_kv_cache
+from text_generation_server.models.kv_cache import KvShape, MakeTensor, bytes_per_slot, make_kv_cache
 from text_generation_server.models.loading import LayerPart, Loader, stacked
 from text_generation_server.models.parts import Parts, Split, split_model
 from text_generation_server.platforms import Platform
@@ -199,8 +200,8 @@ class Decoder:
     def bytes_per_slot(self, dtype: torch.dtype) -> int:
         return bytes_per_slot(self._kv_shapes, dtype)
 
-    def make_cache(self, slots: int, rows: int, dtype: torch.dtype) -> list[KvLayer]:
-        return make_kv_cache(self._kv_shapes, slots, dtype, self._device)
+    def make_cache(self, slots: int, rows: int, dtype: torch.dtype, make: MakeTensor = zeros) -> list[KvLayer]:
+        return make_kv_cache(self._kv_shapes, slots, dtype, self._device, make)
 
     def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:
         self._adapters.slots_T = step.adapters_T

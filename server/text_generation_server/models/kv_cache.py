@@ -1,9 +1,10 @@
 """The cache that holds the keys and values of all tokens: one tensor per layer, with one slot per token."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from text_generation_server.device.arena import zeros
 from text_generation_server.kernels.interface import KvLayer
@@ -11,6 +12,8 @@ from text_generation_server.kernels.interface import KvLayer
 # Types of cache numbers that need a scale for every slot and head.
 SCALED = (torch.int8, torch.float8_e4m3fn)
 SCALE = torch.float32
+# Makes a tensor of a cache: of a shape and a type, on a device.
+MakeTensor = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +30,14 @@ def bytes_per_slot(layers: Sequence[KvShape], dtype: torch.dtype) -> int:
     return sum(layer.vectors * (layer.size * dtype.itemsize + scale) for layer in layers)
 
 
-def make_kv_cache(layers: Sequence[KvShape], slots: int, dtype: torch.dtype, device: torch.device) -> list[KvLayer]:
+def make_kv_cache(
+    layers: Sequence[KvShape], slots: int, dtype: torch.dtype, device: torch.device, make: MakeTensor = zeros
+) -> list[KvLayer]:
     """A cache of `slots` slots in each layer, and one extra slot for the tokens of padding."""
     cache = []
     for layer in layers:
         shape = (slots + 1, layer.vectors, layer.size)
-        heads = zeros(shape, dtype, device)
-        scales = zeros(shape[:2], SCALE, device) if dtype in SCALED else None
+        heads = make(shape, dtype, device)
+        scales = make(shape[:2], SCALE, device) if dtype in SCALED else None
         cache.append(KvLayer(heads, scales))
     return cache

@@ -6,7 +6,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from text_generation_server.device.arena import zeros
 from text_generation_server.kernels.interface import KvLayer
+from text_generation_server.models.kv_cache import MakeTensor
 from text_generation_server.step.inputs import StepInput
 
 
@@ -50,9 +52,9 @@ class Model(Protocol):
         cannot be told apart returns itself."""
         ...
 
-    def make_cache(self, slots: int, rows: int, dtype: torch.dtype) -> list[KvLayer]:
-        """A cache of `slots` slots and `rows` rows, with an extra slot and an extra row for padding. No page of a
-        large tensor on a CPU is written: see `take_memory`."""
+    def make_cache(self, slots: int, rows: int, dtype: torch.dtype, make: MakeTensor = zeros) -> list[KvLayer]:
+        """A cache of `slots` slots and `rows` rows, with an extra slot and an extra row for padding, of tensors that
+        `make` gives. No page of a large tensor on a CPU is written: see `take_memory`."""
         ...
 
     def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:

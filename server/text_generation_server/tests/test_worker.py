@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from text_generation_common.forked import BROKEN_STATUS
 from text_generation_server.errors import StepAborted, StepFailed, StepRefused
 from text_generation_server.step.results import Pending
 from text_generation_server.worker import MAX_HELD, StepClock, Worker
@@ -392,4 +393,4 @@ def run(clock): raise {cause}
 Broken(1).submit(1, 1, run)
 time.sleep(30)
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 1
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == BROKEN_STATUS

@@ -50,7 +50,12 @@ class FakeShards:
     info = INFO
     epoch = INFO.epoch
 
-    def __init__(self, fail: Callable[[ForwardStep], None] = lambda step: None, capacity: int = 500) -> None:
+    def __init__(
+        self, fail: Callable[[ForwardStep], None] = lambda step: None, capacity: int = 500, keeps: bool = False
+    ) -> None:
+        """`keeps`: whether the slots hold what they held in the shards before."""
+        self.keeps = keeps
+        self.content = self.known_content = 0
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.capacity = capacity
         self.compiled: list[str] = []  # the grammars that were to be compiled before their requests are queued
@@ -134,9 +139,9 @@ class FakeShards:
         shape = (end - chunk.start, asked.prompt_logprobs or 0)
         return PromptLogprobs(logprobs, np.full(shape, chunk.request_id, np.int32), np.zeros(shape, np.float32))
 
-    async def warmup(self, *wanted: int | None) -> WarmupAnswer:
-        self.wanted = wanted
-        return WarmupAnswer(self.capacity, self.capacity)
+    async def warmup(self, *wanted: int | None, content: int, known_content: int) -> WarmupAnswer:
+        self.wanted, self.content, self.known_content = wanted, content, known_content
+        return WarmupAnswer(self.capacity, self.capacity, self.keeps and known_content != 0)
 
     async def compile(self, grammar: str) -> str:
         self.compiled.append(grammar)

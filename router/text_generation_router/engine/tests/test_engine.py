@@ -322,7 +322,7 @@ def test_an_error_of_the_engine_itself_fails_every_request_and_is_reported() -> 
 
 def test_shards_that_refuse_the_first_warm_up_end_the_start() -> None:
     class Refusing(FakeShards):
-        async def warmup(self, *wanted: int | None) -> WarmupAnswer:
+        async def warmup(self, *wanted: int | None, content: int, known_content: int) -> WarmupAnswer:
             raise WarmupRefusedError("--max-batch-total-tokens 9 needs more")
 
     async def run() -> None:

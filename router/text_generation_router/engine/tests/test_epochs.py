@@ -17,7 +17,7 @@ from text_generation_router.engine.tests.fakes import (
     serve,
 )
 from text_generation_router.errors import Refusal, RefusedError
-from text_generation_router.scheduling.step import Step, StepAnswer
+from text_generation_router.scheduling.step import ForwardStep, Step, StepAnswer
 
 
 @pytest.mark.parametrize("step_numbers", [(1,), (3,), (5, 30), (2, 20, 15), (40,)])
@@ -171,3 +171,32 @@ def test_requests_that_do_not_fit_the_next_shards_fail_and_the_others_go_on() ->
         assert refused.value.reason is Refusal.TOO_LONG
 
     serve(use, dies_at(6), lambda: FakeShards(capacity=100))
+
+
+@pytest.mark.parametrize("capacity", [500, 400], ids=["the same", "fewer slots"])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_tokens_are_computed_again_unless_the_next_shards_have_their_keys(
+    serve: Serve, keeps: bool, capacity: int
+) -> None:
+    async def use(world: World) -> None:
+        assert await all_ids(world.ask_all(6, 40)) == [expected_tokens(prompt(i), 40) for i in range(6)]
+        first, second = world.groups.made
+        assert first.known_content == 0 and second.known_content == first.content != second.content != 0
+        again = [chunk.start for step in second.steps if isinstance(step, ForwardStep) for chunk in step.chunks]
+        assert bool(again) and (0 in again) != (keeps and capacity == 500)
+        assert world.metrics.books_errors._value.get() == 0
+
+    serve(use, dies_at(20), lambda: FakeShards(capacity=capacity, keeps=keeps))
+
+
+def test_wrong_books_of_the_epoch_before_are_not_gone_by() -> None:
+    async def use(world: World) -> None:
+        listener = world.ask(prompt(0), 40)
+        await listener.until_tokens(3)
+        slots = world.engine._scheduler.memory.slots
+        slots.allocate(1)  # by no one
+        assert await listener.all_ids() == expected_tokens(prompt(0), 40)
+        first = next(step for step in world.groups.made[1].steps if isinstance(step, ForwardStep))
+        assert first.chunks[0].start == 0 and world.engine._scheduler.memory.slots is not slots
+
+    serve(use, dies_at(20), lambda: FakeShards(keeps=True))

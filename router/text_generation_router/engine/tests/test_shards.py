@@ -72,7 +72,11 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
 
     async def Warmup(self, request: Any, context: Any) -> Any:
         await self._note(request, context)
-        return pb.WarmupResponse(max_supported_total_tokens=900 - self.rank, max_total_tokens=200 + self.rank)
+        return pb.WarmupResponse(
+            max_supported_total_tokens=900 - self.rank,
+            max_total_tokens=200 + self.rank,
+            has_kept_cache=request.known_content > self.rank,
+        )
 
     async def CompileGrammar(self, request: Any, context: Any) -> Any:
         await self._note(request, context)
@@ -203,15 +207,17 @@ async def test_the_first_shard_says_what_the_model_is_and_where_the_others_are(p
 async def test_a_warm_up_asks_all_ranks_and_the_smallest_counts(place: Path) -> None:
     async with over(place) as (group, ranks):
         assert await group.warmup(64, 200, 16, 1000, 8) == WarmupAnswer(899, 200)
-        assert await group.warmup(64, None, 16, None, None) == WarmupAnswer(899, 200)
+        assert await group.warmup(64, None, 16, None, None, content=9, known_content=1) == WarmupAnswer(899, 200)
+        assert await group.warmup(64, None, 16, None, None, known_content=2) == WarmupAnswer(899, 200, True)
         for rank in ranks:
-            full, least = rank.asked
+            full, least, _ = rank.asked
             assert full == pb.WarmupRequest(
                 max_prefill_tokens=64, max_total_tokens=200, max_concurrent_requests=16, max_batch_total_tokens=1000,
                 epoch=EPOCH, max_batch_size=8,
             )  # fmt: skip
             chosen = ("max_total_tokens", "max_batch_total_tokens", "max_batch_size")
             assert not any(least.HasField(name) for name in chosen)
+            assert (least.content, least.known_content) == (9, 1)
 
 
 async def test_a_step_with_chunks_carries_the_whole_request(place: Path) -> None:

@@ -57,6 +57,20 @@ class ShardModel:
             for slot in slots[chunk.start : chunk.end]:
                 self.keys[slot] = (-1,)
 
+    def successor(self, unanswered: Sequence[Step]) -> "ShardModel":
+        """The shard that takes over the keys of this one, which was killed: all that the `unanswered` steps may have
+        written is invalid."""
+        slots = {request_id: row.slots for request_id, row in self.rows.items()}
+        for step in unanswered:
+            if not isinstance(step, ForwardStep):
+                continue
+            slots |= {chunk.request_id: chunk.first.slots.tolist() for chunk in step.chunks if chunk.first}
+            written = step.decode_slots.tolist()
+            for chunk in step.chunks:
+                written += slots[chunk.request_id][chunk.start : chunk.end]
+            self.keys |= dict.fromkeys(written, (-1,))
+        return ShardModel(self.max_rows, keys=self.keys, has_slots=self.has_slots)
+
     def _forward(self, step: ForwardStep) -> dict[int, int]:
         self._place(step)
         made = []

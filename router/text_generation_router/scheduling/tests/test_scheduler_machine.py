@@ -120,10 +120,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         # Whether preemptions are possible that admission cannot foresee.
         self.disturbed = len(shares) > 1 or self.room.is_short
 
-    def begin_epoch(self) -> None:
-        assert self.scheduler.begin_epoch(CAPACITY, self.end_tokens, adapters=self.room) == []
+    def begin_epoch(self, successor: ShardModel | None = None) -> None:
+        """`successor`: the shard, if it has the keys of the one before."""
+        is_kept = successor is not None
+        assert self.scheduler.begin_epoch(CAPACITY, self.end_tokens, adapters=self.room, has_kept_cache=is_kept) == []
         self.unready.clear()
-        self.shard = ShardModel(MAX_ROWS, adapters=dict(enumerate(self.room.known[:2])), has_slots=self.room.is_short)
+        self.shard = successor or ShardModel(MAX_ROWS, has_slots=self.room.is_short)
+        self.shard.adapters = dict(enumerate(self.room.known[:2]))
 
     @rule(
         length=st.integers(1, 40),
@@ -241,7 +244,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(eos=st.integers(0, 9), poisoned=st.integers(0, 19))
     def answer(self, eos: int, poisoned: int) -> None:
         if self.aboard(self.in_flight[:1]) & self.deadly:
-            self.shards_die()
+            self.shards_die(is_kept=eos % 2 == 0)
             return
         step = self.in_flight.pop(0)
         tokens = self.shard.run(step)
@@ -322,12 +325,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.in_flight.append(self.scheduler.clear())
         assert isinstance(self.in_flight[0], ClearStep)
 
-    @rule()
-    def shards_die(self) -> None:
-        """Begins a new epoch. The cause may be any step in flight, or something outside the shards."""
+    @rule(is_kept=st.booleans())
+    def shards_die(self, is_kept: bool) -> None:
+        """Begins a new epoch. The cause may be any step in flight, or something outside the shards. `is_kept`: the next
+        shards have the keys of these."""
         unanswered, self.in_flight = self.in_flight, []
         self.lose(unanswered)
-        self.begin_epoch()
+        self.begin_epoch(self.shard.successor(unanswered) if is_kept else None)
 
     def lose(self, unanswered: list[Step]) -> None:
         self.disturbed = True

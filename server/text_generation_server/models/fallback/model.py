@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from text_generation_common.errors import ModelError
+from text_generation_server.device.arena import zeros
 from text_generation_server.kernels.interface import Kernels, KvLayer
 from text_generation_server.layers.linear import LinearOp
 from text_generation_server.models.fallback.probe import AttentionCall, LayerRule, attending, run_base
-from text_generation_server.models.kv_cache import KvShape, bytes_per_slot, make_kv_cache
+from text_generation_server.models.kv_cache import KvShape, MakeTensor, bytes_per_slot, make_kv_cache
 from text_generation_server.platforms import Platform
 from text_generation_server.step.inputs import StepInput
 
@@ -111,8 +112,8 @@ class FallbackModel:
     def one_layer_of_each_kind(self) -> "FallbackModel":
         return self
 
-    def make_cache(self, slots: int, rows: int, dtype: torch.dtype) -> list[KvLayer]:
-        return make_kv_cache(self._kv_shapes, slots, dtype, self._device)
+    def make_cache(self, slots: int, rows: int, dtype: torch.dtype, make: MakeTensor = zeros) -> list[KvLayer]:
+        return make_kv_cache(self._kv_shapes, slots, dtype, self._device, make)
 
     def forward(self, step: StepInput, cache: list[KvLayer], on_layer: Callable[[], None]) -> Tensor:
         attend = SlotAttention(

@@ -1,0 +1,131 @@
+"""Memory that outlives a shard: its template makes it, and each shard that the template forks maps it.
+
+Where `shmem_enabled` is `never`, as on most systems, the kernel gives shared memory no huge pages by itself.
+MADV_COLLAPSE makes huge pages whatever that setting is, from Linux 6.1 on.
+"""
+
+import ctypes
+import errno
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from text_generation_server.device.arena import HUGE_PAGE, take_in_pieces
+
+MADV_COLLAPSE = 25
+MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
+PROT_NONE = 0
+FAILED = ctypes.c_void_p(-1).value
+
+
+class KeptMemory:
+    """A file in memory, in which tensors are made. Processes that have this object by a fork, and make tensors of the
+    same shapes in the same order, get the same memory."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("tgi-keys", os.MFD_CLOEXEC)
+        self._name = ctypes.c_uint64.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))  # shared by all these processes
+        self._size = 0  # bytes that tensors of this process take
+        self._can_collapse = True
+
+    @property
+    def content(self) -> int:
+        """The name of what is in the memory. 0: nothing that another process may read."""
+        return self._name.value
+
+    @content.setter
+    def content(self, name: int) -> None:
+        self._name.value = name
+
+    def begin(self, is_kept: bool) -> None:
+        """The next tensor is the first one. Unless `is_kept`, the memory is given back, and tensors have zeros: no
+        tensor of before may be there any more."""
+        self._size = 0
+        if not is_kept:
+            self.content = 0
+            os.ftruncate(self._fd, 0)
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor with zeros, or with what an earlier process has left. MemoryError if the system has no memory for
+        it. It begins where a huge page does."""
+        assert device.type == "cpu"
+        size = math.prod(shape) * dtype.itemsize
+        length = -(-size // HUGE_PAGE) * HUGE_PAGE
+        try:
+            if os.fstat(self._fd).st_size < self._size + length:
+                os.ftruncate(self._fd, self._size + length)
+            pages = _mapped(self._fd, self._size, length)
+        except OSError as error:
+            raise MemoryError(f"the system gives no {length >> 20} MiB of memory: {error.strerror}") from None
+        self._size += length
+        return torch.frombuffer(pages, dtype=torch.uint8)[:size].view(dtype).view(shape)
+
+    def take(self, part: Tensor) -> None:
+        """Has the system give the memory of a part of a tensor, whose content stays."""
+        for _ in self.take_in_pieces([part]):
+            pass
+
+    def take_in_pieces(self, parts: Sequence[Tensor]) -> Iterator[None]:
+        """The same for parts of tensors, a huge page of each at a time."""
+        return take_in_pieces(parts, self._collapse)
+
+    def _collapse(self, piece: Tensor) -> None:
+        """Makes huge pages of the memory around `piece`: of one that is not taken, if it has a page."""
+        if not self._can_collapse:
+            return
+        start = piece.data_ptr() // HUGE_PAGE * HUGE_PAGE
+        piece[:1].add_(0)
+        for at in range(start, piece.data_ptr() + len(piece), HUGE_PAGE):
+            if at > piece.data_ptr():
+                piece[at - piece.data_ptr()].add_(0)
+            if _libc().madvise(at, HUGE_PAGE, MADV_COLLAPSE) and ctypes.get_errno() == errno.EINVAL:
+                self._can_collapse = False  # An older kernel; after other errors the next huge page may be made.
+
+
+def _mapped(fd: int, start: int, length: int) -> "ctypes.Array[ctypes.c_uint8]":
+    """Bytes `start` to `start + length` of a file, at the beginning of a huge page, as long as the result lives."""
+    libc, own = _libc(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    reserved = _checked(libc.mmap(None, length + HUGE_PAGE, PROT_NONE, own, fd=-1, offset=0))
+    at = -(-reserved // HUGE_PAGE) * HUGE_PAGE
+    if at > reserved:
+        libc.munmap(reserved, at - reserved)
+    if rest := reserved + HUGE_PAGE - at:
+        libc.munmap(at + length, rest)
+    both, shared = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED
+    _checked(libc.mmap(at, length, both, shared, fd=fd, offset=start))
+    pages = (ctypes.c_uint8 * length).from_address(at)
+    weakref.finalize(pages, libc.munmap, at, length).atexit = False  # threads may compute until the end
+    return pages
+
+
+def _checked(address: int) -> int:
+    if address == FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return address
+
+
+@dataclass(frozen=True, slots=True)
+class MappingCalls:
+    """Functions of the C library that Python's mmap has not, or not with all arguments."""
+
+    mmap: Callable[..., int]
+    munmap: Callable[[int, int], int]
+    madvise: Callable[[int, int, int], int]
+
+
+@cache
+def _libc() -> MappingCalls:
+    libc = ctypes.CDLL(None, use_errno=True)
+    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    arguments = dict(address=address, length=size, protection=number, flags=number, fd=number, offset=ctypes.c_int64)
+    prototype = ctypes.CFUNCTYPE(address, *arguments.values(), use_errno=True)
+    libc.munmap.argtypes, libc.madvise.argtypes = [address, size], [address, size, number]
+    by_name = prototype(("mmap", libc), tuple((1, name) for name in arguments))
+    return MappingCalls(by_name, libc.munmap, libc.madvise)
