@@ -96,15 +96,15 @@ INLINE void multiply_step(const struct part *s, const char *step, const char *hi
 }
 
 /* What is applied to the sum of a segment. */
-enum scaling { NO_SCALES, SCALES, ZEROS_AND_SCALES, SCALES_AND_OFFSETS };
+enum segment_scaling { NO_SCALES, SCALES, ZEROS_AND_SCALES, SCALES_AND_OFFSETS };
 
-INLINE enum scaling scaling_of(const struct part *s) {
+INLINE enum segment_scaling scaling_of(const struct part *s) {
   return !s->scales ? NO_SCALES : !s->x_sums ? SCALES : s->offsets ? SCALES_AND_OFFSETS : ZEROS_AND_SCALES;
 }
 
 /* sum + the sum of LANES outputs of a row and a segment, scaled. `at`: the first of these outputs in scales, zeros and
    offsets. */
-INLINE vf add_scaled(const struct part *s, enum scaling scaling, long at, float x_sum, vf part, vf sum) {
+INLINE vf add_scaled(const struct part *s, enum segment_scaling scaling, long at, float x_sum, vf part, vf sum) {
   if (scaling == NO_SCALES) return sum + part;
   if (scaling == ZEROS_AND_SCALES) part = multiply_add(load(s->zeros, at, F32), splat(-x_sum), part);
   if (scaling == SCALES_AND_OFFSETS) sum = multiply_add(load(s->offsets, at, F32), splat(-x_sum), sum);
@@ -119,7 +119,7 @@ INLINE void prefetch_step(const char *step, const char *high, long bytes, long h
 
 /* sums += a part, for a number of rows, a type and kind of numbers that the compiler knows. */
 INLINE void add_part_of(const struct part *s, int rows, int type, int pairs, float sums[][PAIR_OUTPUTS]) {
-  enum scaling scaling = scaling_of(s);
+  enum segment_scaling scaling = scaling_of(s);
   int count = PAIR_VECTORS;
   while (count * rows * CHAINS > SUM_VECTORS) count /= 2;
   long bytes = bytes_of_step(type), number = pairs ? 2 : 4, high_bytes = PAIR_OUTPUTS * high_bits(type);
@@ -191,8 +191,8 @@ typedef float chain_sums[CHAINS / 2][GROUP_ROWS][PAIR_OUTPUTS];
 
 /* sums += the chains of a segment, of `count` vectors from output `at` of the pair on. `of_group`: the same output in
    scales, zeros and offsets. */
-INLINE void add_chains(const struct part *s, enum scaling scaling, const chain_sums halves, long rows, int count,
-                       long at, long of_group, const float *x_sums, float sums[][PAIR_OUTPUTS]) {
+INLINE void add_chains(const struct part *s, enum segment_scaling scaling, const chain_sums halves, long rows,
+                       int count, long at, long of_group, const float *x_sums, float sums[][PAIR_OUTPUTS]) {
 #define ADD_CHAINS(SCALING)                                                                     \
   case SCALING:                                                                                 \
     for (long r = 0; r < rows; r++) {                                                           \
