@@ -25,7 +25,8 @@ struct codes_product {
   long x_stride;      /* bytes from a row to the next */
   float *x_sums;      /* [segments][block] */
   float *own;         /* this thread's scratch memory */
-  char *kept;         /* the widened codes of a segment of a pair of panels */
+  float *x_in_groups; /* the block as float_rows.h has it, if it has more rows than multiply codes as they are read */
+  float *kept;        /* the widened codes of a part of a pair of panels */
 };
 
 /* Begins the product of `rows` rows. `own`: scratch memory of codes_scratch_numbers float32 numbers. */

@@ -82,23 +82,64 @@ static void add_inputs_of_group(const float *x, long rows, const char *w, long p
     break
   switch (rows) {
     ADD(1);
-    ADD(2);
-    ADD(3);
-#if LANES >= 8
-    ADD(4);
-    ADD(5);
-    ADD(6);
-#endif
-#if LANES == 16
-    ADD(7);
-    ADD(8);
-    ADD(9);
-    ADD(10);
-    ADD(11);
-    ADD(12);
-#endif
+    EACH_GROUP(ADD);
   }
 #undef ADD
+}
+
+/* Widens `inputs` inputs of a pair of panels of int8 into `kept`. */
+static void keep_inputs(const char *w, long panel_bytes, long inputs, float *kept) {
+  for (long i = 0; i < inputs; i += 2, w += 2 * PANEL_OUTPUTS, kept += 2 * PAIR_OUTPUTS)
+#pragma GCC unroll 8
+    for (int v = 0; v < 2 * PANEL_VECTORS; v++) {
+      vf even, odd;
+      widen_words(w + v / PANEL_VECTORS * panel_bytes + 2 * (v % PANEL_VECTORS * LANES), 1, &even, &odd);
+      store(kept, v * LANES, even, F32);
+      store(kept, PAIR_OUTPUTS + v * LANES, odd, F32);
+    }
+}
+
+/* The same as add_inputs_of_pair, with weights that are kept. */
+INLINE void add_kept_to_rows(const float *x, int rows, const float *kept, long inputs, const char *ahead, long line,
+                             float sums[][PAIR_OUTPUTS]) {
+  int count = vectors_at_once(rows);
+#pragma GCC unroll 4
+  for (int first = 0; first < 2 * PANEL_VECTORS; first += count) {
+    vf in_registers[GROUP_ROWS][2 * PANEL_VECTORS];
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < count; v++) in_registers[r][v] = load(sums[r], (first + v) * LANES, F32);
+    add_kept(in_registers, x, rows, kept + first * LANES, count, inputs, 1, 0, ahead, line);
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < count; v++) store(sums[r], (first + v) * LANES, in_registers[r][v], F32);
+  }
+}
+
+static void add_kept_to_group(const float *x, long rows, const float *kept, long inputs, const char *ahead, long line,
+                              float sums[][PAIR_OUTPUTS]) {
+#define ADD_KEPT(ROWS) \
+  case ROWS: add_kept_to_rows(x, ROWS, kept, inputs, ahead, line, sums); break
+  switch (rows) { EACH_GROUP(ADD_KEPT); }
+#undef ADD_KEPT
+}
+
+/* sums = a block of rows times a pair of panels of int8, whose numbers are widened once for several groups. */
+static void multiply_kept_block(const struct row_block *b, const char *w, long k, float sums[][PAIR_OUTPUTS]) {
+  float kept[KEPT_INPUTS * PAIR_OUTPUTS] __attribute__((aligned(64)));
+  for (long i = 0; i < k; i += KEPT_INPUTS, w += KEPT_INPUTS * PANEL_OUTPUTS) {
+    long inputs = k - i < KEPT_INPUTS ? k - i : KEPT_INPUTS;
+    keep_inputs(w, k * PANEL_OUTPUTS, inputs, kept);
+    for (long group = 0; group < b->groups; group++) {
+      long from = first_of_group(b, group), count = first_of_group(b, group + 1) - from;
+      /* The first two groups prefetch the next part of one panel each. */
+      const char *ahead = w + KEPT_INPUTS * PANEL_OUTPUTS + group * k * PANEL_OUTPUTS;
+      add_kept_to_group(b->x + i * b->rows + from * inputs, count, kept, inputs, group < 2 ? ahead : (char *)kept,
+                        group < 2 ? PANEL_OUTPUTS : 0, sums + from);
+    }
+  }
 }
 
 /* One item of the work: a block of rows and a pair of panels. `next` is the pair of the thread's next item. */
@@ -108,16 +149,19 @@ static void multiply_block(const struct product *g, const struct row_block *b, l
   const char *w = (const char *)g->weights + pair * pair_bytes;
   memset(sums, 0, b->rows * sizeof *sums);
   long part = b->groups == 1 ? g->k : INPUTS_OF_PART;
-  for (long i = 0; i < g->k; i += part) {
-    long inputs = g->k - i < part ? g->k - i : part;
-    for (long group = 0; group < b->groups; group++) {
-      long from = first_of_group(b, group), count = first_of_group(b, group + 1) - from;
-      /* The first group reads the weights; the second one prefetches those of the next item. */
-      long ahead = group == 1 ? (next - pair) * pair_bytes : AHEAD_BYTES;
-      add_inputs_of_group(b->x + from * g->k + i * count, count, w + i * PANEL_OUTPUTS * number, panel_bytes, inputs,
-                          g->is_int8, ahead, sums + from);
+  if (g->is_int8 && b->groups > 1)
+    multiply_kept_block(b, w, g->k, sums);
+  else
+    for (long i = 0; i < g->k; i += part) {
+      long inputs = g->k - i < part ? g->k - i : part;
+      for (long group = 0; group < b->groups; group++) {
+        long from = first_of_group(b, group), count = first_of_group(b, group + 1) - from;
+        /* The first group reads the weights; the second one prefetches those of the next item. */
+        long ahead = group == 1 ? (next - pair) * pair_bytes : AHEAD_BYTES;
+        add_inputs_of_group(b->x + i * b->rows + from * inputs, count, w + i * PANEL_OUTPUTS * number, panel_bytes,
+                            inputs, g->is_int8, ahead, sums + from);
+      }
     }
-  }
   for (long r = 0; r < b->rows; r++)
     for (long at = 0; at < PANEL_OUTPUTS; at += LANES)
       store_pair(g, b->first + r, pair, at, load(sums[r], at, F32), load(sums[r], PANEL_OUTPUTS + at, F32));
@@ -136,7 +180,7 @@ void multiply_in_floats(const struct product *g, struct team *team, int me) {
       widened = item / pairs;
       b = block_at(g, blocks, widened);
       b.x = own;
-      widen_block(g, &b);
+      widen_block(g, &b, b.groups == 1 ? g->k : g->is_int8 ? KEPT_INPUTS : INPUTS_OF_PART);
     }
     multiply_block(g, &b, item % pairs, next < count ? next % pairs : item % pairs);
   }

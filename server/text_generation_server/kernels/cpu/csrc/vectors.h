@@ -224,7 +224,9 @@ INLINE vf load_e8m0(const uint8_t *p) {
 
 /* LANES signed numbers of 16 bits. */
 INLINE vi load_i16(const void *p) {
-#if defined(__SSE2__) && LANES == 4
+#if defined(__AVX512F__) /* the compiler would convert 8 at a time, and join them */
+  return (vi)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__SSE2__) && LANES == 4
   __m128i h = _mm_loadl_epi64(p);
   return (vi)_mm_unpacklo_epi16(h, h) >> 16;
 #else

@@ -7,11 +7,10 @@
 
 #include "product.h"
 
-#define WORDS_OF_STEP (CODES_STEP / 2) /* pairs of inputs in a step */
-#define WIDENED F32                    /* the type of codes that are kept after they were widened */
-#define BYTES_OF_PLANES 2              /* words of a lane that hold the bytes of a step */
-#define MOST_CODES 64                  /* most codes of a type that is widened into pairs by a table */
-#define WIDENED_AT_ONCE 2              /* vectors that are widened before they are multiplied */
+#define WORDS_OF_STEP (CODES_STEP / 2)        /* pairs of inputs in a step */
+#define BYTES_OF_PLANES 2                     /* words of a lane that hold the bytes of a step */
+#define MOST_CODES 64                         /* most codes of a type that is widened into pairs by a table */
+#define WIDENED_AT_ONCE (LANES == 16 ? 1 : 2) /* vectors that are widened before they are multiplied */
 
 /* TABLE4 whose numbers are integers of 8 bits without a sign, times one power of 2, where bytes can be looked up. */
 #define BYTES4 (TABLE8 + 16)
@@ -34,9 +33,9 @@ INLINE float zero_of_type(int type) {
 }
 
 /* Bytes of a step of a pair of panels. */
-INLINE long bytes_of_step(int type, int pairs) {
+INLINE long bytes_of_step(int type) {
   if (low_bits(type)) return CODES_STEP * PAIR_OUTPUTS * low_bits(type) / 8;
-  return CODES_STEP * PAIR_OUTPUTS * (type == WIDENED && pairs ? 2 : bytes_of((enum type)type));
+  return CODES_STEP * PAIR_OUTPUTS * bytes_of((enum type)type);
 }
 
 /* The lowest bit of a code of this input in its lane, if float32 is made of the lane as it is. Codes at the upper end
@@ -60,7 +59,9 @@ INLINE vu load_words(const char *p) {
 }
 
 INLINE vu load_halves(const char *p) {
-#if defined(__AVX2__) && !defined(__AVX512F__) /* the compiler would convert 4 at a time */
+#if defined(__AVX512F__) /* the compiler would convert 8 at a time, and join them */
+  return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__AVX2__) /* the compiler would convert 4 at a time */
   return (vu)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
 #else
   vu16 halves;
@@ -171,7 +172,6 @@ INLINE void widen_vectors(const char *step, const vu codes[][BYTES_OF_PLANES], i
  */
 INLINE __m512bh widen_pairs(const char *step, const vu codes[BYTES_OF_PLANES], int type, const float *table, int word,
                             long at) {
-  if (type == WIDENED) return (__m512bh)load(step, word * PAIR_OUTPUTS + at, F32);
   if (low_bits(type)) {
     vu found = has_bytes(type) ? codes[word % 2] >> 8 * (word / 2) : codes[0] >> 4 * word;
     __m512i first = _mm512_loadu_si512(table);

@@ -28,6 +28,11 @@ INLINE vf add_product(vf sum, vf a, const float *b, int pairs) {
   return sum + a * *b;
 }
 
+/* The same with an operation that is fused on every processor that can: the bits of no product depend on its loop. */
+INLINE vf add_word(vf sum, vf a, const float *b, int pairs) {
+  return pairs ? add_product(sum, a, b, pairs) : multiply_add(splat(*b), a, sum);
+}
+
 /* sums[j][i] += the sum over n < count of a[n * a_step + lane] * b[n * b_step + j * b_columns], for the two vectors i
    of a block and COLUMNS_AT_ONCE columns j. */
 INLINE void add_products(vf sums[COLUMNS_AT_ONCE][2], const float *a, long a_step, const float *b, long b_step,
