@@ -92,11 +92,13 @@ def test_rows_of_one_step_have_the_logits_of_models_that_their_adapters_are_merg
         )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [("qwen3", torch.float32), ("qwen3", torch.bfloat16), ("qwen2_moe", torch.float32)]
+)
 def test_other_rows_chunks_and_resuming_change_no_bit_of_a_row_with_an_adapter(
-    checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype
+    checkpoints: Checkpoints, tmp_path: Path, variant: str, dtype: torch.dtype
 ) -> None:
-    path = checkpoints("qwen3").path
+    path = checkpoints(variant).path
     runner, digests = adapted_runner(path, tmp_path, dtype)
     asked = [*digests, "", digests[0]]
     prompts = [random_ids(length, seed=length) for length in (5, 23, 50, 7, 31)]
