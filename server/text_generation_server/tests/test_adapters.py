@@ -130,6 +130,21 @@ def test_other_rows_chunks_and_resuming_change_no_bit_of_a_row_with_an_adapter(
     assert alone(3, plain) == single[3]
 
 
+def test_what_adapters_add_to_experts_is_part_of_a_program(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    made = checkpoints("qwen2_moe", calm=True)
+    sizes, prompt = sizes_of(made.path), random_ids(21)
+    adapter = write_adapter(tmp_path / "one", sizes, 8, seed=1)
+    if (kernels := load_kernels()) is None or not kernels.library.has("gemm"):
+        pytest.skip("needs compiled products of bfloat16")
+    programs = DecodePrograms(kernels.library, kernels.threads)
+    texts = []
+    for graphs in ({"adapter_graphs": programs}, {}):
+        runner, (digest,) = runner_of(made.path, [adapter], dtype=torch.bfloat16, kernels=kernels, **graphs)
+        texts.append(greedy(runner, prompt, digest))
+    assert texts[0] == texts[1] != greedy(runner, prompt, "")
+    assert set(programs._programs) == {1}
+
+
 @pytest.mark.parametrize("weight_format", [int8, int4])
 def test_an_adapter_adds_to_the_products_of_a_quantized_base(
     checkpoints: Checkpoints, tmp_path: Path, weight_format: WeightFormat
