@@ -3,7 +3,7 @@ host's memory."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -155,15 +155,8 @@ class LinearPlace:
         ]
         inputs = sizes[0].shape[1] if sizes else 1
         has_bias = any(part.adds_biases and room.has_biases for part, room in zip(parts, rooms, strict=True))
-        count = bank.count
-        self.matrices = AdapterMatrices(
-            down=torch.zeros((count, len(parts) * rank, inputs), dtype=dtype, device=device),
-            up=torch.zeros((count, rank, ends[-1]), dtype=dtype, device=device),
-            ranks=torch.zeros((count, len(parts)), dtype=torch.int32, device=device),
-            ends_P=_int32(ends, device),
-            ends=ends,
-            bias=torch.full((count, ends[-1]), -0.0, device=device) if has_bias else None,
-        )
+        bias = torch.full((bank.count, ends[-1]), -0.0, device=device) if has_bias else None
+        self.matrices = replace(_no_matrices(bank.count, rank, inputs, ends, dtype=dtype, device=device), bias=bias)
 
     def prepare(self, adapter: LoadedAdapter) -> PreparedLayer:
         matrices, rank = self.matrices, self.matrices.rank
@@ -190,13 +183,7 @@ class ExpertPlace:
         ends, rooms = tuple(accumulate(part.outputs for part in parts)), [bank.room_of(part.layer) for part in parts]
         rank, count = max(room.rank for room in rooms), bank.count * experts
         inputs = parts[0].of_down(torch.empty((1, max(room.inputs for room in rooms)), device="meta")).shape[1]
-        self.matrices = AdapterMatrices(
-            torch.zeros((count, len(parts) * rank, inputs), dtype=dtype, device=device),
-            torch.zeros((count, rank, ends[-1]), dtype=dtype, device=device),
-            torch.zeros((count, len(parts)), dtype=torch.int32, device=device),
-            _int32(ends, device),
-            ends,
-        )
+        self.matrices = _no_matrices(count, rank, inputs, ends, dtype=dtype, device=device)
 
     def prepare(self, adapter: LoadedAdapter) -> PreparedLayer:
         of, experts = self.matrices, self._experts
@@ -435,6 +422,19 @@ def _put(matrices: AdapterMatrices, slot: int, layer: PreparedLayer) -> None:
     matrices.ranks[own].copy_(layer.ranks)
     if matrices.bias is not None and layer.bias is not None:
         matrices.bias[slot].copy_(layer.bias)
+
+
+def _no_matrices(
+    count: int, rank: int, inputs: int, ends: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> AdapterMatrices:
+    """Room for `count` adapters of a layer, each of which adds nothing."""
+    return AdapterMatrices(
+        down=torch.zeros((count, len(ends) * rank, inputs), dtype=dtype, device=device),
+        up=torch.zeros((count, rank, ends[-1]), dtype=dtype, device=device),
+        ranks=torch.zeros((count, len(ends)), dtype=torch.int32, device=device),
+        ends_P=_int32(ends, device),
+        ends=ends,
+    )
 
 
 def _int32(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -65,6 +65,7 @@ def merged(model: torch.nn.Module, adapter: Path, path: Path) -> torch.nn.Module
 
 def _weight_of(model: torch.nn.Module, name: str) -> torch.Tensor:
     """The weight of a layer of the files, which may be a part of one that has all experts of a layer."""
+    name = name.removesuffix(".layer")  # of Granite's router
     if older := re.fullmatch(r"(.*\.layers\.\d+)\.block_sparse_moe\.(gate|experts.*)", name):
         name = f"{older[1]}.mlp.{older[2]}"
     if (found := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)", name)) is None:

@@ -147,6 +147,31 @@ def test_experts_have_room_for_the_largest_pair_of_any_of_them(tmp_path: Path) -
     assert apart.keys() < rooms.keys() and "experts" not in "".join(any_rooms(mixtral(), 4))
 
 
+def test_experts_of_granite_are_known_by_their_names_in_both_versions_of_transformers(tmp_path: Path) -> None:
+    config = FAMILIES["granitemoe"](Fields(MIXTRAL | {"model_type": "granitemoe"}, "config.json"))
+    names = {"old": ("input_linear", "router.layer"), "new": ("experts", "router")}
+    targets = {"old": ["input_linear.weight"], "new": ["experts.gate_up_proj", "router.weight"]}
+    old, new = (
+        modules_of(
+            read_adapter(
+                write(
+                    tmp_path / version,
+                    pairs_of({names[version][0]: [16, 16, 64], names[version][1]: [4, 16, 4]}),
+                    target_parameters=targets[version],
+                ),
+                64,
+            ),
+            config,
+        )
+        for version in ("old", "new")
+    )
+    assert old.keys() == new.keys() == {
+        "layers.0.block_sparse_moe.router.layer", "layers.0.block_sparse_moe.router.layer.experts.gate",
+        "layers.0.block_sparse_moe.router.layer.experts.up",
+    }  # fmt: skip
+    assert {name: pair.experts for name, pair in old.items()} == {name: pair.experts for name, pair in new.items()}
+
+
 def test_types_that_are_not_numbers_broken_files_pickles_and_links_out_are_refused(tmp_path: Path) -> None:
     assert "is I8 [4, 16], not a matrix of numbers" in refusal(write(tmp_path / "a", kind="I8"))
     weights = write(tmp_path / "b") / "adapter_model.safetensors"
