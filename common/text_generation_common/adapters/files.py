@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from text_generation_common.adapters import config as adapter_config
 from text_generation_common.adapters.config import AdapterConfig, config_of, read_config
@@ -177,7 +178,8 @@ def _pair(
             f" {adapter_config.FILE} says {wanted_rank}"
         )
     scale = config.scale_of(module)
-    return ModulePair(wanted_rank, inputs, outputs, scale, _is_table(names), experts=experts, **names)
+    found: dict[str, Any] = {**names, "experts": experts}
+    return ModulePair(wanted_rank, inputs, outputs, scale, _is_table(names), **found)
 
 
 def _is_table(names: Mapping[str, str]) -> bool:

@@ -69,8 +69,8 @@ def _adapters_of(parts: Parts, moe: Moe, names: LayerNames) -> ExpertAdapters:
     of_down = AdaptedPart(
         down, hidden, lambda up: up * parts.linear_factor, of_down=lambda down: down[:, own.start : own.stop]
     )
-    matrices = (loader.matrices_of(of, moe.experts) for of in (halves, [of_down]))
-    return ExpertAdapters(parts.kernels, *matrices, loader.adapters.of_step)
+    matrices = [loader.matrices_of(of, moe.experts) for of in (halves, [of_down])]
+    return ExpertAdapters(parts.kernels, matrices[0], matrices[1], loader.adapters.of_step)
 
 
 def make_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> ExpertKernel:

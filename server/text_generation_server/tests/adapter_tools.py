@@ -65,15 +65,15 @@ def merged(model: torch.nn.Module, adapter: Path, path: Path) -> torch.nn.Module
 
 def _weight_of(model: torch.nn.Module, name: str) -> torch.Tensor:
     """The weight of a layer of the files, which may be a part of one that has all experts of a layer."""
-    name = name.removesuffix(".layer")  # of Granite's router
+    name = name.removesuffix(".layer")  # the end of the name of Granite's router
     if older := re.fullmatch(r"(.*\.layers\.\d+)\.block_sparse_moe\.(gate|experts.*)", name):
         name = f"{older[1]}.mlp.{older[2]}"
     if (found := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)", name)) is None:
-        return model.get_submodule(name).weight  # type: ignore[return-value]
+        return model.get_submodule(name).weight
     experts, number, kind = model.get_submodule(found[1]), int(found[2]), found[3]
     if kind in ("down_proj", "w2"):
-        return experts.down_proj[number]  # type: ignore[index,return-value]
-    gate, up = experts.gate_up_proj[number].chunk(2)  # type: ignore[index]
+        return experts.down_proj[number]
+    gate, up = experts.gate_up_proj[number].chunk(2)
     return gate if kind in ("gate_proj", "w1") else up
 
 

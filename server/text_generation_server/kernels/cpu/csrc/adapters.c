@@ -49,8 +49,8 @@ EXPORT void adapt_down(const void *arguments, struct team *team, int me) {
     long left = a->ranks[slot * parts + part] - first, at = part * rank + first;
     if (left <= 0) continue;
     long row = a->pairs ? a->pairs[t] / a->chosen : t;
-    multiply_any((const char *)a->x + row * bytes, (const char *)a->down + (slot * parts * rank + at) * bytes, a->inputs,
-                 type, left, a->hidden + t * parts * rank + at);
+    multiply_any((const char *)a->x + row * bytes, (const char *)a->down + (slot * parts * rank + at) * bytes,
+                 a->inputs, type, left, a->hidden + t * parts * rank + at);
   }
 }
 

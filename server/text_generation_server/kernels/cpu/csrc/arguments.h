@@ -535,11 +535,11 @@ struct experts_down_arguments {
   const int32_t *offsets;
   const float *scores;
   long experts;
-  long width;       /* a multiple of 16 */
-  long inner;       /* a multiple of 16 */
-  long type;        /* type of x, down and out: F32 or BF16 */
-  const void *down; /* [experts, width, inner] */
-  const void *bias; /* [experts, width], of the same type, or null */
+  long width;          /* a multiple of 16 */
+  long inner;          /* a multiple of 16 */
+  long type;           /* type of x, down and out: F32 or BF16 */
+  const void *down;    /* [experts, width, inner] */
+  const void *bias;    /* [experts, width], of the same type, or null */
   const float *addend; /* [T * chosen, width], in the order of `pairs`: added before the bias; or null */
   void *out;           /* [T * chosen, width] */
 };
@@ -576,10 +576,10 @@ struct experts_sum_arguments {
 
 /* x = x + y / (1 + e^-(inputs · weight + addend)) for each token. */
 struct add_scored_arguments {
-  void *x;            /* [T, width] */
-  const void *y;      /* [T, width] */
-  const void *inputs; /* [T, width] */
-  const void *weight; /* [width] */
+  void *x;             /* [T, width] */
+  const void *y;       /* [T, width] */
+  const void *inputs;  /* [T, width] */
+  const void *weight;  /* [width] */
   const float *addend; /* [T], addend_stride apart, or null */
   long addend_stride;
   long tokens; /* T */
