@@ -30,7 +30,7 @@ _IGNORED = frozenset(
 _READ = frozenset(
     {
         "peft_type", "task_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
-        "init_lora_weights", "bias", "lora_bias",
+        "init_lora_weights", "bias", "lora_bias", "target_parameters",
     }
 )  # fmt: skip
 # Values that ask for nothing.
@@ -50,6 +50,10 @@ class AdapterConfig:
     has_biases: bool  # whether each pair of matrices has a bias
     ranks: NamePatterns[int]
     alphas: NamePatterns[float]
+    parameters: tuple[str, ...] = ()  # ends of the names of parameters that have matrices, such as those of all experts
+
+    def targets(self, parameter: str) -> bool:
+        return f".{parameter}".endswith(tuple(f".{end}" for end in self.parameters))
 
     def rank_of(self, module: str) -> int:
         return self._of("rank_pattern", self.ranks, module, self.rank)
@@ -101,6 +105,7 @@ def config_of(file: Path, content: bytes, max_rank: int) -> AdapterConfig:
         has_biases=raw.get("lora_bias") is True,
         ranks=_patterns(file, raw, "rank_pattern", lambda value: _rank(file, "rank_pattern", value, max_rank)),
         alphas=_patterns(file, raw, "alpha_pattern", lambda value: _number(file, "alpha_pattern", value)),
+        parameters=_names(file, raw, "target_parameters"),
     )
 
 
@@ -122,6 +127,13 @@ def _patterns(file: Path, raw: Mapping[str, Any], field: str, read: Callable[[ob
         return NamePatterns(values.items())
     except NamePatternError as error:
         raise _refused(file, field, given, str(error)) from None
+
+
+def _names(file: Path, raw: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    given = raw.get(field) or []
+    if not isinstance(given, list) or len(given) > MAX_PATTERNS or not all(isinstance(name, str) for name in given):
+        raise _refused(file, field, given, f"it must be a list of at most {MAX_PATTERNS} names")
+    return tuple(given)
 
 
 def _rank(file: Path, field: str, value: object, max_rank: int) -> int:

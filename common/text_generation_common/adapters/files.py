@@ -3,19 +3,28 @@ numbers.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from text_generation_common.adapters import config as adapter_config
 from text_generation_common.adapters.config import AdapterConfig, config_of, read_config
 from text_generation_common.adapters.content import WEIGHTS, AdapterContent
+from text_generation_common.adapters.names import (
+    ExpertModules,
+    ExpertPart,
+    by_parameters,
+    layer_sizes,
+    plain_name,
+    routers,
+)
 from text_generation_common.errors import ModelError, WeightsError
 from text_generation_common.flags.model import MAX_RANK
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.gguf_names import names_before
-from text_generation_common.models.tensors import LinearSize, Shape, linear_sizes
+from text_generation_common.models.tensors import LinearSize, Shape
 from text_generation_common.weights.headers import Header, Stored, header_of, read_header
 
 FILE = WEIGHTS
@@ -25,9 +34,6 @@ TYPES = frozenset({"F32", "F16", "BF16"})
 MAX_MODULES = 100_000
 # Maximum size of the header of an adapter that is read beside steps. 1,000 layers take 0.3 MB; this takes 0.1 s.
 MAX_HEADER_BYTES = 4 * 2**20
-# Words that names of layers have in some files and not in others, which were written without the head, or by another
-# version of transformers.
-FRONTS = frozenset({"model", "language_model", "transformer", "gpt_neox"})
 # By the ends of tensors' names: the fields of `ModulePair`.
 ENDS = {
     ".lora_A.weight": "down", ".lora_B.weight": "up", ".lora_embedding_A": "down", ".lora_embedding_B": "up",
@@ -51,10 +57,19 @@ class ModulePair:
     bias: str = ""  # [outputs]
     base_bias: str = ""  # [outputs]: what the base's bias has become
     base_weight: str = ""  # a copy of the base's weight, which PEFT saves beside matrices of embedding and head
+    # Number of experts that have such a pair. The matrices of all experts are `down` [experts * rank, inputs], one
+    # expert after the other, and `up` [.., rank * experts], one rank after the other, in which this layer has the
+    # outputs `rows` (first, end, step); or each expert has its own, in `each`. 0: one layer.
+    experts: int = 0
+    rows: tuple[int, int, int] = (0, 0, 0)
+    each: tuple["ModulePair", ...] = ()
 
     @property
     def has_biases(self) -> bool:
         return bool(self.bias or self.base_bias)
+
+
+NO_PAIR = ModulePair()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +113,10 @@ def _files_of(folder: Path, config: AdapterConfig, header: Header) -> AdapterFil
         module, field = _place(folder, name)
         if names.setdefault(module, {}).setdefault(field, name) != name:
             raise ModelError(f"{folder / FILE} has two tensors for one: {_plain(name)}, {_plain(names[module][field])}")
+    renamed = by_parameters(names, config)
+    if len(set(renamed.values())) != len(names):
+        raise ModelError(f"{folder / FILE} has two pairs of matrices for one parameter")
+    names = {renamed[module]: fields for module, fields in names.items()}
     modules = {module: _pair(folder, module, names[module], header.tensors, config) for module in sorted(names)}
     return AdapterFiles(folder, modules, {name: stored.shape for name, stored in header.tensors.items()})
 
@@ -152,13 +171,15 @@ def _pair(
         )
     (rank, inputs), (outputs, of_up) = (tensors[names[field]].shape for field in ("down", "up"))
     wanted_rank = config.rank_of(module)
-    if not rank == of_up == wanted_rank:
+    experts = rank // wanted_rank if config.targets(module) and rank > wanted_rank else 0
+    if not rank == of_up == wanted_rank * max(1, experts):
         raise ModelError(
             f"{folder / FILE}: the matrices of {_plain(module)} have the ranks {rank} and {of_up}, and"
             f" {adapter_config.FILE} says {wanted_rank}"
         )
     scale = config.scale_of(module)
-    return ModulePair(rank, inputs, outputs, scale, _is_table(names), **names)
+    found: dict[str, Any] = {**names, "experts": experts}
+    return ModulePair(wanted_rank, inputs, outputs, scale, _is_table(names), **found)
 
 
 def _is_table(names: Mapping[str, str]) -> bool:
@@ -173,7 +194,7 @@ def modules_of(adapter: AdapterFiles, config: ModelConfig) -> dict[str, ModulePa
     """What the adapter adds to each layer, by the layers' plain names. ModelError for an adapter of another base, and
     for one of layers that take no adapters."""
     names = config.names
-    sizes = {plain_name(name): size for name, size in linear_sizes(config).items()}
+    sizes, of_experts, of_routers = layer_sizes(config), ExpertModules(config), routers(config)
     embedding, head = plain_name(names.embedding), plain_name(names.head)
     sizes[embedding] = LinearSize(config.hidden_size, config.vocab_size)
     sizes[head] = LinearSize(config.vocab_size, config.hidden_size, config.biases.head)
@@ -182,14 +203,17 @@ def modules_of(adapter: AdapterFiles, config: ModelConfig) -> dict[str, ModulePa
         in_files = {plain_name(old): plain_name(new) for old, new in names_before(config).items()}
     found: dict[str, ModulePair] = {}
     for module, pair in adapter.modules.items():
-        name = plain_name(module)
-        if config.converted is not None:
-            name = in_files.get(name, "")
-        if name not in sizes or (pair.rank and pair.is_table != (name == embedding)):
+        name = plain_name(module).removesuffix(".weight")
+        if parts := of_experts.parts(name):
+            for part in parts:
+                found[part.layer] = _with_experts(adapter, module, pair, part, found.get(part.layer, NO_PAIR))
+            continue
+        name = of_routers.get(name) or (name if config.converted is None else in_files.get(name, ""))
+        if name not in sizes or pair.experts or (pair.rank and pair.is_table != (name == embedding)):
             raise ModelError(
-                f"{adapter.weights}: {_plain(module)} is not a linear layer of attention or MLP, the embedding or the"
-                f" head of this {config.model_type}: adapters of other layers are not supported, or it belongs to"
-                " another model"
+                f"{adapter.weights}: {_plain(module)} is not a linear layer of attention or MLP, experts, a router, the"
+                f" embedding or the head of this {config.model_type}: adapters of other layers are not supported, or it"
+                " belongs to another model"
             )
         weight = (config.vocab_size, config.hidden_size) if name in (embedding, head) else None
         _check_shapes(adapter, module, pair, sizes[name], weight)
@@ -197,6 +221,30 @@ def modules_of(adapter: AdapterFiles, config: ModelConfig) -> dict[str, ModulePa
             raise ModelError(f"{adapter.weights} has two pairs of matrices for {_plain(module)}")
         found[name] = pair
     return found
+
+
+def _with_experts(
+    adapter: AdapterFiles, module: str, pair: ModulePair, part: ExpertPart, before: ModulePair
+) -> ModulePair:
+    """The matrices of a part's product: those of `before`, and those of this module."""
+    is_stack = part.expert is None
+    if not pair.rank or pair.has_biases or pair.base_weight:
+        raise ModelError(f"{adapter.weights}: {_plain(module)}: biases of experts are not supported")
+    if pair.experts != (part.experts if is_stack else 0):
+        raise ModelError(
+            f"{adapter.weights}: the matrices of {_plain(module)} are for {pair.experts} experts, and this model has"
+            f" {part.experts}: the adapter belongs to another model, or `target_parameters` does not name them"
+        )
+    wanted = (part.of_pair if is_stack else part.size.outputs, part.size.inputs)
+    _check_shapes(adapter, module, pair, LinearSize(*wanted), None)
+    if before.down or (before.each and (is_stack or before.each[part.expert or 0].rank)):
+        raise ModelError(f"{adapter.weights} has two pairs of matrices for {_plain(module)}")
+    if is_stack:
+        return replace(pair, outputs=part.size.outputs, rows=part.outputs)
+    each = list(before.each or [NO_PAIR] * part.experts)
+    each[part.expert or 0] = pair
+    rank = max(before.rank, pair.rank)
+    return ModulePair(rank, part.size.inputs, part.size.outputs, experts=part.experts, each=tuple(each))
 
 
 def _check_shapes(adapter: AdapterFiles, module: str, pair: ModulePair, size: LinearSize, weight: Shape | None) -> None:
@@ -230,11 +278,13 @@ class LayerRoom:
     outputs: int = 0
     has_biases: bool = False
     is_table: bool = False
+    experts: int = 0  # number of experts with such room; 0: one layer
 
     @property
     def numbers(self) -> int:
         rank = table_rank(self.rank) if self.is_table else self.rank
-        return rank * (self.inputs + self.outputs) + 2 * self.outputs * self.has_biases
+        numbers = rank * (self.inputs + self.outputs) + 2 * self.outputs * self.has_biases
+        return numbers * max(1, self.experts)
 
 
 NO_ROOM = LayerRoom()
@@ -254,15 +304,16 @@ def rooms_of(
                 max(room.rank, pair.rank),
                 max(room.inputs, pair.inputs),
                 max(room.outputs, pair.outputs),
-                room.has_biases or pair.has_biases,
-                room.is_table or pair.is_table,
+                has_biases=room.has_biases or pair.has_biases,
+                is_table=room.is_table or pair.is_table,
+                experts=max(room.experts, pair.experts),
             )
     return found
 
 
 def any_rooms(config: ModelConfig, rank: int) -> dict[str, LayerRoom]:
-    """The room that any adapter of at most this rank needs, but for embeddings, heads and biases."""
-    return {plain_name(name): LayerRoom(rank, size.inputs, size.outputs) for name, size in linear_sizes(config).items()}
+    """The room that any adapter of at most this rank needs, but for experts, embeddings, heads and biases."""
+    return {name: LayerRoom(rank, size.inputs, size.outputs) for name, size in layer_sizes(config).items()}
 
 
 def check_room(adapter: AdapterFiles, modules: Mapping[str, ModulePair], rooms: Mapping[str, LayerRoom]) -> None:
@@ -280,8 +331,3 @@ def check_room(adapter: AdapterFiles, modules: Mapping[str, ModulePair], rooms: 
 def table_rank(rank: int) -> int:
     """The numbers that each id of an embedding takes."""
     return -(-rank // 16) * 16
-
-
-def plain_name(layer: str) -> str:
-    """A layer's name without words that files with the head have, and those without it lack."""
-    return ".".join(word for word in layer.split(".") if word not in FRONTS)

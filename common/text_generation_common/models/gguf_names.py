@@ -25,7 +25,8 @@ NO_NORMS_BEFORE = {"attention_norm": "", "mlp_norm": ""}
 OTHERS = {"gpt_oss": {"mlp_norm": "post_attention_norm"}, "olmo2": NO_NORMS_BEFORE, "olmo3": NO_NORMS_BEFORE}
 FALCON_40B = {"attention_norm": "attn_norm_2", "mlp_norm": "attn_norm"}
 QKV = ("queries", "keys", "values")
-LINEARS = (*QKV, "attention_output", "gate", "up", "down")
+SHARED = ("shared_gate", "shared_up", "shared_down", "shared_score")
+LINEARS = (*QKV, "attention_output", "gate", "up", "down", *SHARED)
 
 
 def in_gguf(path: Path, config: ModelConfig) -> ModelConfig:

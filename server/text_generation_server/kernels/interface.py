@@ -1,7 +1,7 @@
 """The functions of every kernel backend, and their arguments. The package's docstring has the legend of shapes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -68,8 +68,33 @@ class AdapterMatrices:
         return self.up.shape[1]
 
 
-# What the experts of tokens [T, H] add up to, [T, H].
-ExpertKernel = Callable[[Tensor, Routes], Tensor]
+@dataclass(frozen=True, slots=True, eq=False)
+class AdaptedPairs:
+    """What S adapters add to the products of E experts, for each pair of `Routes.pairs_P`, in that order. The matrices
+    of adapter s and expert e have the number s * E + e. None: no adapter changes the product."""
+
+    kernels: "Kernels"
+    slots_P: Tensor  # int32: the number of the matrices of each pair; -1: none
+    gate_up: AdapterMatrices | None
+    down: AdapterMatrices | None  # added before the pair's score multiplies the product
+
+    def between(self, start: int, end: int) -> "AdaptedPairs":
+        """The same for some of the pairs."""
+        return replace(self, slots_P=self.slots_P[start:end])
+
+    def of_gate_up(self, x: Tensor, routes: Routes | None = None) -> Tensor | None:
+        """float32 [P, 2I], for x [P, H], or with routes x [T, H]."""
+        return None if self.gate_up is None else self.kernels.adapt(x, self.slots_P, self.gate_up, routes)
+
+    def of_down(self, x: Tensor) -> Tensor | None:
+        """float32 [P, H], for x [P, I]."""
+        return None if self.down is None else self.kernels.adapt(x, self.slots_P, self.down)
+
+
+class ExpertKernel(Protocol):
+    def __call__(self, x_TH: Tensor, routes: Routes, *, adapted: AdaptedPairs | None = None) -> Tensor:
+        """What the experts of tokens [T, H] add up to, [T, H]. See `Kernels.experts`."""
+        ...
 
 
 class LinearKernel(Protocol):
@@ -263,10 +288,16 @@ class Kernels(Protocol):
         """
         ...
 
-    def adapt(self, x: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
+    def adapt(self, x: Tensor, slots_T: Tensor, matrices: AdapterMatrices, routes: Routes | None = None) -> Tensor:
         """What the tokens' adapters add to the outputs of a linear layer of x [T, K]: float32 [T, N]. slots are int32:
         the adapter of each token; -1: none. What has no adapter gets -0, which changes no sum. A token's result
-        depends on the token and its adapter only."""
+        depends on the token and its adapter only. With routes it is [P, N], slots are those of `pair_slots`, and x is
+        that of each pair's token."""
+        ...
+
+    def pair_slots(self, slots_T: Tensor, routes: Routes) -> Tensor:
+        """int32 [P], for pairs in the order of `Routes.pairs_P`: slot * E + expert, for the slot of the pair's token
+        in `adapt`; -1: none."""
         ...
 
     def adapt_embeddings(self, x_TH: Tensor, ids_T: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
@@ -349,9 +380,11 @@ class Kernels(Protocol):
         may follow each row of the logits in memory."""
         ...
 
-    def experts(self, x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+    def experts(
+        self, x_TH: Tensor, routes: Routes, weights: ExpertWeights, adapted: AdaptedPairs | None = None
+    ) -> Tensor:
         """The sum of each token's experts, weighted with their scores, [T, H]. A token's result depends on the token
-        only. Weights of experts without tokens are not read."""
+        only. Weights of experts without tokens are not read. What adapters add is added before biases."""
         ...
 
     def experts_of_codes(
@@ -361,9 +394,11 @@ class Kernels(Protocol):
         without looking at the routes first."""
         ...
 
-    def add_scored(self, x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor) -> Tensor:
-        """x + y / (1 + e^-(inputs · weight)) for each token, in float32, rounded to x's type at the end. May write into
-        x."""
+    def add_scored(
+        self, x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor, addend: Tensor | None = None
+    ) -> Tensor:
+        """x + y / (1 + e^-(inputs · weight + addend)) for each token, in float32, rounded to x's type at the end. The
+        addend is the first of a row of `addend`, float32 [T, N]; None: 0. May write into x."""
         ...
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Chosen:

@@ -21,6 +21,7 @@ from text_generation_server.kernels.interface import (
     LOG2E,
     MAX_HALVINGS,
     WORD_BITS,
+    AdaptedPairs,
     AdapterMatrices,
     Allowed,
     AttentionOptions,
@@ -308,7 +309,7 @@ def route(logits_TE: Tensor, chosen: int, over_chosen: bool) -> Routes:
     return Routes(shares.flatten().contiguous(), pairs_P, F.pad(ends, (1, 0)).int())
 
 
-def experts(x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+def experts(x_TH: Tensor, routes: Routes, weights: ExpertWeights, adapted: AdaptedPairs | None = None) -> Tensor:
     tokens, width = x_TH.shape
     parts = torch.empty((len(routes.pairs_P), width), dtype=x_TH.dtype, device=x_TH.device)
     chosen, ends = len(routes.pairs_P) // tokens, routes.offsets.tolist()
@@ -318,13 +319,20 @@ def experts(x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
         pairs = routes.pairs_P[start:end].long()
         gate_up_weight, down_weight = (weight_of_expert(w, expert, x_TH.dtype) for w in (weights.gate_up, weights.down))
         # Row by row: no BLAS promises a row the same bits in products of different numbers of rows.
-        for pair in pairs.tolist():
+        for at, pair in enumerate(pairs.tolist(), start):
             x = x_TH[pair // chosen].unsqueeze(0)
             gate_up = F.linear(x, gate_up_weight, _of_expert(weights.gate_up_bias, expert))
+            own = None if adapted is None else adapted.between(at, at + 1)
+            gate_up = _plus(gate_up, None if own is None else own.of_gate_up(x))
             inner = silu_mul(gate_up) if weights.clamped is None else _clamped(gate_up, weights.clamped)
             out = F.linear(inner, down_weight, _of_expert(weights.down_bias, expert))
+            out = _plus(out, None if own is None else own.of_down(inner))
             parts[pair] = out[0] * routes.scores_P[pair].to(x_TH.dtype)
     return parts.view(tokens, chosen, width).float().sum(1).to(x_TH.dtype)
+
+
+def _plus(y: Tensor, addend: Tensor | None) -> Tensor:
+    return y if addend is None else (y.float() + addend).to(y.dtype)
 
 
 def _of_expert(biases: Tensor | None, expert: int) -> Tensor | None:
@@ -341,8 +349,9 @@ def experts_of_codes(experts: Iterable[ExpertCodes], clamped: ClampedGate | None
     return None
 
 
-def add_scored(x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor) -> Tensor:
-    scores = torch.sigmoid((inputs_TH.float() * weight_H.float()).sum(-1, keepdim=True))
+def add_scored(x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor, addend: Tensor | None = None) -> Tensor:
+    products = (inputs_TH.float() * weight_H.float()).sum(-1, keepdim=True)
+    scores = torch.sigmoid(products if addend is None else products + addend[:, :1])
     return (x_TH.float() + scores * y_TH.float()).to(x_TH.dtype)
 
 
@@ -372,7 +381,17 @@ def linear(
     return torch_linear(weight, bias, gated=gated, x_type=x_type, y_type=y_type, factor=factor, silu_mul=silu_mul)
 
 
-def adapt(x: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
+def pair_slots(slots_T: Tensor, routes: Routes) -> Tensor:
+    experts, chosen = len(routes.offsets) - 1, len(routes.pairs_P) // len(slots_T)
+    numbers = torch.arange(experts, device=slots_T.device)
+    experts_P = torch.repeat_interleave(numbers, routes.offsets.diff(), output_size=len(routes.pairs_P))
+    slots_P = slots_T[routes.pairs_P.long() // chosen]
+    return torch.where(slots_P < 0, -1, slots_P * experts + experts_P).int()
+
+
+def adapt(x: Tensor, slots_T: Tensor, matrices: AdapterMatrices, routes: Routes | None = None) -> Tensor:
+    if routes is not None:
+        x = x[routes.pairs_P.long() // (len(routes.pairs_P) // len(x))]
     out = torch.full((x.shape[0], matrices.up.shape[2]), -0.0, device=x.device)
     for t, slot in enumerate(slots_T.tolist()):
         if slot < 0:

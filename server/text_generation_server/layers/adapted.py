@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from text_generation_server.kernels.interface import AdapterMatrices, Kernels, LinearKernel
+from text_generation_server.kernels.interface import AdaptedPairs, AdapterMatrices, Kernels, LinearKernel, Routes
 
 
 class StepAdapters:
@@ -22,10 +22,34 @@ class AdaptedLinear:
         self._matrices = matrices
         self._adapters = adapters
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *, addend: Tensor | None = None) -> Tensor:
         if (slots_T := self._adapters.slots_T) is None:
-            return self._linear(x)
+            return self._linear(x, addend=addend)
+        assert addend is None, "the addend of a layer is what its adapters add"
         return self._linear(x, addend=self._kernels.adapt(x, slots_T, self._matrices))
+
+
+class ExpertAdapters:
+    """What adapters add to the products of all experts of a layer. None: no adapter changes the product."""
+
+    def __init__(
+        self, kernels: Kernels, gate_up: AdapterMatrices | None, down: AdapterMatrices | None, adapters: StepAdapters
+    ) -> None:
+        self._kernels = kernels
+        self._gate_up = gate_up
+        self._down = down
+        self._adapters = adapters
+
+    def of_step(self, routes: Routes) -> AdaptedPairs | None:
+        if (slots_T := self._adapters.slots_T) is None or (self._gate_up is None and self._down is None):
+            return None
+        return AdaptedPairs(self._kernels, self._kernels.pair_slots(slots_T, routes), self._gate_up, self._down)
+
+    def of_layer(self, x: Tensor, matrices: AdapterMatrices | None) -> Tensor | None:
+        """What adapters add to a layer beside the experts, float32 [T, N]."""
+        if matrices is None or (slots_T := self._adapters.slots_T) is None:
+            return None
+        return self._kernels.adapt(x, slots_T, matrices)
 
 
 class VocabularyAdapters:

@@ -1,8 +1,9 @@
 """Linear layers of one weight or of several fused weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +17,11 @@ from text_generation_server.kernels.interface import Kernels, LinearKernel
 # and a decode step with them can be recorded.
 PANEL = 32
 
-LinearOp = Callable[[Tensor], Tensor]
+
+class LinearOp(Protocol):
+    def __call__(self, x: Tensor, *, addend: Tensor | None = None) -> Tensor:
+        """See `LinearKernel`."""
+        ...
 
 
 def make_linear(
@@ -106,6 +111,6 @@ class RowLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_reduce(self._linear(x))
 
-    def part(self, x: Tensor) -> Tensor:
+    def part(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
         """This rank's part of the sum."""
-        return self._linear(x)
+        return self._linear(x, addend=addend)

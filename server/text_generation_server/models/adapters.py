@@ -3,7 +3,7 @@ host's memory."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -24,12 +24,12 @@ from text_generation_common.adapters.files import (
     any_rooms,
     check_room,
     modules_of,
-    plain_name,
     read_adapter,
     rooms_of,
     table_rank,
 )
 from text_generation_common.adapters.listed import ListedAdapter
+from text_generation_common.adapters.names import plain_name
 from text_generation_common.errors import ModelError, ShardError
 from text_generation_common.flags.model import MAX_ADAPTERS, MAX_SLOTS
 from text_generation_common.models.architecture import ModelConfig
@@ -66,6 +66,20 @@ class LoadedAdapter:
         """The scale included."""
         pair = self.pair(layer)
         return self._in_order(layer, pair.up) * pair.scale
+
+    def of_expert(self, layer: str, expert: int) -> tuple[Tensor, Tensor] | None:
+        """`down` and `up`, the scale included, of an expert's product; None if the adapter leaves it as it is. `layer`:
+        see `expert_layer`."""
+        pair = self.pair(layer)
+        if pair.each:
+            pair = pair.each[expert]
+            return (self.tensors[pair.down].float(), self.tensors[pair.up].float() * pair.scale) if pair.rank else None
+        if not pair.rank:
+            return None
+        down, up = self.tensors[pair.down], self.tensors[pair.up]
+        down = down.view(pair.experts, pair.rank, -1)[expert]
+        first, end, step = pair.rows
+        return down.float(), up.view(len(up), pair.rank, pair.experts)[first:end:step, :, expert].float() * pair.scale
 
     def bias(self, layer: str, read: Read) -> Tensor | None:
         """What is added to the layer's outputs, whatever the input is."""
@@ -107,12 +121,13 @@ class AdaptedPart:
 
 @dataclass(frozen=True, slots=True)
 class PreparedLayer:
-    """What an adapter adds to one layer, as its slot holds it, in the host's memory."""
+    """What an adapter adds to one layer, or to that of E experts, as its slot holds it, in the host's memory."""
 
     down: Tensor
     up: Tensor
     ranks: Tensor
     bias: Tensor | None
+    experts: int = 1
 
 
 class AdapterPlace(Protocol):
@@ -140,15 +155,8 @@ class LinearPlace:
         ]
         inputs = sizes[0].shape[1] if sizes else 1
         has_bias = any(part.adds_biases and room.has_biases for part, room in zip(parts, rooms, strict=True))
-        count = bank.count
-        self.matrices = AdapterMatrices(
-            down=torch.zeros((count, len(parts) * rank, inputs), dtype=dtype, device=device),
-            up=torch.zeros((count, rank, ends[-1]), dtype=dtype, device=device),
-            ranks=torch.zeros((count, len(parts)), dtype=torch.int32, device=device),
-            ends_P=_int32(ends, device),
-            ends=ends,
-            bias=torch.full((count, ends[-1]), -0.0, device=device) if has_bias else None,
-        )
+        bias = torch.full((bank.count, ends[-1]), -0.0, device=device) if has_bias else None
+        self.matrices = replace(_no_matrices(bank.count, rank, inputs, ends, dtype=dtype, device=device), bias=bias)
 
     def prepare(self, adapter: LoadedAdapter) -> PreparedLayer:
         matrices, rank = self.matrices, self.matrices.rank
@@ -162,6 +170,33 @@ class LinearPlace:
             if bias is not None and part.adds_biases and (of := adapter.bias(part.layer, self._read)) is not None:
                 bias[end - part.outputs : end] = part.of_up(of.unsqueeze(1)).squeeze(1)
         return PreparedLayer(down, up, torch.tensor(ranks, dtype=torch.int32), bias)
+
+
+class ExpertPlace:
+    """Room for a product of all experts of a layer: the matrices of slot s and expert e have the number s * E + e."""
+
+    def __init__(
+        self, bank: "AdapterBank", parts: Sequence[AdaptedPart], experts: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._parts = parts
+        self._experts = experts
+        ends, rooms = tuple(accumulate(part.outputs for part in parts)), [bank.room_of(part.layer) for part in parts]
+        rank, count = max(room.rank for room in rooms), bank.count * experts
+        inputs = parts[0].of_down(torch.empty((1, max(room.inputs for room in rooms)), device="meta")).shape[1]
+        self.matrices = _no_matrices(count, rank, inputs, ends, dtype=dtype, device=device)
+
+    def prepare(self, adapter: LoadedAdapter) -> PreparedLayer:
+        of, experts = self.matrices, self._experts
+        down, up = (torch.zeros((experts, *whole.shape[1:]), dtype=whole.dtype) for whole in (of.down, of.up))
+        ranks = torch.zeros((experts, len(self._parts)), dtype=torch.int32)
+        for number, (part, end) in enumerate(zip(self._parts, of.ends, strict=True)):
+            for expert in range(experts):
+                if (pair := adapter.of_expert(part.layer, expert)) is None:
+                    continue
+                own = ranks[expert, number] = len(pair[0])
+                down[expert, number * of.rank :][:own] = part.of_down(pair[0])
+                up[expert, :own, end - part.outputs : end] = part.of_up(pair[1]).t()
+        return PreparedLayer(down, up, ranks, None, experts)
 
 
 class HeadPlace(LinearPlace):
@@ -293,6 +328,13 @@ class AdapterBank:
         is_changed = any(room.rank or (part.adds_biases and room.has_biases) for part, room in rooms)
         return self.add(LinearPlace(self, parts, read, dtype, device)) if is_changed else None
 
+    def experts(
+        self, parts: Sequence[AdaptedPart], experts: int, dtype: torch.dtype, device: torch.device
+    ) -> AdapterMatrices | None:
+        """The matrices of a product of all experts of a layer."""
+        is_changed = any(self.room_of(part.layer).rank for part in parts)
+        return self.add(ExpertPlace(self, parts, experts, dtype=dtype, device=device)) if is_changed else None
+
     def table(
         self, layer: str, outputs: int, dtype: torch.dtype, device: torch.device, read: Read
     ) -> AdapterMatrices | None:
@@ -374,11 +416,25 @@ class AdapterBank:
 
 
 def _put(matrices: AdapterMatrices, slot: int, layer: PreparedLayer) -> None:
-    matrices.down[slot].copy_(layer.down)
-    matrices.up[slot].copy_(layer.up)
-    matrices.ranks[slot].copy_(layer.ranks)
+    own = slice(slot * layer.experts, (slot + 1) * layer.experts)
+    matrices.down[own].copy_(layer.down)
+    matrices.up[own].copy_(layer.up)
+    matrices.ranks[own].copy_(layer.ranks)
     if matrices.bias is not None and layer.bias is not None:
         matrices.bias[slot].copy_(layer.bias)
+
+
+def _no_matrices(
+    count: int, rank: int, inputs: int, ends: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> AdapterMatrices:
+    """Room for `count` adapters of a layer, each of which adds nothing."""
+    return AdapterMatrices(
+        down=torch.zeros((count, len(ends) * rank, inputs), dtype=dtype, device=device),
+        up=torch.zeros((count, rank, ends[-1]), dtype=dtype, device=device),
+        ranks=torch.zeros((count, len(ends)), dtype=torch.int32, device=device),
+        ends_P=_int32(ends, device),
+        ends=ends,
+    )
 
 
 def _int32(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:

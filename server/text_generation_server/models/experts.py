@@ -4,20 +4,25 @@ of experts, and what they compute.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from text_generation_common.adapters.names import ExpertRole, expert_layer
 from text_generation_common.errors import ModelError
 from text_generation_common.models.architecture import Activation, ModelConfig, Moe
 from text_generation_common.models.names import ExpertLayout, LayerNames, expert_name
 from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_server.distributed import Group
-from text_generation_server.kernels.interface import ExpertCodes, ExpertKernel, ExpertWeights, Routes
+from text_generation_server.kernels.interface import AdaptedPairs, ExpertCodes, ExpertKernel, ExpertWeights, Routes
+from text_generation_server.layers.adapted import ExpertAdapters
 from text_generation_server.layers.linear import PANEL, make_linear
 from text_generation_server.layers.vocabulary import pad_rows
 from text_generation_server.layers.weights import dense
+from text_generation_server.models.adapters import AdaptedPart
 from text_generation_server.models.loading import LayerPart, Loader, stacked
 from text_generation_server.models.parts import Parts
 
@@ -33,21 +38,39 @@ class Experts:
         outputs = -(-moe.experts // PANEL) * PANEL
         router = pad_rows(loader.numbers(names.router), outputs)
         bias = pad_rows(loader.whole(f"{names.router}.bias"), outputs) if parts.config.biases.experts else None
-        self._router = make_linear(parts.kernels, dense(router), bias)
+        linear = make_linear(parts.kernels, dense(router), bias)
+        self._router = loader.adapted(linear, [AdaptedPart(names.router, outputs, lambda up: pad_rows(up, outputs))])
         self._compute = make_experts(parts, moe, names, group)
+        self._adapters = _adapters_of(parts, moe, names)
         self._shared: MLP | None = None
         if moe.shared_size:
             shared = replace(names, gate=names.shared_gate, up=names.shared_up, down=names.shared_down)
             self._shared = MLP(parts, shared, (moe.shared_size, parts.split.shared_intermediate))
             self._shared_score_H = loader.numbers(names.shared_score).flatten()
+            # A kernel computes whole vectors of outputs, of which the score is the first one.
+            score = AdaptedPart(names.shared_score, PANEL, lambda up: pad_rows(up, PANEL))
+            self._score_matrices = loader.matrices_of([score])
 
     def __call__(self, x_TH: Tensor) -> Tensor:
         logits_TE = self._router(x_TH)[:, : self._moe.experts]
         routes = self._kernels.route(logits_TE, self._moe.chosen, self._moe.over_chosen)
-        out = self._compute(x_TH, routes)
+        out = self._compute(x_TH, routes, adapted=self._adapters.of_step(routes))
         if self._shared is not None:
-            out = self._kernels.add_scored(out, self._shared.part(x_TH), x_TH, self._shared_score_H)
+            addend = self._adapters.of_layer(x_TH, self._score_matrices)
+            out = self._kernels.add_scored(out, self._shared.part(x_TH), x_TH, self._shared_score_H, addend)
         return self._group.all_reduce(out)
+
+
+def _adapters_of(parts: Parts, moe: Moe, names: LayerNames) -> ExpertAdapters:
+    """What adapters add to this rank's part of every expert."""
+    loader, own, hidden = parts.loader, parts.split.expert_intermediate, parts.config.hidden_size
+    gate, up, down = (expert_layer(names, role) for role in (ExpertRole.gate, ExpertRole.up, ExpertRole.down))
+    halves = [AdaptedPart(layer, len(own), lambda up: up[own.start : own.stop]) for layer in (gate, up)]
+    of_down = AdaptedPart(
+        down, hidden, lambda up: up * parts.linear_factor, of_down=lambda down: down[:, own.start : own.stop]
+    )
+    matrices = [loader.matrices_of(of, moe.experts) for of in (halves, [of_down])]
+    return ExpertAdapters(parts.kernels, matrices[0], matrices[1], loader.adapters.of_step)
 
 
 def make_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> ExpertKernel:
@@ -65,8 +88,7 @@ def make_experts(parts: Parts, moe: Moe, names: LayerNames, group: Group) -> Exp
                 f"--quantize is not supported for the experts of this {parts.config.model_type} without compiled"
                 " kernels: start without it, or install a C compiler and the package again"
             )
-    weights = load_experts(parts, moe, names, group)
-    return lambda x_TH, routes: parts.kernels.experts(x_TH, routes, weights)
+    return partial(parts.kernels.experts, weights=load_experts(parts, moe, names, group))
 
 
 def runs_one_by_one(config: ModelConfig) -> bool:
@@ -198,14 +220,15 @@ class ExpertMlps:
     def __init__(self, mlps: Sequence["MLP"]) -> None:
         self._mlps = mlps
 
-    def __call__(self, x_TH: Tensor, routes: Routes) -> Tensor:
+    def __call__(self, x_TH: Tensor, routes: Routes, *, adapted: AdaptedPairs | None = None) -> Tensor:
         tokens, width = x_TH.shape
         chosen = len(routes.pairs_P) // tokens
         parts = torch.empty((len(routes.pairs_P), width), dtype=torch.float32, device=x_TH.device)
         for mlp, (start, end) in zip(self._mlps, pairwise(routes.offsets.tolist()), strict=True):
             if start < end:
                 pairs = routes.pairs_P[start:end].long()
-                parts[pairs] = mlp.part(x_TH[pairs // chosen]) * routes.scores_P[pairs].unsqueeze(1)
+                own = None if adapted is None else adapted.between(start, end)
+                parts[pairs] = mlp.part(x_TH[pairs // chosen], own) * routes.scores_P[pairs].unsqueeze(1)
         return parts.view(tokens, chosen, width).sum(1).to(x_TH.dtype)
 
 
@@ -215,6 +238,7 @@ class MLP:
         config = parts.config
         size, part = of or (config.intermediate_size, parts.split.intermediate)
         self._kernels = parts.kernels
+        self._size = len(part)
         self._activation, self._gated = config.activation, config.gated
         # The gate of silu is part of the product; other activations are a kernel of their own.
         self._in_product = config.gated and config.activation is Activation.silu
@@ -227,10 +251,15 @@ class MLP:
     def __call__(self, x_TH: Tensor) -> Tensor:
         return self._down(self._inner(x_TH))
 
-    def part(self, x_TH: Tensor) -> Tensor:
-        """What this rank adds to the result."""
-        return self._down.part(self._inner(x_TH))
+    def part(self, x_TH: Tensor, adapted: AdaptedPairs | None = None) -> Tensor:
+        """What this rank adds to the result. `adapted`: what adapters add to an expert's products of the rows of x."""
+        if adapted is None:
+            return self._down.part(self._inner(x_TH))
+        if (addend := adapted.of_gate_up(x_TH)) is not None:
+            addend = pad(addend.view(len(x_TH), 2, -1), (0, -self._size % PANEL)).flatten(1)
+        x = self._inner(x_TH, addend)
+        return self._down.part(x, adapted.of_down(x[:, : self._size].contiguous()))
 
-    def _inner(self, x_TH: Tensor) -> Tensor:
-        x = self._up(x_TH)
+    def _inner(self, x_TH: Tensor, addend: Tensor | None = None) -> Tensor:
+        x = self._up(x_TH, addend=addend)
         return x if self._in_product else self._kernels.activate(x, self._activation, self._gated)

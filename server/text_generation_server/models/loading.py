@@ -27,7 +27,7 @@ from text_generation_common.quantized.tensors.splits import (
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_common.weights.headers import Stored
 from text_generation_server.device.arena import empty, give_back
-from text_generation_server.kernels.interface import LinearKernel
+from text_generation_server.kernels.interface import AdapterMatrices, LinearKernel
 from text_generation_server.layers.adapted import AdaptedLinear, VocabularyAdapters
 from text_generation_server.layers.linear import LinearOp, RowLinear, make_fused, make_linear
 from text_generation_server.layers.vocabulary import pad_rows
@@ -176,14 +176,20 @@ class Loader:
         weights = self.outputs(parts, multiple)
         bias = torch.cat(self._biases(parts, multiple)) if has_bias else None
         linear = make_fused(self._platform.kernels, weights, bias, gated=gated, x_type=self.dtype)
-        return self._adapted(linear, [_adapted_part(part, multiple) for part in parts])
+        return self.adapted(linear, [_adapted_part(part, multiple) for part in parts])
 
-    def _adapted(self, linear: LinearKernel, parts: Sequence[AdaptedPart]) -> LinearOp:
+    def adapted(self, linear: LinearKernel, parts: Sequence[AdaptedPart]) -> LinearOp:
         """The layer itself if no adapter changes it."""
-        matrices = self.adapters.linear(parts, self.dtype, self._platform.device, self._files.get)
-        if matrices is None:
+        if (matrices := self.matrices_of(parts)) is None:
             return linear
         return AdaptedLinear(self._platform.kernels, linear, matrices, self.adapters.of_step)
+
+    def matrices_of(self, parts: Sequence[AdaptedPart], experts: int = 0) -> AdapterMatrices | None:
+        """What adapters add to a layer, or to a product of `experts` experts; None if nothing."""
+        dtype, device = self.dtype, self._platform.device
+        if experts:
+            return self.adapters.experts(parts, experts, dtype, device)
+        return self.adapters.linear(parts, dtype, device, self._files.get)
 
     def vocabulary_adapters(self, names: TensorNames, hidden: int, rows: range, count: int) -> VocabularyAdapters:
         """`rows`: this rank's rows of the head, with zeros until there are `count`. All ranks have all embeddings."""
@@ -284,7 +290,7 @@ class Loader:
             of_down=lambda down: pad(down[:, part.start : part.stop], (0, -len(part) % multiple)),
             adds_biases=group.rank == 0,
         )
-        return RowLinear(self._adapted(linear, [adapted]), group)
+        return RowLinear(self.adapted(linear, [adapted]), group)
 
     def inputs(self, name: str, part: range, factor: float = 1.0, multiple: int = 1) -> tuple[Weight, float]:
         """The weight of `row_split`, and the factor by which its product is to be multiplied."""

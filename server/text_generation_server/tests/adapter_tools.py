@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +16,21 @@ from text_generation_common.adapters.content import digest_of
 from text_generation_common.adapters.files import read_adapter
 from text_generation_common.adapters.listed import ListedAdapter
 from text_generation_common.models.config import read_config
-from text_generation_common.models.tensors import LinearSize, linear_sizes
+from text_generation_common.models.tensors import LinearSize, matrix_sizes
 from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Group
+from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.models.adapters import load_adapters
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.rows import PromptChunk
 
 
 def sizes_of(model: Path) -> dict[str, LinearSize]:
-    return linear_sizes(read_config(model))
+    """All linear layers, routers and experts; without experts that are one tensor, embedding and head."""
+    config = read_config(model)
+    sizes = matrix_sizes(config).items()
+    kept = config.names.embedding, config.names.head
+    return {name: size for name, size in sizes if name not in kept and not size.experts}
 
 
 def write_adapter(
@@ -53,8 +59,22 @@ def merged(model: torch.nn.Module, adapter: Path, path: Path) -> torch.nn.Module
     with torch.no_grad():
         for name, pair in files.modules.items():
             delta = pair.scale * tensors[pair.up] @ tensors[pair.down]
-            changed.get_submodule(name).weight += delta.t() if config.names.transposed else delta
+            _weight_of(changed, name).add_(delta.t() if config.names.transposed else delta)
     return changed
+
+
+def _weight_of(model: torch.nn.Module, name: str) -> torch.Tensor:
+    """The weight of a layer of the files, which may be a part of one that has all experts of a layer."""
+    name = name.removesuffix(".layer")  # the end of the name of Granite's router
+    if older := re.fullmatch(r"(.*\.layers\.\d+)\.block_sparse_moe\.(gate|experts.*)", name):
+        name = f"{older[1]}.mlp.{older[2]}"
+    if (found := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)", name)) is None:
+        return model.get_submodule(name).weight
+    experts, number, kind = model.get_submodule(found[1]), int(found[2]), found[3]
+    if kind in ("down_proj", "w2"):
+        return experts.down_proj[number]
+    gate, up = experts.gate_up_proj[number].chunk(2)
+    return gate if kind in ("gate_proj", "w1") else up
 
 
 def asking(client: Client, number: int, prompt: torch.Tensor, adapter: str, **options: object) -> PromptChunk:
@@ -78,10 +98,17 @@ class AdaptedText:
 
 
 def texts_of(
-    group: Group, model: Path, adapters: Sequence[ListedAdapter], prompt: torch.Tensor, new: int, vocabulary: int = 320
+    group: Group,
+    model: Path,
+    adapters: Sequence[ListedAdapter],
+    prompt: torch.Tensor,
+    new: int,
+    compiled: bool = False,
+    vocabulary: int = 320,
 ) -> list[AdaptedText]:
-    """On rank 0: the greedy text of each adapter, and that of the model itself, all computed side by side."""
-    runner, digests = runner_of(model, adapters, group)
+    """On rank 0: the greedy text of each adapter, and that of the model itself, all computed side by side. `compiled`:
+    by the compiled kernels, if there are any."""
+    runner, digests = runner_of(model, adapters, group, kernels=load_kernels() if compiled else None)
     client, everything = fresh_client(runner), Sampling(top_n_tokens=vocabulary)
     asked = [*digests, ""]
     numbers = list(range(len(asked)))

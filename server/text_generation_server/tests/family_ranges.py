@@ -52,9 +52,9 @@ class MeasuringKernels:
         self._note("gates", x.chunk(2, dim=-1)[0] if gated else x)
         return reference.activate(x, activation, gated)
 
-    def experts(self, x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+    def experts(self, x_TH: Tensor, routes: Routes, weights: ExpertWeights, adapted: Any = None) -> Tensor:
         self._note("gates", torch.einsum("th,enh->ten", x_TH, weights.gate_up.values).chunk(2, dim=-1)[0])
-        return reference.experts(x_TH, routes, weights)
+        return reference.experts(x_TH, routes, weights, adapted)
 
     def sample(self, logits_RV: Tensor, choices: Choices) -> Any:
         self._note("logits", logits_RV)

@@ -92,11 +92,13 @@ def test_rows_of_one_step_have_the_logits_of_models_that_their_adapters_are_merg
         )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [("qwen3", torch.float32), ("qwen3", torch.bfloat16), ("qwen2_moe", torch.float32)]
+)
 def test_other_rows_chunks_and_resuming_change_no_bit_of_a_row_with_an_adapter(
-    checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype
+    checkpoints: Checkpoints, tmp_path: Path, variant: str, dtype: torch.dtype
 ) -> None:
-    path = checkpoints("qwen3").path
+    path = checkpoints(variant).path
     runner, digests = adapted_runner(path, tmp_path, dtype)
     asked = [*digests, "", digests[0]]
     prompts = [random_ids(length, seed=length) for length in (5, 23, 50, 7, 31)]
@@ -126,6 +128,21 @@ def test_other_rows_chunks_and_resuming_change_no_bit_of_a_row_with_an_adapter(
     plain = make_runner(path, dtype, kernels=runner._kernels)
     plain.warmup(512, None, 16, 2048)
     assert alone(3, plain) == single[3]
+
+
+def test_what_adapters_add_to_experts_is_part_of_a_program(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    made = checkpoints("qwen2_moe", calm=True)
+    sizes, prompt = sizes_of(made.path), random_ids(21)
+    adapter = write_adapter(tmp_path / "one", sizes, 8, seed=1)
+    if (kernels := load_kernels()) is None or not kernels.library.has("gemm"):
+        pytest.skip("needs compiled products of bfloat16")
+    programs = DecodePrograms(kernels.library, kernels.threads)
+    texts = []
+    for graphs in ({"adapter_graphs": programs}, {}):
+        runner, (digest,) = runner_of(made.path, [adapter], dtype=torch.bfloat16, kernels=kernels, **graphs)
+        texts.append(greedy(runner, prompt, digest))
+    assert texts[0] == texts[1] != greedy(runner, prompt, "")
+    assert set(programs._programs) == {1}
 
 
 @pytest.mark.parametrize("weight_format", [int8, int4])

@@ -6,10 +6,13 @@ import pytest
 import torch
 from adapter_tools import merged, sizes_of, texts_of, write_adapter
 from collective_tasks import Ranks
+from family_checkpoints import make_family
 from family_tools import teacher_forced
 from shard_tools import ALONE, make_checkpoint, random_ids
 from written_codes import quantize
 
+# A form for each family: experts that one kernel multiplies, and one whose experts are computed one by one everywhere.
+EXPERTS = {"mixtral": "awq", "qwen3_moe": "fp8 blocks", "qwen2_moe": "gptq act-order"}
 PROMPT, NEW = random_ids(24), 6
 
 
@@ -29,3 +32,25 @@ def test_an_adapter_adds_to_the_products_of_codes(ranks: Ranks, tmp_path: Path, 
         first, _ = ranks.run(2, texts_of, packed, [adapter], PROMPT, NEW)
         assert [text.tokens for text in first] == [adapted.tokens, plain.tokens]
         torch.testing.assert_close(first[0].logprobs, adapted.logprobs, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "form"), EXPERTS.items())
+def test_an_adapter_adds_to_the_products_of_experts_of_codes(
+    ranks: Ranks, tmp_path: Path, family: str, form: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    (dense := tmp_path / "dense").mkdir()
+    make_family(dense, family, calm=True)
+    quantize(dense, form, packed := tmp_path / "packed", exact := tmp_path / "exact")
+    base = AutoModelForCausalLM.from_pretrained(exact, attn_implementation="eager").eval()
+    adapter = write_adapter(tmp_path / "adapter", sizes_of(exact), 4, seed=1)
+    model = merged(base, tmp_path / "adapter", exact)
+    whole = [texts_of(ALONE, packed, [adapter], PROMPT, NEW, compiled)[0] for compiled in (True, False)]
+    for text in whole:
+        expected = teacher_forced(model, PROMPT, text.tokens)
+        assert text.tokens == expected.argmax(-1).tolist()
+        assert (text.logprobs - expected).abs().max() <= 1e-4
+    first, _ = ranks.run(2, texts_of, packed, [adapter], PROMPT, NEW, True)
+    assert first[0].tokens == whole[0].tokens
+    torch.testing.assert_close(first[0].logprobs, whole[0].logprobs, atol=1e-4, rtol=1e-5)

@@ -15,8 +15,11 @@ from text_generation_common.adapters.listed import ListedAdapter
 from text_generation_common.errors import ModelError
 
 WRITTEN = json.loads(GOLDENS.read_text())
-# A case for each way in which ranks hold parts of an adapter: linear layers, embedding and head, biases.
-SPLIT = ("llama, embedding and head", "llama, a bias for each pair", "gpt2, turned matrices", "granite, factors")
+# A case for each way in which ranks hold parts of an adapter: linear layers, embedding and head, biases, experts.
+SPLIT = (
+    "llama, embedding and head", "llama, a bias for each pair", "gpt2, turned matrices", "granite, factors",
+    "qwen3_moe, all experts and the router", "gpt_oss, gates and ups in turns",
+)  # fmt: skip
 
 
 def made(folder: Path, case: str) -> tuple[Path, ListedAdapter]:
@@ -30,7 +33,7 @@ def made(folder: Path, case: str) -> tuple[Path, ListedAdapter]:
 def test_an_adapter_computes_what_peft_computes(tmp_path: Path, case: str) -> None:
     golden = WRITTEN[case]
     base, adapter = made(tmp_path, case)
-    adapted, plain = texts_of(ALONE, base, [adapter], torch.tensor(PROMPT), NEW)
+    adapted, plain = texts_of(ALONE, base, [adapter], torch.tensor(PROMPT), NEW, compiled=True)
     expected = torch.tensor(golden["logprobs"])
     assert adapted.tokens == golden["tokens"]
     assert (adapted.logprobs[:, PICKED] - expected).abs().max() <= 1e-4

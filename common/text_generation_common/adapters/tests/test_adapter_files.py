@@ -35,6 +35,7 @@ from text_generation_common.adapters.listed import (
 )
 from text_generation_common.adapters.patterns import MAX_WORK, NamePatterns
 from text_generation_common.errors import ModelError
+from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.families import FAMILIES
 from text_generation_common.models.values import Fields
 
@@ -93,6 +94,82 @@ def test_every_tensor_belongs_to_a_pair_of_a_layer_of_the_model(
 ) -> None:
     named = {name.replace("MODULE", MODULE): tuple(shape) for name, shape in shapes.items()}
     assert says in refusal(write(tmp_path, named))
+
+
+MIXTRAL = LLAMA | {
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 99,
+}
+
+
+def mixtral() -> ModelConfig:
+    return FAMILIES["mixtral"](Fields(MIXTRAL, "config.json"))
+
+
+def pairs_of(modules: Mapping[str, list[int]]) -> Shapes:
+    """The tensors of pairs in the first layer of a Mixtral: (sum of ranks, inputs, outputs) of each."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for module, (rank, inputs, outputs) in modules.items():
+        name = f"base_model.model.model.layers.0.block_sparse_moe.{module}.lora"
+        shapes |= {f"{name}_A.weight": (rank, inputs), f"{name}_B.weight": (outputs, rank)}
+    return shapes
+
+
+def of_mixtral(folder: Path, modules: Mapping[str, list[int]], **config: Any) -> dict[str, ModulePair]:
+    files = read_adapter(write(folder, pairs_of(modules), **config), 64)
+    return modules_of(files, mixtral())
+
+
+@pytest.mark.parametrize(("modules", "parameters", "says"), TABLES["experts"])
+def test_matrices_of_experts_fit_all_experts_of_a_layer_or_one(
+    tmp_path: Path, modules: dict[str, list[int]], parameters: list[str], says: str
+) -> None:
+    with pytest.raises(ModelError) as refused:
+        of_mixtral(tmp_path / "a", modules, target_parameters=parameters)
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_experts_have_room_for_the_largest_pair_of_any_of_them(tmp_path: Path) -> None:
+    """One adapter has gates and ups of all experts in one parameter, another has matrices of single experts."""
+    whole = {"experts.base_layer": [16, 16, 64], "experts": [24, 32, 16]}
+    named = {"target_parameters": ["experts.gate_up_proj", "down_proj"], "rank_pattern": {"experts.down_proj": 6}}
+    found = of_mixtral(tmp_path / "whole", whole, **named)
+    apart = of_mixtral(tmp_path / "apart", {"experts.2.w3": [4, 16, 32], "experts.0.w3": [4, 16, 32]})
+    assert {name.rpartition(".")[2]: (pair.rank, pair.experts, pair.rows) for name, pair in found.items()} == {
+        "gate": (4, 4, (0, 32, 1)), "up": (4, 4, (32, 64, 1)), "down": (6, 4, (0, 16, 1)),
+    }  # fmt: skip
+    (up,) = apart.values()
+    assert [pair.rank for pair in up.each] == [4, 0, 4, 0] and up.rank == 4
+    rooms = rooms_of([found, apart])
+    assert sum(room.numbers for room in rooms.values()) == 4 * (4 * 48 + 4 * 48 + 6 * 48)
+    assert apart.keys() < rooms.keys() and "experts" not in "".join(any_rooms(mixtral(), 4))
+
+
+def test_experts_of_granite_are_known_by_their_names_in_both_versions_of_transformers(tmp_path: Path) -> None:
+    config = FAMILIES["granitemoe"](Fields(MIXTRAL | {"model_type": "granitemoe"}, "config.json"))
+    names = {"old": ("input_linear", "router.layer"), "new": ("experts", "router")}
+    targets = {"old": ["input_linear.weight"], "new": ["experts.gate_up_proj", "router.weight"]}
+    old, new = (
+        modules_of(
+            read_adapter(
+                write(
+                    tmp_path / version,
+                    pairs_of({names[version][0]: [16, 16, 64], names[version][1]: [4, 16, 4]}),
+                    target_parameters=targets[version],
+                ),
+                64,
+            ),
+            config,
+        )
+        for version in ("old", "new")
+    )
+    assert old.keys() == new.keys() == {
+        "layers.0.block_sparse_moe.router.layer", "layers.0.block_sparse_moe.router.layer.experts.gate",
+        "layers.0.block_sparse_moe.router.layer.experts.up",
+    }  # fmt: skip
+    assert {name: pair.experts for name, pair in old.items()} == {name: pair.experts for name, pair in new.items()}
 
 
 def test_types_that_are_not_numbers_broken_files_pickles_and_links_out_are_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
 from text_generation_server.kernels.cpu.linear import Float32Linear, Gated, PackedLinear, Scratch, packable
 from text_generation_server.kernels.interface import (
     WORD_BITS,
+    AdaptedPairs,
     AdapterMatrices,
     AttentionOptions,
     Choices,
@@ -117,17 +118,28 @@ class CpuKernels:
             x_type=x_type, y_type=y_type, factor=factor,
         )  # fmt: skip
 
-    def adapt(self, x: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
-        (tokens, inputs), (_, rank, columns) = x.shape, matrices.up.shape
+    def pair_slots(self, slots_T: Tensor, routes: Routes) -> Tensor:
+        slots_P = torch.empty(len(routes.pairs_P), dtype=torch.int32)
+        self._call(
+            len(slots_P), "pair_slots", slots=slots_T, pairs=routes.pairs_P, offsets=routes.offsets,
+            experts=len(routes.offsets) - 1, chosen=len(slots_P) // len(slots_T), out=slots_P,
+        )  # fmt: skip
+        return slots_P
+
+    def adapt(self, x: Tensor, slots_T: Tensor, matrices: AdapterMatrices, routes: Routes | None = None) -> Tensor:
+        inputs, (_, rank, columns), tokens = x.shape[1], matrices.up.shape, len(slots_T)
         if inputs % LANES or any(end % LANES for end in matrices.ends):
-            return reference.adapt(x, slots_T, matrices)
+            return reference.adapt(x, slots_T, matrices, routes)
         x, parts, kind = x.contiguous(), matrices.ranks.shape[1], TYPES[x.dtype]
         hidden, out = torch.empty((tokens, parts * rank)), torch.empty((tokens, columns))
         common: dict[str, Argument] = {
             "tokens": tokens, "slots": slots_T, "ranks": matrices.ranks, "parts": parts, "rank": rank,
             "type": kind, "hidden": hidden,
         }  # fmt: skip
-        self._call(tokens * parts * rank * inputs, "adapt_down", x=x, inputs=inputs, down=matrices.down, **common)
+        self._call(
+            tokens * parts * rank * inputs, "adapt_down", x=x, pairs=None if routes is None else routes.pairs_P,
+            chosen=tokens // len(x), inputs=inputs, down=matrices.down, **common,
+        )  # fmt: skip
         self._call(
             tokens * rank * columns, "adapt_up", up=matrices.up, bias=matrices.bias, base=None, ends=matrices.ends_P,
             columns=columns, out=out, **common,
@@ -373,13 +385,15 @@ class CpuKernels:
         )  # fmt: skip
         return Routes(scores, pairs, offsets)
 
-    def experts(self, x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+    def experts(
+        self, x_TH: Tensor, routes: Routes, weights: ExpertWeights, adapted: AdaptedPairs | None = None
+    ) -> Tensor:
         gate_up, down = weights.gate_up, weights.down
         if not (isinstance(gate_up, Dense) and isinstance(down, Dense)):
-            return reference.experts(x_TH, routes, weights)
+            return reference.experts(x_TH, routes, weights, adapted)
         (tokens, width), (experts, _, inner), pairs = x_TH.shape, down.values.shape, len(routes.pairs_P)
         if width % LANES or inner % LANES:
-            return reference.experts(x_TH, routes, weights)
+            return reference.experts(x_TH, routes, weights, adapted)
         opened, parts = torch.empty((pairs, inner), dtype=x_TH.dtype), torch.empty((pairs, width), dtype=x_TH.dtype)
         out = torch.empty_like(x_TH)
         common: dict[str, Argument] = {
@@ -390,11 +404,12 @@ class CpuKernels:
         limit, slope = (None, None) if clamped is None else (clamped.limit, clamped.slope)
         self._call(
             work, "experts_up", x=x_TH, chosen=pairs // tokens, gate_up=gate_up.values, bias=weights.gate_up_bias,
-            limit=limit, slope=slope, out=opened, **common,
+            addend=None if adapted is None else adapted.of_gate_up(x_TH, routes), limit=limit, slope=slope,
+            out=opened, **common,
         )  # fmt: skip
         self._call(
             work, "experts_down", x=opened, scores=routes.scores_P, down=down.values, bias=weights.down_bias,
-            out=parts, **common,
+            addend=None if adapted is None else adapted.of_down(opened), out=parts, **common,
         )  # fmt: skip
         self._call(
             parts.numel(), "experts_sum", parts=parts, tokens=tokens, chosen=pairs // tokens, width=width,
@@ -419,13 +434,15 @@ class CpuKernels:
         ups, downs = (products(each) for each in zip(*found, strict=True))
         return None if downs.columns % LANES else ExpertsOfCodes(self.library, self.threads, ups, downs, clamped)
 
-    def add_scored(self, x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor) -> Tensor:
+    def add_scored(
+        self, x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor, addend: Tensor | None = None
+    ) -> Tensor:
         tokens, width = x_TH.shape
         if width % LANES:
-            return reference.add_scored(x_TH, y_TH, inputs_TH, weight_H)
+            return reference.add_scored(x_TH, y_TH, inputs_TH, weight_H, addend)
         self._call(
             x_TH.numel(), "add_scored", x=x_TH, y=y_TH, inputs=inputs_TH, weight=weight_H, tokens=tokens, width=width,
-            type=TYPES[x_TH.dtype],
+            type=TYPES[x_TH.dtype], addend=addend, addend_stride=0 if addend is None else addend.stride(0),
         )  # fmt: skip
         return x_TH
 

@@ -11,7 +11,7 @@ from text_generation_server.kernels.cpu.codes import CodesLinear
 from text_generation_server.kernels.cpu.ints import IntLinear
 from text_generation_server.kernels.cpu.library import TYPES, Library
 from text_generation_server.kernels.cpu.linear import Scratch
-from text_generation_server.kernels.interface import ExpertCodes, Routes
+from text_generation_server.kernels.interface import AdaptedPairs, ExpertCodes, Routes
 
 Product = CodesLinear | IntLinear
 # A product of a weight, a bias, whether it is gated, and a factor.
@@ -34,8 +34,9 @@ class ExpertProducts:
         self.columns = int(linears[0].words["columns"])  # type: ignore[arg-type]
 
     def __call__(
-        self, x: Tensor, routes: Routes, tokens: int, clamped: ClampedGate | None = None, *, is_scored: bool = False
-    ) -> Tensor:
+        self, x: Tensor, routes: Routes, tokens: int, clamped: ClampedGate | None = None, *, addend: Tensor | None,
+        is_scored: bool = False,
+    ) -> Tensor:  # fmt: skip
         """y of each pair, [P, columns]: see `experts_codes` in csrc/arguments.h."""
         stride = max(self._scratch_of(tokens, *sizes) for sizes in self._sizes)
         self._scratch.reserve(2 * stride * self._threads)
@@ -44,8 +45,8 @@ class ExpertProducts:
         self._library.call(
             self._threads, "experts_codes", products=self._table, are_ints=int(self._are_ints), x=x,
             pairs=routes.pairs_P, offsets=routes.offsets, scores=routes.scores_P if is_scored else None,
-            experts=len(self._linears), limit=limit, slope=slope, y=y, chosen=len(routes.pairs_P) // tokens,
-            scratch=self._scratch.data_ptr(), scratch_stride=stride,
+            experts=len(self._linears), chosen=len(routes.pairs_P) // tokens, addend=addend, limit=limit, slope=slope,
+            y=y, scratch=self._scratch.data_ptr(), scratch_stride=stride,
         )  # fmt: skip
         return y
 
@@ -61,10 +62,12 @@ class ExpertsOfCodes:
         self._up, self._down = up, down
         self._clamped = clamped
 
-    def __call__(self, x_TH: Tensor, routes: Routes) -> Tensor:
-        (tokens, width), pairs = x_TH.shape, len(routes.pairs_P)
-        opened = self._up(x_TH.contiguous(), routes, tokens, self._clamped)
-        parts = self._down(opened, routes, tokens, is_scored=True)
+    def __call__(self, x_TH: Tensor, routes: Routes, *, adapted: AdaptedPairs | None = None) -> Tensor:
+        (tokens, width), pairs, x_TH = x_TH.shape, len(routes.pairs_P), x_TH.contiguous()
+        addend = None if adapted is None else adapted.of_gate_up(x_TH, routes)
+        opened = self._up(x_TH, routes, tokens, self._clamped, addend=addend)
+        addend = None if adapted is None else adapted.of_down(opened)
+        parts = self._down(opened, routes, tokens, addend=addend, is_scored=True)
         out = torch.empty((tokens, width), dtype=x_TH.dtype)
         self._library.call(
             self._threads, "experts_sum", parts=parts, tokens=tokens, chosen=pairs // tokens, width=width,

@@ -18,6 +18,7 @@ from text_generation_common.models.architecture import Activation, ClampedGate
 from text_generation_common.quantized.values import Dense, Fp8, Groups, Int4, Int8, Table4, Weight
 from text_generation_server.kernels import triton as kernels
 from text_generation_server.kernels.interface import (
+    AdaptedPairs,
     AdapterMatrices,
     Allowed,
     AttentionOptions,
@@ -119,7 +120,19 @@ def compile_experts(dtype: torch.dtype, every_form: bool) -> None:
     routes = kernels.route(torch.zeros(5, 32, dtype=dtype)[:, :6], 2, False)
     kernels.experts(x, routes, ExpertWeights(Dense(gate_up), Dense(down)))
     kernels.add_scored(x, x, x, x[0])
+    slots = kernels.pair_slots(int32(5), routes)
     if every_form:
+        sizes = ((96, (80, 160)), (80, (96,)))
+        matrices = [
+            AdapterMatrices(
+                torch.zeros(18, 8 * len(ends), inputs, dtype=dtype), torch.zeros(18, 8, ends[-1], dtype=dtype),
+                int32(18, len(ends)), int32(len(ends)), ends,
+            )
+            for inputs, ends in sizes
+        ]  # fmt: skip
+        adapted = AdaptedPairs(kernels, slots, *matrices)
+        kernels.experts(x, routes, ExpertWeights(Dense(gate_up), Dense(down)), adapted)
+        kernels.add_scored(x, x, x, x[0], torch.zeros(5, 32))
         kernels.route(x, 3, True)
         biases = gate_up[:, :, 0].contiguous(), down[:, :, 0].contiguous()
         biased = ExpertWeights(Dense(gate_up), Dense(down), *biases)

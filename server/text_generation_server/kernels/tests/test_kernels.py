@@ -25,6 +25,7 @@ from text_generation_common.quantized.values import Dense
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import CpuKernels, backend
 from text_generation_server.kernels.interface import (
+    AdaptedPairs,
     AdapterMatrices,
     AttentionOptions,
     ExpertCodes,
@@ -32,6 +33,7 @@ from text_generation_server.kernels.interface import (
     HeadNorms,
     Kernels,
     KvLayer,
+    Routes,
     Segments,
 )
 
@@ -841,14 +843,57 @@ def test_a_token_goes_to_the_experts_with_the_largest_logits(subject: Subject, o
     assert torch.equal(pairs.sort().values, torch.arange(tokens * chosen))
 
 
-def experts_of(subject: Subject, x: Tensor, logits: Tensor, weights: ExpertWeights) -> Tensor:
+class RandomAdapters:
+    """Two adapters of experts, whose matrices are NaN behind their ranks. Adapter 1 leaves the downs as they are."""
+
+    def __init__(self, subject: Subject, count: int, width: int, inner: int) -> None:
+        self._subject = subject
+        ranks = torch.tensor([[[3, 5]], [[0, 1]]], dtype=torch.int32).expand(2, count, 2).clone()
+        ranks[0, 0] = 0  # an expert without matrices
+        sizes = ((width, (inner, 2 * inner), ranks), (inner, (width,), ranks[:, :, :1]))
+        self._matrices, self.deltas = [], []
+        for inputs, ends, of in sizes:
+            parts = len(ends)
+            down = torch.randn(2, count, parts, 6, inputs) * inputs**-0.5
+            up = torch.randn(2, count, 6, ends[-1]) / 2
+            down, up = down.to(subject.dtype), up.to(subject.dtype)
+            has = torch.arange(6) < of.unsqueeze(3)  # [2, count, parts, 6]
+            halves = up.double().unflatten(3, (parts, -1)).transpose(2, 3)  # [2, count, parts, 6, ...]
+            delta = halves.mul(has.unsqueeze(4)).transpose(3, 4) @ down.double()
+            self.deltas.append(delta.flatten(2, 3))  # [2, count, outputs, inputs]
+            down[~has] = NAN
+            up.unflatten(3, (parts, -1)).transpose(2, 3)[~has] = NAN
+            flat = down.view(2 * count, parts * 6, inputs), up.view(2 * count, 6, -1), of.reshape(2 * count, parts)
+            on_device = (t.contiguous().to(subject.device) for t in (*flat, torch.tensor(ends, dtype=torch.int32)))
+            self._matrices.append(AdapterMatrices(*on_device, ends))
+
+    def of_step(self, slots_T: Tensor, routes: Routes) -> AdaptedPairs:
+        kernels = self._subject.kernels
+        return AdaptedPairs(kernels, kernels.pair_slots(slots_T.to(self._subject.device), routes), *self._matrices)
+
+    def merged(self, weights: ExpertWeights, expert: int, slot: int) -> ExpertWeights:
+        """The weights of one expert, alone or among those of all, with what an adapter adds."""
+        numbers = [exact_weight(of) for of in (weights.gate_up, weights.down)]
+        at = expert if len(numbers[0]) > 1 else 0
+        stacks = [of[at].double() for of in numbers]
+        if slot >= 0:
+            stacks = [of + delta[slot, expert] for of, delta in zip(stacks, self.deltas, strict=True)]
+        biases = (None if of is None else of[at : at + 1] for of in (weights.gate_up_bias, weights.down_bias))
+        return ExpertWeights(*(Dense(of.unsqueeze(0)) for of in stacks), *biases, weights.clamped)
+
+
+def experts_of(
+    subject: Subject, x: Tensor, logits: Tensor, weights: ExpertWeights, adapters: RandomAdapters | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     parts = {field.name: getattr(weights, field.name) for field in fields(weights)}
     on_device = {name: part.to(subject.device) for name, part in parts.items() if isinstance(part, Tensor)}
     routes = subject.kernels.route(logits.to(subject.device), min(2, logits.shape[1]), True)
     stacks = {
         name: on_tensors(getattr(weights, name), lambda part: part.to(subject.device)) for name in ("gate_up", "down")
     }
-    return subject.kernels.experts(x.to(subject.device), routes, replace(weights, **on_device, **stacks))
+    adapted = None if adapters is None or slots is None else adapters.of_step(slots, routes)
+    return subject.kernels.experts(x.to(subject.device), routes, replace(weights, **on_device, **stacks), adapted)
 
 
 def exact_expert(x: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
@@ -866,7 +911,7 @@ def exact_expert(x: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
 
 
 @pytest.mark.parametrize("width", [48, 72])
-@pytest.mark.parametrize("has_options", [False, True], ids=["plain", "biases, clamped"])
+@pytest.mark.parametrize("has_options", [False, True], ids=["plain", "biases, clamped, adapters"])
 def test_experts_compute_their_tokens_and_no_others(subject: Subject, width: int, has_options: bool) -> None:
     tokens, count, inner = 21, 6, 32
     x = torch.randn(tokens, width).to(subject.dtype)
@@ -882,16 +927,21 @@ def test_experts_compute_their_tokens_and_no_others(subject: Subject, width: int
     for field in fields(weights):
         if isinstance(part := getattr(weights, field.name), Tensor):
             part[4] = NAN
+    adapters = RandomAdapters(subject, count, width, inner)
+    slots = (torch.arange(tokens, dtype=torch.int32) % 3 - 1) if has_options else torch.full((tokens,), -1)
+    given = (adapters, slots) if has_options else (None, None)
     values, ids = logits.double().topk(2)
     expected = torch.zeros(tokens, width, dtype=torch.float64)
     for t in range(tokens):
         for share, expert in zip(values[t].softmax(0), ids[t].tolist(), strict=True):
-            expected[t] += share * exact_expert(x[t], weights, expert)
-    out = experts_of(subject, x, logits, weights)
+            expected[t] += share * exact_expert(x[t], adapters.merged(weights, expert, int(slots[t])), 0)
+    out = experts_of(subject, x, logits, weights, *given)
     close(out, expected, subject.dtype)
     if (subject.backend, subject.dtype) in EXACT and not subject.interpreted:
-        for t in (0, 9):
-            assert torch.equal(experts_of(subject, x[t : t + 1], logits[t : t + 1], weights), out[t : t + 1])
+        for t in (0, 9, 10):
+            one = slice(t, t + 1)
+            alone = experts_of(subject, x[one], logits[one], weights, adapters, slots[one].int())
+            assert torch.equal(alone, out[one])
 
 
 @pytest.mark.parametrize("has_options", [False, True], ids=["plain", "biases, clamped, a factor"])
@@ -914,16 +964,23 @@ def test_experts_of_codes_compute_their_tokens_whatever_the_form_of_each(subject
     x = (torch.randn(tokens, width) / 4).to(subject.dtype)
     logits = (torch.stack([torch.randperm(count) for _ in range(tokens)]) * 0.5 - 1).to(subject.dtype)
     logits[:, 4], logits[:, 5] = -300.0, 300.0  # an expert without tokens, and one with more than a block of rows
-    out = compute(x, subject.kernels.route(logits, chosen, True))
+    adapters, slots = RandomAdapters(subject, count, width, inner), torch.arange(tokens, dtype=torch.int32) % 3 - 1
+
+    def computed(part: slice) -> Tensor:
+        routes = subject.kernels.route(logits[part], chosen, True)
+        return compute(x[part], routes, adapted=adapters.of_step(slots[part], routes) if has_options else None)
+
+    out = computed(slice(None))
     values, ids = logits.double().topk(chosen)
     expected = torch.zeros(tokens, width, dtype=torch.float64)
     for t in range(tokens):
         for share, expert in zip(values[t].softmax(0), ids[t].tolist(), strict=True):
-            expected[t] += share * exact_expert(x[t], numbers[expert], 0)
+            slot = int(slots[t]) if has_options else -1
+            expected[t] += share * exact_expert(x[t], adapters.merged(numbers[expert], expert, slot), 0)
     scale = expected.abs().amax(1, keepdim=True)  # weights are large in some forms, and so are the errors of rounding
     close(out / scale, expected / scale, subject.dtype)
     for part in (slice(0, 1), slice(9, 10), slice(50, 54)):
-        assert torch.equal(compute(x[part], subject.kernels.route(logits[part], chosen, True)), out[part])
+        assert torch.equal(computed(part), out[part])
 
 
 def test_experts_whose_gates_and_ups_differ_in_form_are_not_multiplied_together(subject: Subject) -> None:
@@ -950,10 +1007,22 @@ def test_add_scored_adds_a_share_of_each_token(subject: Subject, size: int) -> N
     inputs[3] *= 50  # a score of 0 or 1
     inputs[4, 7] = NAN
     scores = torch.sigmoid(inputs.double() @ weight.double()).unsqueeze(1)
-    on_device = (t.to(subject.device, copy=True) for t in (x, y, inputs, weight))
-    out = subject.kernels.add_scored(*on_device)
-    assert out[4].isnan().all()
-    close(out[:4], (x.double() + scores * y.double())[:4], subject.dtype)
+    for addend in (None, torch.randn(5, 16)):
+        if addend is not None:
+            scores = torch.sigmoid(inputs.double() @ weight.double() + addend[:, 0]).unsqueeze(1)
+        on_device = (t.to(subject.device, copy=True) for t in (x, y, inputs, weight))
+        out = subject.kernels.add_scored(*on_device, None if addend is None else addend.to(subject.device))
+        assert out[4].isnan().all()
+        close(out[:4], (x.double() + scores * y.double())[:4], subject.dtype)
+
+
+def test_each_pair_has_the_matrices_of_its_token_and_its_expert(subject: Subject) -> None:
+    logits, slots = torch.randn(40, 7).to(subject.dtype), torch.arange(40, dtype=torch.int32) % 4 - 1
+    routes = subject.kernels.route(logits.to(subject.device), 3, True)
+    found = subject.kernels.pair_slots(slots.to(subject.device), routes).tolist()
+    experts = [e for e, (start, end) in enumerate(pairwise(routes.offsets.tolist())) for _ in range(start, end)]
+    own = [int(slots[pair // 3]) for pair in routes.pairs_P.tolist()]
+    assert found == [-1 if slot < 0 else slot * 7 + expert for slot, expert in zip(own, experts, strict=True)]
 
 
 @pytest.mark.parametrize(("inputs", "ends"), [(64, (32, 48, 176)), (2064, (1104,)), (40, (20, 33))])

@@ -19,8 +19,8 @@ SAMPLERS = {
 }  # fmt: skip
 KERNELS = {
     "_activate", "_adapt_down", "_adapt_ids", "_adapt_up", "_add_scored", "_advance", "_embed", "_experts_down",
-    "_experts_up", "_layer_norm", "_place", "_rms_norm", "_rope_and_store_kv", "_route", "_silu_mul", "attend_decode",
-    "attend_prefill",
+    "_experts_up", "_layer_norm", "_pair_slots", "_place", "_rms_norm", "_rope_and_store_kv", "_route", "_silu_mul",
+    "attend_decode", "attend_prefill",
 }  # fmt: skip
 CODES = {"_add_splits", "_multiply_codes", "_widen_codes"}
 # Kernels that multiply matrices: each generation of GPUs has other instructions for these.

@@ -8,7 +8,7 @@ from text_generation_server.kernels.reference import (
     add,  # torch's sum: a kernel of our own would not be faster
     experts_of_codes,
 )
-from text_generation_server.kernels.triton.adapters import adapt, adapt_embeddings
+from text_generation_server.kernels.triton.adapters import adapt, adapt_embeddings, pair_slots
 from text_generation_server.kernels.triton.advance import advance, place
 from text_generation_server.kernels.triton.attend import attend
 from text_generation_server.kernels.triton.experts import add_scored, experts, route
@@ -32,6 +32,7 @@ from text_generation_server.kernels.triton.sample import (
 
 __all__ = [
     "activate", "adapt", "adapt_embeddings", "add", "add_layer_norm", "add_rms_norm", "add_scored", "advance", "attend",
-    "embed", "experts", "experts_of_codes", "layer_norm", "linear", "merge_parts", "place", "reduce_part", "rms_norm",
-    "rms_norm_part", "rope_and_store_kv", "route", "sample", "silu_mul", "sorts", "splits_draws", "vocabulary_part",
+    "embed", "experts", "experts_of_codes", "layer_norm", "linear", "merge_parts", "pair_slots", "place", "reduce_part",
+    "rms_norm", "rms_norm_part", "rope_and_store_kv", "route", "sample", "silu_mul", "sorts", "splits_draws",
+    "vocabulary_part",
 ]  # fmt: skip

@@ -8,23 +8,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from text_generation_server.kernels.interface import AdapterMatrices
+from text_generation_server.kernels.interface import AdapterMatrices, Routes
 
 RANKS, INPUTS, OUTPUTS = 16, 256, 256  # numbers that a program has in registers
 
 
-def adapt(x: Tensor, slots_T: Tensor, matrices: AdapterMatrices) -> Tensor:
-    (tokens, inputs), (_, rank, outputs), parts = x.shape, matrices.up.shape, len(matrices.ends)
+def adapt(x: Tensor, slots_T: Tensor, matrices: AdapterMatrices, routes: Routes | None = None) -> Tensor:
+    inputs, (_, rank, outputs), parts, tokens = x.shape[1], matrices.up.shape, len(matrices.ends), len(slots_T)
+    pairs = None if routes is None else routes.pairs_P
     assert x.is_contiguous() and matrices.down.is_contiguous() and matrices.up.is_contiguous()
     hidden = torch.empty((tokens, parts, rank), dtype=torch.float32, device=x.device)
     out = torch.empty((tokens, outputs), dtype=torch.float32, device=x.device)
     _adapt_down[(tokens, parts, triton.cdiv(rank, RANKS))](
-        x, slots_T, matrices.down, matrices.ranks, hidden, INPUTS=inputs, PARTS=parts, RANK=rank, ROWS=RANKS,
-        COLUMNS=INPUTS,
+        x, slots_T, matrices.down, matrices.ranks, hidden, pairs=pairs, CHOSEN=tokens // len(x), INPUTS=inputs,
+        PARTS=parts, RANK=rank, ROWS=RANKS, COLUMNS=INPUTS,
     )  # fmt: skip
     _adapt_up[(tokens, triton.cdiv(outputs, OUTPUTS))](
         hidden, slots_T, matrices.up, matrices.ranks, matrices.bias, base=None, ends=matrices.ends_P, out=out,
         OUTPUTS=outputs, PARTS=parts, RANK=rank, COLUMNS=OUTPUTS,
+    )  # fmt: skip
+    return out
+
+
+def pair_slots(slots_T: Tensor, routes: Routes) -> Tensor:
+    pairs, experts = len(routes.pairs_P), len(routes.offsets) - 1
+    out = torch.empty_like(routes.pairs_P)
+    _pair_slots[(pairs,)](
+        slots_T, routes.pairs_P, routes.offsets, out, EXPERTS=experts, E=triton.next_power_of_2(experts),
+        CHOSEN=pairs // len(slots_T), num_warps=1,
     )  # fmt: skip
     return out
 
@@ -45,13 +56,27 @@ def adapt_embeddings(x_TH: Tensor, ids_T: Tensor, slots_T: Tensor, matrices: Ada
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
+def _pair_slots(slots, pairs, offsets, out, EXPERTS: tl.constexpr, E: tl.constexpr, CHOSEN: tl.constexpr):
+    """A program: one pair, whose expert is the number of experts that end before it."""
+    at = tl.program_id(0)
+    e = tl.arange(0, E)
+    ends = tl.load(offsets + 1 + e, mask=e < EXPERTS, other=2**31 - 1)
+    expert = tl.sum((ends <= at).to(tl.int32), 0)
+    slot = tl.load(slots + tl.load(pairs + at) // CHOSEN)
+    tl.store(out + at, tl.where(slot < 0, -1, slot * EXPERTS + expert))
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _adapt_down(
-    x, slots, down, ranks, hidden, INPUTS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    x, slots, down, ranks, hidden, pairs, CHOSEN: tl.constexpr, INPUTS: tl.constexpr, PARTS: tl.constexpr,
+    RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + token).to(tl.int64)
     if slot >= 0:
+        x_row = token
+        if pairs is not None:
+            x_row = (tl.load(pairs + token) // CHOSEN).to(tl.int64)
         row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
         within = row < tl.load(ranks + slot * PARTS + part)
         first = down + (slot * PARTS + part) * RANK * INPUTS
@@ -59,7 +84,7 @@ def _adapt_down(
         for start in range(0, INPUTS, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
             inside = column < INPUTS
-            value = tl.load(x + token * INPUTS + column, mask=inside, other=0.0).to(tl.float32)
+            value = tl.load(x + x_row * INPUTS + column, mask=inside, other=0.0).to(tl.float32)
             at = row[:, None] * INPUTS + column[None, :]
             weight = tl.load(first + at, mask=within[:, None] & inside[None, :], other=0.0).to(tl.float32)
             sums += tl.sum(weight * value[None, :], axis=1)

@@ -2,10 +2,10 @@
 
     a_p = silu(gate_e · x_t) · (up_e · x_t)        out_t = Σ_p score_p · down_e · a_p
 
-for the pairs p of token t, with e the pair's expert; with biases after the products, and with the clamped gate of
-`ExpertWeights`, where there are such. Pairs lie in the order of their experts, so that a block of pairs
-has one expert, whose weights a program reads once for all of them. The grid depends on the number of tokens only: which
-blocks an expert has is read on the device, and blocks that no expert has end at once.
+for the pairs p of token t, with e the pair's expert; with what adapters add and with biases after the products, and
+with the clamped gate of `ExpertWeights`, where there are such. Pairs lie in the order of their experts, so that a block
+of pairs has one expert, whose weights a program reads once for all of them. The grid depends on the number of tokens
+only: which blocks an expert has is read on the device, and blocks that no expert has end at once.
 """
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from text_generation_common.models.architecture import ClampedGate
 from text_generation_common.quantized.values import Dense
 from text_generation_server.kernels import reference
-from text_generation_server.kernels.interface import ExpertWeights, Routes
+from text_generation_server.kernels.interface import AdaptedPairs, ExpertWeights, Routes
 
 MIN_PAIRS = 16  # least number of rows of a tl.dot
 OUTPUTS, INPUTS = 64, 64  # outputs of a program, and inputs that it takes at a time
@@ -37,9 +37,9 @@ def route(logits_TE: Tensor, chosen: int, over_chosen: bool) -> Routes:
     return Routes(scores, pairs.int(), torch.searchsorted(in_order, bounds, out_int32=True))
 
 
-def experts(x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+def experts(x_TH: Tensor, routes: Routes, weights: ExpertWeights, adapted: AdaptedPairs | None = None) -> Tensor:
     if not (isinstance(weights.gate_up, Dense) and isinstance(weights.down, Dense)):
-        return reference.experts(x_TH, routes, weights)
+        return reference.experts(x_TH, routes, weights, adapted)
     gate_up, down = weights.gate_up.values, weights.down.values
     clamped = weights.clamped or ClampedGate(0.0, 0.0)
     (tokens, width), (count, _, inner), pairs = x_TH.shape, down.shape, len(routes.pairs_P)
@@ -55,20 +55,25 @@ def experts(x_TH: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
         num_warps=WARPS,
     )  # fmt: skip
     _experts_up[(blocks, triton.cdiv(inner, OUTPUTS))](
-        x_TH, routes.pairs_P, routes.offsets, gate_up, biases[0], out=opened, WIDTH=width, INNER=inner,
+        x_TH, routes.pairs_P, routes.offsets, gate_up, biases[0], out=opened,
+        addend=None if adapted is None else adapted.of_gate_up(x_TH, routes), WIDTH=width, INNER=inner,
         BIASED=biases[0] is not None, LIMIT=clamped.limit, SLOPE=clamped.slope, **tiles,
     )  # fmt: skip
     _experts_down[(blocks, triton.cdiv(width, OUTPUTS))](
-        opened, routes.pairs_P, routes.offsets, routes.scores_P, down, bias=biases[1], out=parts, WIDTH=width,
-        INNER=inner, BIASED=biases[1] is not None, **tiles,
+        opened, routes.pairs_P, routes.offsets, routes.scores_P, down, bias=biases[1], out=parts,
+        addend=None if adapted is None else adapted.of_down(opened), WIDTH=width, INNER=inner,
+        BIASED=biases[1] is not None, **tiles,
     )  # fmt: skip
     return parts.view(tokens, -1, width).sum(1, dtype=torch.float32).to(x_TH.dtype)
 
 
-def add_scored(x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor) -> Tensor:
+def add_scored(x_TH: Tensor, y_TH: Tensor, inputs_TH: Tensor, weight_H: Tensor, addend: Tensor | None = None) -> Tensor:
     tokens, width = x_TH.shape
     assert all(x.is_contiguous() for x in (x_TH, y_TH, inputs_TH, weight_H))
-    _add_scored[(tokens,)](x_TH, y_TH, inputs_TH, weight_H, WIDTH=width, N=triton.next_power_of_2(width), num_warps=4)
+    _add_scored[(tokens,)](
+        x_TH, y_TH, inputs_TH, weight_H, addend, STRIDE=0 if addend is None else addend.stride(0), WIDTH=width,
+        N=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
     return x_TH
 
 
@@ -117,7 +122,7 @@ def _find_block(offsets, block, EXPERTS: tl.constexpr, E: tl.constexpr, M: tl.co
 
 @triton.jit
 def _experts_up(
-    x, pairs, offsets, gate_up, bias, out,
+    x, pairs, offsets, gate_up, bias, out, addend,
     WIDTH: tl.constexpr, INNER: tl.constexpr, BIASED: tl.constexpr, LIMIT: tl.constexpr, SLOPE: tl.constexpr,
     EXPERTS: tl.constexpr, E: tl.constexpr, CHOSEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
@@ -143,6 +148,11 @@ def _experts_up(
         up_KN = tl.load(weights + INNER * WIDTH + at_KN, mask=inside_KN, other=0.0)
         gate_MN = tl.dot(x_MK, gate_KN, gate_MN, input_precision="ieee")
         up_MN = tl.dot(x_MK, up_KN, up_MN, input_precision="ieee")
+    if addend is not None:
+        addend_MN = addend + at_M[:, None].to(tl.int64) * (2 * INNER) + n[None, :]
+        inside_MN = (at_M < end)[:, None] & (n < INNER)[None, :]
+        gate_MN += tl.load(addend_MN, mask=inside_MN, other=0.0)
+        up_MN += tl.load(addend_MN + INNER, mask=inside_MN, other=0.0)
     if BIASED:
         bias_N = bias + expert.to(tl.int64) * (2 * INNER) + n
         gate_MN += tl.load(bias_N, mask=n < INNER, other=0.0).to(tl.float32)[None, :]
@@ -162,7 +172,7 @@ def _experts_up(
 
 @triton.jit
 def _experts_down(
-    x, pairs, offsets, scores, down, bias, out,
+    x, pairs, offsets, scores, down, bias, out, addend,
     WIDTH: tl.constexpr, INNER: tl.constexpr, BIASED: tl.constexpr, EXPERTS: tl.constexpr, E: tl.constexpr,
     CHOSEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
@@ -184,6 +194,9 @@ def _experts_down(
         at_KN = n[None, :].to(tl.int64) * INNER + start + k[:, None]
         w_KN = tl.load(weights + at_KN, mask=there[:, None] & (n < WIDTH)[None, :], other=0.0)
         sum_MN = tl.dot(x_MK, w_KN, sum_MN, input_precision="ieee")
+    if addend is not None:
+        addend_MN = addend + at_M[:, None].to(tl.int64) * WIDTH + n[None, :]
+        sum_MN += tl.load(addend_MN, mask=(at_M < end)[:, None] & (n < WIDTH)[None, :], other=0.0)
     if BIASED:
         bias_N = bias + expert.to(tl.int64) * WIDTH + n
         sum_MN += tl.load(bias_N, mask=n < WIDTH, other=0.0).to(tl.float32)[None, :]
@@ -194,14 +207,17 @@ def _experts_down(
 
 
 @triton.jit
-def _add_scored(x, y, inputs, weight, WIDTH: tl.constexpr, N: tl.constexpr):
-    """Each program computes one token: x += y · sigmoid(inputs · weight)."""
+def _add_scored(x, y, inputs, weight, addend, STRIDE: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr):
+    """Each program computes one token: x += y · sigmoid(inputs · weight + addend)."""
     n = tl.arange(0, N)
     inside = n < WIDTH
     row = tl.program_id(0).to(tl.int64) * WIDTH + n
     product_N = tl.load(inputs + row, mask=inside, other=0.0).to(tl.float32)
     product_N *= tl.load(weight + n, mask=inside, other=0.0).to(tl.float32)
-    score = 1.0 / (1.0 + tl.exp(-tl.sum(product_N, 0)))
+    logit = tl.sum(product_N, 0)
+    if addend is not None:
+        logit += tl.load(addend + tl.program_id(0).to(tl.int64) * STRIDE)
+    score = 1.0 / (1.0 + tl.exp(-logit))
     sum_N = tl.load(x + row, mask=inside, other=0.0).to(tl.float32)
     sum_N += tl.load(y + row, mask=inside, other=0.0).to(tl.float32) * score
     tl.store(x + row, sum_N.to(x.dtype.element_ty), mask=inside)

@@ -48,8 +48,20 @@ EXPORT void adapt_down(const void *arguments, struct team *team, int me) {
     if (slot < 0) continue;
     long left = a->ranks[slot * parts + part] - first, at = part * rank + first;
     if (left <= 0) continue;
-    multiply_any((const char *)a->x + t * bytes, (const char *)a->down + (slot * parts * rank + at) * bytes, a->inputs,
-                 type, left, a->hidden + t * parts * rank + at);
+    long row = a->pairs ? a->pairs[t] / a->chosen : t;
+    multiply_any((const char *)a->x + row * bytes, (const char *)a->down + (slot * parts * rank + at) * bytes,
+                 a->inputs, type, left, a->hidden + t * parts * rank + at);
+  }
+}
+
+EXPORT void pair_slots(const void *arguments, struct team *team, int me) {
+  (void)me;
+  const struct pair_slots_arguments *a = arguments;
+  FOR_EACH_ITEM(e, a->experts, 8, team) {
+    for (long p = a->offsets[e]; p < a->offsets[e + 1]; p++) {
+      int32_t slot = a->slots[a->pairs[p] / a->chosen];
+      a->out[p] = slot < 0 ? -1 : slot * (int32_t)a->experts + (int32_t)e;
+    }
   }
 }
 

@@ -306,7 +306,9 @@ struct check_finite_arguments {
    are outputs with matrices of their own; hidden has `rank` numbers for each. The numbers from ranks[slot][part] on are
    not written. */
 struct adapt_down_arguments {
-  const void *x;        /* [T, inputs] */
+  const void *x;        /* [T, inputs], or with pairs [T / chosen, inputs] */
+  const int32_t *pairs; /* [T], as written by route: x of number t is row pairs[t] / chosen; or null: row t */
+  long chosen;
   long tokens;          /* T */
   long inputs;          /* a multiple of 16 */
   long type;            /* type of x and down: F32 or BF16 */
@@ -318,7 +320,17 @@ struct adapt_down_arguments {
   float *hidden; /* [T, parts * rank] */
 };
 
-/* The same of embeddings: hidden = the numbers of each token's id. */
+/* The numbers of the matrices of each pair: slot * experts + expert of the pair's token, or -1. */
+struct pair_slots_arguments {
+  const int32_t *slots; /* [T]: the adapter of each token, or -1 */
+  const int32_t *pairs; /* as written by route, as are the offsets */
+  const int32_t *offsets;
+  long experts;
+  long chosen;
+  int32_t *out; /* [T * chosen], in the order of `pairs` */
+};
+
+/* What adapt_down is for embeddings: hidden = the numbers of each token's id. */
 struct adapt_ids_arguments {
   const int32_t *ids;   /* [T] */
   long tokens;          /* T */
@@ -510,6 +522,7 @@ struct experts_up_arguments {
   long type;           /* type of x, gate_up and out: F32 or BF16 */
   const void *gate_up; /* [experts, 2 * inner, width]: gates, then ups */
   const void *bias;    /* [experts, 2 * inner], of the same type, or null */
+  const float *addend; /* [T * chosen, 2 * inner], in the order of `pairs`: added before the bias; or null */
   double limit;        /* 0: none */
   double slope;
   void *out; /* [T * chosen, inner] */
@@ -522,12 +535,13 @@ struct experts_down_arguments {
   const int32_t *offsets;
   const float *scores;
   long experts;
-  long width;       /* a multiple of 16 */
-  long inner;       /* a multiple of 16 */
-  long type;        /* type of x, down and out: F32 or BF16 */
-  const void *down; /* [experts, width, inner] */
-  const void *bias; /* [experts, width], of the same type, or null */
-  void *out;        /* [T * chosen, width] */
+  long width;          /* a multiple of 16 */
+  long inner;          /* a multiple of 16 */
+  long type;           /* type of x, down and out: F32 or BF16 */
+  const void *down;    /* [experts, width, inner] */
+  const void *bias;    /* [experts, width], of the same type, or null */
+  const float *addend; /* [T * chosen, width], in the order of `pairs`: added before the bias; or null */
+  void *out;           /* [T * chosen, width] */
 };
 
 /* The product of each pair's expert, for weights in codes. Without scores, gates and ups: y as in experts_up. With
@@ -541,7 +555,8 @@ struct experts_codes_arguments {
   const float *scores; /* or null */
   long experts;
   long chosen;
-  double limit; /* 0: none */
+  const float *addend; /* as in experts_up, or with scores as in experts_down */
+  double limit;        /* 0: none */
   double slope;
   void *y;             /* [T * chosen, columns] */
   void *scratch;       /* [threads, scratch_stride] float32, aligned to 64 bytes */
@@ -559,13 +574,15 @@ struct experts_sum_arguments {
   void *out;  /* [T, width] */
 };
 
-/* x = x + y / (1 + e^-(inputs · weight)) for each token. */
+/* x = x + y / (1 + e^-(inputs · weight + addend)) for each token. */
 struct add_scored_arguments {
-  void *x;            /* [T, width] */
-  const void *y;      /* [T, width] */
-  const void *inputs; /* [T, width] */
-  const void *weight; /* [width] */
-  long tokens;        /* T */
-  long width;         /* a multiple of 16 */
-  long type;          /* type of x, y, inputs and weight: F32 or BF16 */
+  void *x;             /* [T, width] */
+  const void *y;       /* [T, width] */
+  const void *inputs;  /* [T, width] */
+  const void *weight;  /* [width] */
+  const float *addend; /* [T], addend_stride apart, or null */
+  long addend_stride;
+  long tokens; /* T */
+  long width;  /* a multiple of 16 */
+  long type;   /* type of x, y, inputs and weight: F32 or BF16 */
 };

@@ -207,6 +207,11 @@ INLINE void up_item(const struct experts_up_arguments *a, long expert, long firs
     for (int p = 0; p < count; p++)
       for (long j = 0; j < OUTPUTS_OF_ITEM; j += LANES) {
         vf gate = load(of_gates[p], j, F32), up = load(of_ups[p], j, F32);
+        if (__builtin_expect(a->addend != 0, 0)) {
+          const float *addend = a->addend + (at + p) * 2 * inner + first + j;
+          gate += load(addend, 0, F32);
+          up += load(addend, inner, F32);
+        }
         if (a->bias) {
           gate += load(a->bias, bias + j, type);
           up += load(a->bias, bias + inner + j, type);
@@ -241,6 +246,7 @@ INLINE void down_item(const struct experts_down_arguments *a, long expert, long 
       vf score = rounded(splat(a->scores[pairs[at + p]]), type);
       for (long j = 0; j < OUTPUTS_OF_ITEM; j += LANES) {
         vf sum = load(sums[p], j, F32);
+        if (__builtin_expect(a->addend != 0, 0)) sum += load(a->addend, (at + p) * width + first + j, F32);
         if (a->bias) sum += load(a->bias, expert * width + first + j, type);
         store(a->out, pairs[at + p] * width + first + j, rounded(sum, type) * score, type);
       }
@@ -283,7 +289,9 @@ EXPORT void add_scored(const void *arguments, struct team *team, int me) {
     vf product = {};
     for (long i = 0; i < width; i += LANES)
       product = multiply_add(load(inputs, t * width + i, type), load(weight, i, type), product);
-    float score = 1.0f / (1.0f + expf(-lane_sum(product)));
+    float sum = lane_sum(product);
+    if (a->addend) sum += a->addend[t * a->addend_stride];
+    float score = 1.0f / (1.0f + expf(-sum));
     for (long i = t * width; i < (t + 1) * width; i += LANES)
       store(x, i, load(x, i, type) + load(y, i, type) * score, type);
   }

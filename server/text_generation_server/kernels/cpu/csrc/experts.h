@@ -32,6 +32,9 @@ typedef long count_items(const struct experts_codes_arguments *a, long expert, l
 
 void list_items(const struct experts_codes_arguments *a, count_items *items_of, struct expert_items *items);
 
+/* Makes what adapters add to the product of an expert its addend, whose rows are those of the pairs. */
+void add_adapters(const struct experts_codes_arguments *a, struct epilogue *e);
+
 /* Stores the sums of a pair of panels and row `at` of the pairs: of gates and ups, or of outputs times the score. */
 void store_expert(const struct experts_codes_arguments *a, const struct epilogue *e, long at, long pair,
                   const float *sums);

@@ -28,15 +28,22 @@ void store_expert(const struct experts_codes_arguments *a, const struct epilogue
   long size = e->columns * bytes_of(e->type), n = pair * PAIR_OUTPUTS;
   char *row = (char *)a->y + (a->scores ? a->pairs[at] : at) * size;
   for (long i = 0; i < PAIR_OUTPUTS; i += LANES) {
-    vf sum = rounded(finish_sums(load(sums, i, F32), e, at, n + i, n + i), e->type);
+    long from = a->scores ? n + i : n / 2 + i; /* in a row of the addend */
+    vf sum = rounded(finish_sums(load(sums, i, F32), e, at, n + i, from), e->type);
     if (a->scores) {
       store_outputs(row, n + i, sum * rounded(splat(a->scores[a->pairs[at]]), e->type), e);
     } else if (i < PANEL_OUTPUTS) {
       long up_at = PANEL_OUTPUTS + i;
-      vf up = rounded(finish_sums(load(sums, up_at, F32), e, at, n + up_at, n + up_at), e->type);
+      vf up = rounded(finish_sums(load(sums, up_at, F32), e, at, n + up_at, e->columns + from), e->type);
       store_outputs(row, n / 2 + i, opened(sum, up, a->limit, a->slope, e->type), e);
     }
   }
+}
+
+void add_adapters(const struct experts_codes_arguments *a, struct epilogue *e) {
+  e->addend = (const char *)a->addend;
+  e->addend_stride = e->columns * (a->scores ? 4 : 8);
+  e->addend_type = F32;
 }
 
 /* The product of an expert that a thread computes items of. */
@@ -53,6 +60,7 @@ static void begin_expert(struct current_expert *c, const struct experts_codes_ar
   c->g = ((const struct gemm_codes_arguments *)a->products)[number];
   c->g.x = a->x;
   begin_codes(&c->p, &c->g, c->rows, own);
+  add_adapters(a, &c->p.g.e);
   c->p.pairs_of_x = a->scores ? 0 : a->pairs + a->offsets[number];
   c->p.chosen = a->chosen;
   if (a->scores) c->g.x = (const char *)a->x + a->offsets[number] * c->g.x_inputs * bytes_of((enum type)c->g.x_type);

@@ -24,6 +24,7 @@ static void begin_int_expert(struct current_int_expert *c, const struct experts_
   c->g = ((const struct gemm_ints_arguments *)a->products)[number];
   c->g.x = a->x;
   begin_ints(&c->p, &c->g, c->rows);
+  add_adapters(a, &c->p.g.e);
 }
 
 static void make_block(const struct current_int_expert *c, const struct experts_codes_arguments *a, char *to) {

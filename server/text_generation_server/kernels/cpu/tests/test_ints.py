@@ -3,6 +3,7 @@ is in the test's, so a run says which these were."""
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import CpuKernels, load_kernels
 from text_generation_server.kernels.cpu.ints import IntLinear
 from text_generation_server.kernels.cpu.programs import DecodePrograms
-from text_generation_server.kernels.interface import ExpertCodes, ExpertWeights, Routes
+from text_generation_server.kernels.interface import AdaptedPairs, AdapterMatrices, ExpertCodes, ExpertWeights, Routes
 
 GOLDEN = Path(__file__).with_name("int_products.json")
 # Targets with 512-bit vectors multiply by VPDPBUSD or without it.
@@ -146,15 +147,29 @@ def test_experts_compute_their_tokens_alone_and_together(kernels: CpuKernels, cl
     logits = torch.rand(tokens, len(FORMATS), generator=generator)
     logits[:, 4], logits[:, 5] = -9, 9  # an expert without tokens, and one with all
 
+    count, slots = len(FORMATS), torch.arange(tokens, dtype=torch.int32) % 2 - 1  # every other token has an adapter
+    gate_up, down = (
+        AdapterMatrices(
+            torch.randn(count, 4 * len(ends), inputs, generator=generator) * inputs**-0.5,
+            torch.randn(count, 4, ends[-1], generator=generator),
+            torch.full((count, len(ends)), 4, dtype=torch.int32), torch.tensor(ends, dtype=torch.int32), ends,
+        )
+        for inputs, ends in ((width, (inner, 2 * inner)), (inner, (width,)))
+    )  # fmt: skip
+
     def of(part: slice) -> Tensor:
-        return compute(x[part], kernels.route(logits[part].contiguous(), chosen, True))
+        routes = kernels.route(logits[part].contiguous(), chosen, True)
+        adapted = AdaptedPairs(kernels, kernels.pair_slots(slots[part], routes), gate_up, down)
+        return compute(x[part], routes, adapted=adapted)
 
     together = of(slice(None))
     values, ids = logits.topk(chosen)
     expected = torch.zeros(tokens, width)
     for t in range(tokens):
         for share, expert in zip(values[t].softmax(0), ids[t].tolist(), strict=True):
-            of_one = reference.experts(x[t : t + 1], ONE_PAIR, numbers[expert])[0]
+            slot = torch.tensor([-1 if slots[t] < 0 else expert])
+            adapted = AdaptedPairs(reference, slot, gate_up, replace(down, up=down.up / 0.5))
+            of_one = reference.experts(x[t : t + 1], ONE_PAIR, numbers[expert], adapted)[0]
             expected[t] += share * (of_one * 0.5 + torch.linspace(-1, 1, width))
     assert (together - expected).norm() < 0.03 * expected.norm()
     for part in (slice(0, 1), slice(9, 10), slice(20, 24)):
