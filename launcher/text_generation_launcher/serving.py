@@ -179,9 +179,13 @@ class FrontsAndReplicas:
         listed = spawner.plan.adapters.lora_adapters
         self._adapters = AdapterList(place.adapters_file, listed, lambda: self._fronts.processes)
         self._fronts = Fronts(
-            spawner.start_front, cluster.api_workers, patience_s, self._take, lambda: self._adapters.latest,
-            lambda: spawner.router_stands_by,
-        )  # fmt: skip
+            spawner.start_front,
+            cluster.api_workers,
+            patience_s,
+            self._take,
+            adapters=lambda: self._adapters.latest,
+            stands_by=lambda: spawner.router_stands_by,
+        )
         if replicas is not None:
             replicas.watch(self._on_change)
             if cluster.max_replicas is not None:

@@ -60,7 +60,9 @@ def main() -> None:
         with lasting():
             from text_generation_router import engine_cli, serve, serve_engine, template  # noqa: F401
 
-        template.become(int(control_fd))
+        environment = template.become(int(control_fd))
+        os.environ.clear()
+        os.environ.update(environment)
         if Path(sys.argv[0]).name == ENGINE:
             engine_cli.main()
     # Not a command of `app`: then every start would need the name of a command.

@@ -28,9 +28,10 @@ MAX_FDS = 16
 CANNOT_FORK = os.EX_OSERR  # exit status of a template that has several threads, or that the system refuses a process
 
 
-def become(control_fd: int) -> None:
+def become(control_fd: int) -> dict[str, str]:
     """To be called when the modules have been imported. Forks a process for each message on `control_fd` until the
-    launcher ends. Returns in each of these, with the arguments, the environment and the descriptors of its order."""
+    launcher ends. Returns the environment of its order in each of these, which has the order's arguments and
+    descriptors."""
     launcher, template, control = os.getppid(), os.getpid(), socket.socket(fileno=control_fd)
     if len(os.listdir("/proc/self/task")) > 1:
         os._exit(CANNOT_FORK)
@@ -56,10 +57,10 @@ def become(control_fd: int) -> None:
     os.write(report_fd, f"{os.getpid()}\n".encode())
     os.close(report_fd)
     _place([output_fd, output_fd, *passed], [1, 2, *order["pass_fds"]])
-    os.environ.clear()
-    os.environ.update(order["env"])
     sys.argv = order["argv"]
     show_arguments([sys.executable, *sys.argv])
+    environment: dict[str, str] = order["env"]
+    return environment
 
 
 def _place(fds: list[int], numbers: list[int]) -> None:
