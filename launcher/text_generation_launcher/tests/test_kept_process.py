@@ -29,7 +29,7 @@ class Chances:
 
     def succeeded(self) -> None: ...
 
-    def failed(self) -> float | None:
+    def failed(self, stands_by: bool = False) -> float | None:
         self.left -= 1
         return self._wait_s if self.left >= 0 else None
 
