@@ -82,6 +82,8 @@ def show_arguments(words: list[str]) -> None:
     """Shows `words` as this process's command line, cut where the one with which it was started ends."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = map(int, fields[ARGUMENTS])
+    if not start < end:  # The kernel does not say.
+        return
     line = b"".join(os.fsencode(word) + b"\0" for word in words)
     ctypes.memmove(start, line[: end - start - 1].ljust(end - start, b"\0"), end - start)
 
