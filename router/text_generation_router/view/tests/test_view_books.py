@@ -79,7 +79,7 @@ def random_states(seed: int, count: int) -> Iterator[Scheduler]:
         elif chance < 0.24 and machine.alive:
             machine.scheduler.cancel(machine.alive.pop(random.choice(list(machine.alive))).id)
         elif chance < 0.25:
-            machine.shards_die()
+            machine.shards_die(is_kept=random.random() < 0.5)
         elif chance < 0.6 and machine.in_flight:
             machine.answer(eos=random.randint(0, 30), poisoned=random.randint(0, 60))
         elif len(machine.in_flight) < 2:
