@@ -1,8 +1,8 @@
 """A template: a process that has imported what a router and an engine import, serves nothing, and forks both for the
 launcher, so that a dead one is replaced without a second of imports. They have the modules in the same memory.
 
-The launcher asks with a message on a socket, whose descriptors are: a file with an `Order` in JSON, the output and the
-report of the new process, and what the order's `pass_fds` names. The report has one line, the process's id. It ends
+The launcher asks with a message on a socket, whose descriptors are: a file with the order in JSON (`argv`, `env`,
+`pass_fds`), the output and the report of the new process, and what `pass_fds` numbers. The report has one line, the process's id. It ends
 without a line if there is no process.
 """
 
