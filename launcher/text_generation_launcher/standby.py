@@ -76,7 +76,7 @@ class ForkedProcess(asyncio.Protocol):
 
 
 class ForkedChild(Child):
-    """A shard that a template forks. Until then, what happens to the template happens to the shard."""
+    """A shard or a router that a template forks. Until then, what happens to the template happens to it."""
 
     def __init__(self, command: Command, template: Child, output: LineReader, on_forked: Callable[[int], None]) -> None:
         self.process = ForkedProcess(template, lambda: self.is_ready.set())

@@ -2,8 +2,8 @@
 launcher, so that a dead one is replaced without a second of imports. They have the modules in the same memory.
 
 The launcher asks with a message on a socket, whose descriptors are: a file with the order in JSON (`argv`, `env`,
-`pass_fds`), the output and the report of the new process, and what `pass_fds` numbers. The report has one line, the process's id. It ends
-without a line if there is no process.
+`pass_fds`), the output and the report of the new process, and those that get the numbers `pass_fds`. The report has one
+line, the process's id. It ends without a line if there is no process.
 """
 
 import fcntl

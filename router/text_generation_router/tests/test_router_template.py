@@ -23,11 +23,7 @@ PR_SET_CHILD_SUBREAPER = 36
 def control() -> Iterator[socket.socket]:
     """The launcher's end of the line to a template, which ends with it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    env = os.environ | {
-        "ROUTER_TEMPLATE_FD": str(theirs.fileno()),
-        "OPENBLAS_NUM_THREADS": "1",
-        "ONLY": "the template's",
-    }
+    env = os.environ | {"ROUTER_TEMPLATE_FD": str(theirs.fileno()), "OPENBLAS_NUM_THREADS": "1"}
     command = [PROGRAM, "template".ljust(1000)]
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
