@@ -47,8 +47,8 @@ class LauncherConfig:
     standby: Standby | None = flag(
         None,
         "on: on CPUs, a process waits for each shard that has loaded the model, and replaces a dead shard at once. It"
-        " has the weights in common with the shard, and takes some tens of MiB of its own. On when not given, on Linux"
-        " without GPUs.",
+        " has the weights in common with the shard, and takes some tens of MiB of its own. One more does so for routers"
+        " and engines. On when not given, on Linux without GPUs.",
         topic=Topic.COMPUTING,
         env="TGI_STANDBY",
     )
