@@ -85,6 +85,31 @@ def gguf(
 
 
 @app.command()
+def adapters(
+    kinds: Annotated[list[str] | None, typer.Argument(help="bfloat16, Q4_K_M, vLLM-CPU. Default: all.")] = None,
+    model: Annotated[str, typer.Option(help="m100, m1b or m3b.")] = "m1b",
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each load on each server, in turns.")] = 5,
+    on_disk: Annotated[bool, typer.Option("--on-disk", help="The first token of adapters on disk instead.")] = False,
+    vllm: Vllm = Path(".venv-vllm"),
+    llama_cpp: LlamaCpp = Path(".venv-llama-cpp"),
+) -> None:
+    """Tokens per second of requests for 8 LoRA adapters, and of a server without adapters."""
+    from text_generation_benchmark.peers.adapters import KINDS, beside_no_adapters, from_disk
+    from text_generation_benchmark.peers.servers import Folders
+    from text_generation_benchmark.shapes import SHAPES
+
+    if model not in SHAPES:
+        raise typer.BadParameter(f"{model} is not one of {', '.join(SHAPES)}", param_hint="--model")
+    try:
+        if on_disk:
+            typer.echo(from_disk(model))
+        else:
+            typer.echo(beside_no_adapters(model, rounds, kinds or KINDS, Folders(vllm, llama_cpp)))
+    except RuntimeError as error:
+        fail(str(error))
+
+
+@app.command()
 def quantized(
     model: Annotated[str, typer.Option(help="m100, m1b or m3b.")] = "m1b",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each load on each server, in turns.")] = 5,

@@ -84,15 +84,16 @@ def row_of(workload: Workload, runs: Mapping[str, Run], rounds: int) -> tuple[st
     """The medians of all servers, and of the ratios of the rounds to the last server, with quartiles."""
 
     def speed(result: LoadResult) -> float:
-        return result.tokens_per_s if workload.new_tokens > 1 else workload.input_tokens / result.first_token_s
+        asked = workload.concurrency * workload.input_tokens
+        return result.tokens_per_s if workload.new_tokens > 1 else asked / result.first_token_s
 
     results = take_turns(runs, workload, rounds)
     speeds = {name: [speed(result) for result in of_server] for name, of_server in results.items()}
     *others, last = speeds
-    load = f"{workload.concurrency} streams" if workload.new_tokens > 1 else f"a prompt of {workload.input_tokens}"
+    load = "streams" if workload.new_tokens > 1 else f"x {workload.input_tokens} of a prompt"
 
     def ratio(name: str) -> str:
         ratios = sorted(one / other for one, other in zip(speeds[name], speeds[last], strict=True))
         return f"{median(ratios):.2f} ({percentile(ratios, 25):.2f} to {percentile(ratios, 75):.2f})"
 
-    return load, *(f"{median(each):.1f}" for each in speeds.values()), *map(ratio, others)
+    return f"{workload.concurrency} {load}", *(f"{median(each):.1f}" for each in speeds.values()), *map(ratio, others)

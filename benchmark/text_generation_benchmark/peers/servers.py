@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -93,17 +93,26 @@ def _version(environment: Path, package: str) -> str:
 
 @contextlib.contextmanager
 def _running_vllm(environment: Path, model: Path, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Run]:
+    with running_vllm(environment, model, more) as (port, dialect):
+        yield _checked(port, dialect, model)
+
+
+@contextlib.contextmanager
+def running_vllm(
+    environment: Path, model: Path, more: Mapping[str, str] = MappingProxyType({}), flags: Sequence[str] = ()
+) -> Iterator[tuple[int, Completions]]:
+    """Its port, and how it is asked."""
     port = free_port()
     config = json.loads((model / "config.json").read_text())
     context = min(CONTEXT, config.get("max_position_embeddings", CONTEXT))  # a BLOOM has no greatest position
     arguments = [str((environment / "bin" / "vllm").absolute()), "serve", str(model), "--served-model-name", "peer"]
     arguments += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", str(context)]
-    arguments += ["--no-enable-prefix-caching"]
+    arguments += ["--no-enable-prefix-caching", *flags]
     settings = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": KV_GIB}
     command = ServerCommand("vLLM", arguments, port, "/health", START_S, environment=settings | dict(more))
     options = {"ignore_eos": True, "stream_options": {"include_usage": True}}
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder, running(command, Path(folder) / "log"):
-        yield _checked(port, Completions("peer", options), model)
+        yield port, Completions("peer", options)
 
 
 @contextlib.contextmanager
