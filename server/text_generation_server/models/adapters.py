@@ -307,7 +307,7 @@ class AdapterBank:
     @property
     def in_slots(self) -> list[str]:
         """The adapter of each slot; "": none."""
-        names = dict(map(reversed, self.slots.items()))
+        names = {slot: digest for digest, slot in self.slots.items()}
         return [names.get(slot, "").removeprefix(EMPTY) for slot in range(self.count)]
 
     def forget(self) -> None:
