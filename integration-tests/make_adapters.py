@@ -28,7 +28,7 @@ WAYS = (
     Way("in a crowd", ()),
     Way("chunks, preempted, 3 slots", ("--max-loras", "3", "--max-cpu-loras", "4", *SMALL)),
     Way("shards killed", ("--max-loras", "5"), kill_every=120),
-    Way("2 replicas, engines killed", ("--replicas", "2"), kill_every=250),
+    Way("2 replicas, 3 slots, engines killed", ("--replicas", "2", "--max-loras", "3"), kill_every=250),
 )
 
 

@@ -2,6 +2,7 @@
 meanwhile: every request has the text of the adapter that it began with."""
 
 import json
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -153,8 +154,11 @@ def test_files_that_may_not_be_loaded_are_refused_in_one_line_and_nothing_change
         weights = good / "adapter_model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-4] + b"\x00\x00\x80\x3f")
         assert load(url, "y", good).status_code == 200
-        for shard in processes.shards(server.pid).values():
-            shard.kill()
+        shard = processes.shards(server.pid)[0]
+        with_adapter = text(url, "x", 20)
+        shard.kill()  # by SIGKILL: the next shard has the slots of this one
+        assert text(url, "x", 20) == with_adapter
+        processes.shards(server.pid)[0].send_signal(signal.SIGSEGV)
         lost = httpx.post(f"{url}/generate", json=body_of("x", 20), timeout=LIMIT_S)
         assert lost.status_code == 424 and "have changed since the start" in lost.text
         assert text(url, None, 20) == plain and text(url, "y", 20) != plain

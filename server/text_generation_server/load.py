@@ -42,6 +42,7 @@ from text_generation_server.device.graphs import (
     Graphs,
     no_graphs,
 )
+from text_generation_server.device.kept import KeptMemory
 from text_generation_server.device.transfers import moments_of, use_own_stream
 from text_generation_server.device.vector_math import choose_code
 from text_generation_server.distributed import JOIN_S, Group, join_group
@@ -137,6 +138,7 @@ def take_over(config: ShardConfig, loaded: LoadedModel, worker: Worker) -> Shard
     _limit_threads(config)
     with worker.during("join"):
         loaded.platform.group.join(_join(config, loaded.platform.device, JOIN_LOADED_S))
+    loaded.adapters.take_over()
     return _make_shard(config, loaded, worker)
 
 
@@ -155,9 +157,10 @@ def load_model(
     on_tensor: Callable[[], None],
     join: Callable[[torch.device], Group],
     select: Callable[[torch.device], Backend] | None = None,
+    kept: KeptMemory | None = None,
 ) -> LoadedModel:
     """The part of `load_shard` that a template does. `on_tensor`: as in `get_model`. `join` gives the group, before the
-    weights are read; nothing is exchanged meanwhile."""
+    weights are read; nothing is exchanged meanwhile. `kept`: for adapters, see `AdapterBank`."""
     _limit_threads(config)
     choose_code()
     device = _choose_device(config)
@@ -199,7 +202,7 @@ def load_model(
     # On GPUs, experts of codes are called one after the other, as the tokens of a step have chosen them.
     one_by_one = isinstance(model_config, ModelConfig) and layers is not None and runs_one_by_one(model_config)
     is_recorded = isinstance(model_config, ModelConfig) and (on_cpu or not one_by_one)
-    bank = _adapters(config, model_config)
+    bank = _adapters(config, model_config, kept if on_cpu else None)
     graphs, mixed_graphs = _graphs(config, device, group, backend) if is_recorded else (no_graphs(), no_graphs())
     platform = Platform(
         device=device,
@@ -274,7 +277,7 @@ def _make_shard(config: ShardConfig, loaded: LoadedModel, worker: Worker) -> Sha
     )
 
 
-def _adapters(config: ShardConfig, model_config: ModelConfig | FallbackConfig) -> AdapterBank:
+def _adapters(config: ShardConfig, model_config: ModelConfig | FallbackConfig, kept: KeptMemory | None) -> AdapterBank:
     flags = config.adapters
     asked, folders = listed(flags.lora_adapters), folders_of(flags.lora_dirs)
     if not (asked or folders):
@@ -289,6 +292,7 @@ def _adapters(config: ShardConfig, model_config: ModelConfig | FallbackConfig) -
         count=flags.max_loras,
         in_host=flags.max_cpu_loras,
         folders=folders,
+        kept=kept,
     )
 
 

@@ -162,6 +162,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
             max_supported_total_tokens=capacity.slots,
             max_total_tokens=capacity.max_total_tokens,
             has_kept_cache=runner.has_kept_cache,
+            adapters_in_slots=runner.adapters_in_slots,
         )
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: CallContext) -> pb.LoadAdapterResponse:

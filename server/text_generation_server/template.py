@@ -84,7 +84,8 @@ def serve(config: ShardConfig, control_fd: int, set_up: Callable[[int], None]) -
     gc.freeze()  # The collector would write to every object, and so copy the pages that are shared.
     score = be_ended_first()
     name_process(TEMPLATE_NAME)
-    shard = TemplateLoop(control, launcher, can_fork).fork_for_ever()
+    forget = (lambda: None) if loaded is None else loaded.adapters.forget
+    shard = TemplateLoop(control, launcher, forget, can_fork).fork_for_ever()
     set_oom_score(score)
     set_up(shard.epoch)
     _serve_shard(replace(config, epoch=shard.epoch), loaded, shard)
@@ -97,7 +98,7 @@ def _load(config: ShardConfig, control: socket.socket) -> LoadedModel:
     # OpenMP's threads end with the thread that has used them.
     with ThreadPoolExecutor(1, "loading") as pool:
         group = unjoined(config.rank, config.world_size)
-        loading = pool.submit(load_model, config, _signs_of_life(control), lambda device: group)
+        loading = pool.submit(load_model, config, _signs_of_life(control), lambda device: group, kept=KeptMemory())
         # What a shard imports, and this process never calls: gRPC starts threads with its first server or channel.
         from text_generation_server import server  # noqa: F401
     loaded = loading.result()
@@ -119,12 +120,17 @@ def _serve_shard(config: ShardConfig, loaded: LoadedModel | None, shard: NewShar
 
 
 class TemplateLoop:
-    """Forks a shard for each message on `control`. `launcher`: the process that becomes the parent of each. `can_fork`:
-    False if this process is to become the first shard itself."""
+    """Forks a shard for each message on `control`. `launcher`: the process that becomes the parent of each. `forget`:
+    called after a shard that may have left anything in memory that the next one would use. `can_fork`: False if this
+    process is to become the first shard itself."""
 
-    def __init__(self, control: socket.socket, launcher: int, can_fork: bool = True) -> None:
+    def __init__(
+        self, control: socket.socket, launcher: int, forget: Callable[[], None], can_fork: bool = True
+    ) -> None:
         self._control = control
         self._launcher = launcher
+        self._forget = forget
+        self._is_first = True
         self._can_fork = can_fork
         self._measured: Measured | None = None
         self._kept = KeptMemory()
@@ -165,6 +171,9 @@ class TemplateLoop:
         epoch = int(number)
         if keeps != [KEEPS]:
             self._kept.content = 0
+            if not self._is_first:
+                self._forget()
+        self._is_first = False
         if fork_below(self._launcher, f"tgi-shard {epoch}", self._can_fork):
             for fd in (output_fd, report_fd, write_fd):
                 os.close(fd)

@@ -110,7 +110,7 @@ class Lifecycle:
             capacity.slots,
             info.eos_token_ids,
             info.query_blocks,
-            info.adapter_room,
+            replace(info.adapter_room, resident=capacity.adapters_in_slots),
             has_kept_cache=capacity.has_kept_cache,
         )
         self._content = content

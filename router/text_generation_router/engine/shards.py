@@ -69,6 +69,7 @@ class WarmupAnswer:
     slots: int
     max_total_tokens: int
     has_kept_cache: bool = False  # whether the slots hold the content that was asked for
+    adapters_in_slots: tuple[str, ...] = ()  # the adapter that each slot has on all ranks; "": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,10 @@ class ShardedClient:
             min(answer.max_supported_total_tokens for answer in answers),
             min(answer.max_total_tokens for answer in answers),
             all(answer.has_kept_cache for answer in answers),
+            tuple(
+                slot[0] if len(set(slot)) == 1 else ""
+                for slot in zip(*(answer.adapters_in_slots for answer in answers), strict=True)
+            ),
         )
 
     def run(self, step: Step) -> "asyncio.Future[StepAnswer | None]":

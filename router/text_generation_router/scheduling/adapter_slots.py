@@ -23,10 +23,11 @@ FEWEST_TOKENS = 4
 class AdapterRoom:
     """What the shards of an epoch have."""
 
-    known: tuple[str, ...] = ()  # the digests of adapters; the first ones are in the slots
+    known: tuple[str, ...] = ()  # the digests of adapters
     slots: int = 0
     in_host: int = 0  # number of adapters that the shards keep ready for a slot
     grows: bool = False  # whether others may come
+    resident: tuple[str, ...] = ()  # the adapters of the first slots; "": none
 
     @property
     def is_short(self) -> bool:
@@ -60,9 +61,8 @@ class AdapterSlots:
     _closing: int | None = None  # the slot whose turn is over
 
     def __post_init__(self) -> None:
-        first = self.room.known[: self.room.slots]
-        self._slots = [AdapterSlot(adapter) for adapter in first]
-        self._slots += [AdapterSlot() for _ in range(self.room.slots - len(first))]
+        self._slots = [AdapterSlot(adapter) for adapter in self.room.resident]
+        self._slots += [AdapterSlot() for _ in range(self.room.slots - len(self._slots))]
 
     def admits(self, request: Running) -> bool:
         """Whether the request may join now."""

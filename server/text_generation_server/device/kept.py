@@ -17,7 +17,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from text_generation_server.device.arena import HUGE_PAGE, take_in_pieces
+from text_generation_server.device.arena import HUGE_PAGE, LINE, SHARED_BYTES, take_in_pieces
 
 MADV_COLLAPSE = 25
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
@@ -87,6 +87,23 @@ class KeptMemory:
                 piece[at - piece.data_ptr()].add_(0)
             if _libc().madvise(at, HUGE_PAGE, MADV_COLLAPSE) and ctypes.get_errno() == errno.EINVAL:
                 self._can_collapse = False  # An older kernel; after other errors the next huge page may be made.
+
+
+class SmallKept:
+    """Tensors in a KeptMemory that lie beside each other, for those that are smaller than a huge page."""
+
+    def __init__(self, kept: KeptMemory) -> None:
+        self._kept = kept
+        self._left = torch.empty(0, dtype=torch.uint8)  # what is left of the newest piece
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor that begins at a cache line."""
+        size = math.prod(shape) * dtype.itemsize
+        taken = -(-size // LINE) * LINE
+        if taken > len(self._left):
+            self._left = self._kept.tensor((max(taken, SHARED_BYTES),), torch.uint8, device)
+        tensor, self._left = self._left[:size], self._left[taken:]
+        return tensor.view(dtype).view(shape)
 
 
 def _mapped(fd: int, start: int, length: int) -> "ctypes.Array[ctypes.c_uint8]":

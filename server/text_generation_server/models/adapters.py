@@ -34,6 +34,7 @@ from text_generation_common.errors import ModelError, ShardError
 from text_generation_common.flags.model import MAX_ADAPTERS, MAX_SLOTS
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.gguf_names import rows_before
+from text_generation_server.device.kept import KeptMemory, SmallKept
 from text_generation_server.kernels.interface import AdapterMatrices
 from text_generation_server.layers.adapted import StepAdapters
 
@@ -41,7 +42,10 @@ from text_generation_server.layers.adapted import StepAdapters
 Pick = Callable[[Tensor], Tensor]
 # Reads a whole tensor of the base's files.
 Read = Callable[[str], Tensor]
+# Makes the memory of slots.
+Zeros = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
 NOTHING = ModulePair()
+DIGEST_BYTES = 32
 NO_ROWS: Mapping[str, list[int]] = MappingProxyType({})
 EMPTY = "empty"  # in the place of a digest
 
@@ -155,8 +159,9 @@ class LinearPlace:
         ]
         inputs = sizes[0].shape[1] if sizes else 1
         has_bias = any(part.adds_biases and room.has_biases for part, room in zip(parts, rooms, strict=True))
-        bias = torch.full((bank.count, ends[-1]), -0.0, device=device) if has_bias else None
-        self.matrices = replace(_no_matrices(bank.count, rank, inputs, ends, dtype=dtype, device=device), bias=bias)
+        bias = bank.zeros((bank.count, ends[-1]), torch.float32, device).fill_(-0.0) if has_bias else None
+        matrices = _no_matrices(bank.zeros, bank.count, rank, inputs, ends, dtype=dtype, device=device)
+        self.matrices = replace(matrices, bias=bias)
 
     def prepare(self, adapter: LoadedAdapter) -> PreparedLayer:
         matrices, rank = self.matrices, self.matrices.rank
@@ -183,7 +188,7 @@ class ExpertPlace:
         ends, rooms = tuple(accumulate(part.outputs for part in parts)), [bank.room_of(part.layer) for part in parts]
         rank, count = max(room.rank for room in rooms), bank.count * experts
         inputs = parts[0].of_down(torch.empty((1, max(room.inputs for room in rooms)), device="meta")).shape[1]
-        self.matrices = _no_matrices(count, rank, inputs, ends, dtype=dtype, device=device)
+        self.matrices = _no_matrices(bank.zeros, count, rank, inputs, ends, dtype=dtype, device=device)
 
     def prepare(self, adapter: LoadedAdapter) -> PreparedLayer:
         of, experts = self.matrices, self._experts
@@ -223,9 +228,9 @@ class TablePlace:
         room, count, ends = bank.room_of(layer), bank.count, (outputs,)
         rank, vocabulary = table_rank(max(1, room.rank)), room.inputs if room.rank else 1
         self.matrices = AdapterMatrices(
-            torch.zeros((count, vocabulary, rank), dtype=dtype, device=device),
-            torch.zeros((count, rank, outputs), dtype=dtype, device=device),
-            torch.zeros((count, 1), dtype=torch.int32, device=device),
+            bank.zeros((count, vocabulary, rank), dtype, device),
+            bank.zeros((count, rank, outputs), dtype, device),
+            bank.zeros((count, 1), torch.int32, device),
             _int32(ends, device),
             ends,
         )
@@ -266,13 +271,18 @@ class AdapterBank:
         in_host: int = 0,
         visitors: Visitors | None = None,
         rows: Mapping[str, list[int]] = NO_ROWS,
+        kept: KeptMemory | None = None,
     ) -> None:
         """`known`: those of the start, by their digests. `count`: number of slots. `in_host`: number of adapters that
         are kept in the host's memory beside those in slots. `visitors` None: no other adapters come. `rows`: see
-        LoadedAdapter."""
+        LoadedAdapter. `kept`: where slots lie that are to outlive this process, with books of what is in them."""
         self.known = known or {}
         self.count = count if visitors else min(count, len(self.known))
         self.slots: dict[str, int] = {}  # by the digest of the adapter's files
+        self._changes = visitors is not None or self.count < len(self.known)
+        self.zeros: Zeros = SmallKept(kept).zeros if kept is not None and self._changes else _zeros
+        # What each slot has: zeros, or the digest of an adapter all of whose numbers are there.
+        self._books = self.zeros((self.count, DIGEST_BYTES), torch.uint8, torch.device("cpu"))
         self.of_step = StepAdapters()
         self.in_host = in_host
         self._rooms = rooms_of(
@@ -295,6 +305,27 @@ class AdapterBank:
         return next(iter(self.slots), "")
 
     @property
+    def in_slots(self) -> list[str]:
+        """The adapter of each slot; "": none."""
+        names = {slot: digest for digest, slot in self.slots.items()}
+        return [names.get(slot, "").removeprefix(EMPTY) for slot in range(self.count)]
+
+    def forget(self) -> None:
+        """Notes that slots which outlive a process may hold anything."""
+        if self._changes:
+            self._books.zero_()
+
+    def take_over(self) -> None:
+        """Goes on with the slots as another process has left them."""
+        self.slots.clear()
+        for slot, digest in enumerate(self._books.numpy()):
+            if digest.any():
+                self.slots[digest.tobytes().hex()] = slot
+                continue
+            for place in self._places:
+                _rows_of(place.matrices.ranks, slot, self.count).zero_()
+
+    @property
     def takes_visitors(self) -> bool:
         return self._visitors is not None
 
@@ -305,12 +336,12 @@ class AdapterBank:
         """Reads the first adapters of the slots. To be called before the model's layers are made."""
         for slot, digest in enumerate(list(self.known)[: self.count]):
             self._first[digest] = self._read(digest)
-            self.slots[digest] = slot
+            self._note(slot, digest)
 
     def settle(self) -> None:
         """To be called when the model's layers are made."""
         self._first.clear()
-        if self.count == len(self.known) and not self.takes_visitors:
+        if not self._changes:
             self._places.clear()
 
     def add(self, place: AdapterPlace) -> AdapterMatrices:
@@ -377,10 +408,14 @@ class AdapterBank:
             adapter = self._read(digest)
             prepared = [place.prepare(adapter) for place in self._places]
         for old in [other for other, taken in self.slots.items() if taken == slot or other == digest]:
-            del self.slots[old]
+            self._books[self.slots.pop(old)] = 0
         for place, layer in zip(self._places, prepared, strict=True):
             _put(place.matrices, slot, layer)
+        self._note(slot, digest)
+
+    def _note(self, slot: int, digest: str) -> None:
         self.slots[digest] = slot
+        self._books[slot] = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)
 
     def _read(self, digest: str, folder: str = "") -> LoadedAdapter:
         """ModelError if the files have changed since the start, or those of another adapter cannot be served."""
@@ -415,6 +450,16 @@ class AdapterBank:
         return known
 
 
+def _rows_of(whole: Tensor, slot: int, count: int) -> Tensor:
+    """The part of a tensor of `count` slots that belongs to a slot."""
+    each = len(whole) // count
+    return whole[slot * each : (slot + 1) * each]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
 def _put(matrices: AdapterMatrices, slot: int, layer: PreparedLayer) -> None:
     own = slice(slot * layer.experts, (slot + 1) * layer.experts)
     matrices.down[own].copy_(layer.down)
@@ -425,13 +470,20 @@ def _put(matrices: AdapterMatrices, slot: int, layer: PreparedLayer) -> None:
 
 
 def _no_matrices(
-    count: int, rank: int, inputs: int, ends: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    zeros: Zeros,
+    count: int,
+    rank: int,
+    inputs: int,
+    ends: tuple[int, ...],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> AdapterMatrices:
     """Room for `count` adapters of a layer, each of which adds nothing."""
     return AdapterMatrices(
-        down=torch.zeros((count, len(ends) * rank, inputs), dtype=dtype, device=device),
-        up=torch.zeros((count, rank, ends[-1]), dtype=dtype, device=device),
-        ranks=torch.zeros((count, len(ends)), dtype=torch.int32, device=device),
+        down=zeros((count, len(ends) * rank, inputs), dtype, device),
+        up=zeros((count, rank, ends[-1]), dtype, device),
+        ranks=zeros((count, len(ends)), torch.int32, device),
         ends_P=_int32(ends, device),
         ends=ends,
     )
@@ -448,9 +500,11 @@ def load_adapters(
     count: int = MAX_SLOTS,
     in_host: int = 0,
     folders: Sequence[Path] = (),
+    kept: KeptMemory | None = None,
 ) -> AdapterBank:
     """Reads what the adapters are, and the numbers of the first `count`. `folders`: those from which other adapters may
-    come later. ModelError for files that do not fit the model, or are not those that were checked at the start."""
+    come later. `kept`: see AdapterBank. ModelError for files that do not fit the model, or are not those that were
+    checked at the start."""
     known: dict[str, KnownAdapter] = {}
     for adapter in adapters:
         folder = Path(adapter.path)
@@ -459,6 +513,6 @@ def load_adapters(
         known.setdefault(digest, KnownAdapter(adapter, modules_of(files, config)))
     visitors = Visitors(tuple(folders), config, max_rank) if folders else None
     rows = {plain_name(layer): numbers for layer, numbers in rows_before(config).items()}
-    bank = AdapterBank(known, count, in_host, visitors, rows)
+    bank = AdapterBank(known, count, in_host, visitors, rows=rows, kept=kept)
     bank.begin()
     return bank

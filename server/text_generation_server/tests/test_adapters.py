@@ -28,6 +28,7 @@ from text_generation_common.errors import NOT_FINITE
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import LinearSize
 from text_generation_common.quantized.tensors.matrix import exact_weight
+from text_generation_server.device.kept import KeptMemory
 from text_generation_server.errors import StepError
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
@@ -222,16 +223,22 @@ def test_an_adapter_that_is_loaded_later_has_the_bits_that_it_has_from_the_start
     sizes = sizes_of(path)
     listed = [write_adapter(tmp_path / name, sizes, 3 + seed, seed=seed) for seed, name in enumerate("abc")]
     whole, digests = runner_of(path, listed, dtype=dtype)
-    bank = load_adapters(listed, read_config(path), 64, count=1, in_host=2)
+    bank = load_adapters(listed, read_config(path), 64, count=1, in_host=2, kept=KeptMemory())
     runner = make_runner(path, dtype, adapters=bank)
     runner.warmup(256, None, 16, 1024)
     assert bank.slots == {digests[0]: 0}
     for digest in (digests[0], digests[2], digests[1], digests[0], digests[2]):
         with torch.inference_mode():
             assert runner.load_adapter(0, digest) == ""
-        assert bank.slots == {digest: 0}
+        bank.slots.clear()  # as in a process that is forked from this one's template
+        bank.take_over()
+        assert bank.slots == {digest: 0} and runner.adapters_in_slots == [digest]
         assert greedy(runner, prompt, digest) == greedy(whole, prompt, digest)
     assert greedy(runner, prompt, "") == greedy(whole, prompt, "")
+    bank.forget()
+    bank.take_over()
+    assert runner.adapters_in_slots == [""]
+    assert greedy(runner, prompt, bank.any_slot)[0] == greedy(whole, prompt, "")[0]
 
 
 def test_files_that_have_changed_are_not_loaded_and_the_slot_keeps_its_adapter(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from text_generation_router.engine.shards import WarmupAnswer
 from text_generation_router.engine.tests.fakes import (
     INFO,
     MANY,
@@ -27,6 +28,10 @@ class ShardsWithOneSlot(FakeShards):
         self.unreadable = unreadable
         self.unloadable = unloadable
         self.read: list[str] = []
+
+    async def warmup(self, *wanted: int | None, content: int, known_content: int) -> WarmupAnswer:
+        answer = await super().warmup(*wanted, content=content, known_content=known_content)
+        return replace(answer, adapters_in_slots=(A,))
 
     async def prepare_adapter(self, digest: str, folder: str = "") -> str:
         assert not any(isinstance(step, AdapterStep) and step.adapter == digest for step in self.steps)

@@ -22,7 +22,7 @@ class SlotShard:
     """Runs steps, and asserts that each row has its adapter. The next token depends only on the history."""
 
     def __init__(self, adapters: Iterable[str], is_short: bool) -> None:
-        self.adapters = dict(enumerate(adapters))
+        self.adapters = {slot: adapter for slot, adapter in enumerate(adapters) if adapter}
         self.is_short = is_short
         self.rows: dict[int, tuple[str, list[int]]] = {}
 
@@ -62,7 +62,9 @@ class SlotServer:
         self.names = tuple(f"a{number}" for number in range(adapters))
         policy = SchedulingFlags(waiting_served_ratio=0.0, **flags)  # type: ignore[arg-type]
         self.scheduler = Scheduler(Limits(CAPACITY, ROWS, 512, policy))
-        self.scheduler.begin_epoch(CAPACITY, adapters=AdapterRoom(self.names, slots, in_host))
+        self.scheduler.begin_epoch(
+            CAPACITY, adapters=AdapterRoom(self.names, slots, in_host, resident=self.names[:slots])
+        )
         self.shard = SlotShard(self.names[:slots], adapters > slots)
         self.in_flight: list[Step] = []
         self.reading: list[tuple[int, str]] = []  # when an adapter is read
@@ -191,7 +193,8 @@ def test_requests_of_an_adapter_that_cannot_be_loaded_end_and_its_slot_is_taken_
     assert server.loads == 1
 
 
-def test_a_lost_shard_begins_with_its_first_adapters_again() -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_new_shard_has_the_adapters_of_the_lost_one_or_none(kept: bool) -> None:
     server = SlotServer(9, read_steps=0)
     request = server.add(server.names[8], 10)
     for _ in range(4):
@@ -199,9 +202,10 @@ def test_a_lost_shard_begins_with_its_first_adapters_again() -> None:
     assert request.output_ids
     server.scheduler.put_back([step for step in server.in_flight if isinstance(step, ForwardStep)])
     server.in_flight.clear()
-    server.scheduler.begin_epoch(CAPACITY, adapters=AdapterRoom(server.names, SLOTS, 64))
-    server.shard = SlotShard(server.names[:SLOTS], True)
+    resident = tuple(map(server.shard.adapters.__getitem__, range(SLOTS))) if kept else ("",) * SLOTS
+    server.scheduler.begin_epoch(CAPACITY, adapters=AdapterRoom(server.names, SLOTS, 64, resident=resident))
+    server.shard = SlotShard(resident, True)
     while server.step():
         pass
-    assert request.ended and server.loads == 2
+    assert request.ended and server.loads == (1 if kept else 2)
     server.check_texts()

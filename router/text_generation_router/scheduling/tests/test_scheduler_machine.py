@@ -2,7 +2,7 @@
 shards die. A model of a shard checks that every step finds exactly the keys it needs."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from unittest.mock import patch
 
@@ -104,7 +104,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.end_tokens = end_tokens
         self.scheduler = Scheduler(limits, end_tokens=end_tokens, costs=RandomCosts(random))
-        self.room = AdapterRoom(tuple(f"adapter{number}" for number in range(adapters)), 2, 2)
+        names = tuple(f"adapter{number}" for number in range(adapters))
+        self.room = AdapterRoom(names, 2, 2, resident=names[:2])
         self.unready: list[str] = []  # adapters that the shard reads
         self.mode = mode
         if learned:
@@ -121,12 +122,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.disturbed = len(shares) > 1 or self.room.is_short
 
     def begin_epoch(self, successor: ShardModel | None = None) -> None:
-        """`successor`: the shard, if it has the keys of the one before."""
+        """`successor`: the shard, if it has the keys and the adapters of the one before. Otherwise slots are empty,
+        but at the start."""
         is_kept = successor is not None
+        if successor is not None:
+            slots = tuple(successor.adapters.get(slot, "") for slot in range(2))
+            self.room = replace(self.room, resident=slots if self.room.is_short else self.room.known)
         assert self.scheduler.begin_epoch(CAPACITY, self.end_tokens, adapters=self.room, has_kept_cache=is_kept) == []
         self.unready.clear()
         self.shard = successor or ShardModel(MAX_ROWS, has_slots=self.room.is_short)
-        self.shard.adapters = dict(enumerate(self.room.known[:2]))
+        self.shard.adapters = {slot: name for slot, name in enumerate(self.room.resident) if name}
+        self.room = replace(self.room, resident=())
 
     @rule(
         length=st.integers(1, 40),
