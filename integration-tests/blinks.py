@@ -166,9 +166,13 @@ class Crowd:
         return self
 
     async def peace(self, seconds: float) -> Segment:
-        async def work() -> list[Kill]:
-            return await asyncio.sleep(seconds, [])
+        """The second half of a time without kills: in the first one, prompts that kills have removed from the prefix
+        cache are computed once more."""
 
+        async def work() -> list[Kill]:
+            return await asyncio.sleep(seconds / 2, [])
+
+        await work()
         return await self._segment(work)
 
     async def kills(self, seconds: float = 0.0, **options: float) -> Segment:
@@ -197,7 +201,8 @@ class Crowd:
 
     def _look(self) -> None:
         """Compares the answers that have come, and forgets their texts, which would fill the memory."""
-        came, self.clients.answers = self.clients.answers, []
+        came = [*self.clients.answers]
+        self.clients.answers.clear()  # the list itself, to which running clients append
         asked = self.texts.asked
         lost, different = differences(asked, self.texts.expected, came)
         self.lost += [f"{asked[each.ask].kind}: {each.error}" for each in lost]

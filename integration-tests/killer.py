@@ -81,20 +81,20 @@ class Killer:
 
     def kills(self) -> Iterator[Kill]:
         """Ends with the burst in which the number of kills is reached, or before a kill that would come too late."""
-        end_s = time.monotonic() + self._asked.seconds
+        killed_s = time.time()
+        end_s = killed_s + self._asked.seconds
         done = burst = 0
-        settled_s = 0.0
         while done < self._asked.kills:
             burst += 1
             size = self._asked.size or self._rng.choice(BURSTS)
             for place in range(size):
                 gap_s = self._rng.uniform(*self._gaps_s[place > 0])
                 ranks = self._draw_ranks()
-                if time.monotonic() + gap_s - settled_s > end_s:
+                if killed_s + gap_s > end_s:
                     return
-                time.sleep(gap_s - settled_s)
+                time.sleep(max(0.0, killed_s + gap_s - time.time()))
                 kill = self._kill(burst, size, ranks)
-                settled_s = SETTLED_S if kill else 0.0
+                killed_s = kill.at_s if kill else time.time()
                 if kill is not None:
                     done += 1
                     yield kill

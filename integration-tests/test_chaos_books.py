@@ -1,10 +1,13 @@
 """Tests the comparisons and counts of a chaos run without a server."""
 
 import json
+import random
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import blinks
 import chaos
@@ -211,6 +214,34 @@ def test_a_figure_says_whether_it_misses_its_target() -> None:
     assert [str(Figure(None)), str(Figure(0.5)), str(Figure(0.5, 0.5))] == ["–", "0.50", "0.50 (≤ 0.50)"]
     assert str(Figure(1.6, 1.5)) == "1.60 (≤ 1.50), missed" and not Figure(0.9, 0.8, is_least=True).is_missed
     assert str(Figure(0.7, 0.8, is_least=True)) == "0.70 (≥ 0.80), missed"
+
+
+def crowd_of(segments: Sequence[Segment], *answers: StreamAnswer) -> blinks.Crowd:
+    texts = Texts(ASKED, [], [10] * len(ASKED), {})
+    server: Any = None  # nothing is asked of it
+    crowd = blinks.Crowd(server, 1, signal.SIGKILL, texts, random.Random(1))
+    crowd.segments, crowd.answers = list(segments), list(answers)
+    return crowd
+
+
+def test_blinks_have_gaps_goodput_and_bursts_with_their_targets_in_a_table() -> None:
+    grammar = next(i for i, ask in enumerate(ASKED) if ask.kind == "grammar")
+    answers = [
+        mixed_answer(0.0, 1.0, 4.9, 8.9, 20.0),
+        mixed_answer(0.0, 1.0, 4.0, 9.0, 20.0, ask=grammar),
+        mixed_answer(0.0, 1.0, 4.0, 15.0, 20.0, ask=SLOW),
+    ]
+    turns = crowd_of([Segment(1.0, 100), Segment(10.0, 600, [kill_at(5.0)]), Segment(1.0, 100)], *answers)
+    bursts = [[kill_at(5.0 + each) for each in late] for late in ((0.0, 0.4, 0.8), (0.0, 0.4, 1.2), (0.0, 0.4))]
+    other = crowd_of([Segment(5.0, 10, kills) for kills in bursts], *answers)
+    rows = {
+        way: blinks.Blinks(way, 10.0, turns, other, crowd_of([Segment(1.0, 10, [])]), 8.0).rows() for way in blinks.WAYS
+    }
+    kept, recomputed = ([str(cell) for cell in each.values()] for each in rows.values())
+    assert kept[:5] == ["4.00 (≤ 0.50), missed", "4.00 (≤ 1.50), missed", "5.00", "5.00", "0.60 (≥ 0.57)"]
+    assert kept[5:8] == ["4.00", "4.00 (≤ 2.50), missed", "1 of 3"]
+    aboard = 3 * 10 + 3 * 2
+    assert recomputed[:2] == ["4.00", f"4.00 (≤ {0.8 + 1.3 * aboard / 10:.2f})"] and str(aboard) in recomputed
 
 
 @pytest.mark.parametrize("name", ["demo, 1 shard", "demo, 2 shards", "m100, 1 shard", "m100, 2 shards"])
