@@ -382,11 +382,11 @@ def measure(server: ServerProcess, num_shard: int, plan: Plan, seed: int) -> Ite
         raise RuntimeError(f"token slots or rows did not add up {errors:.0f} times")
 
 
-def as_markdown(name: str, found: Sequence[Blinks]) -> str:
-    """A table with a column for each way; the title names what was measured."""
+def as_markdown(name: str, found: Sequence[Blinks], how: str) -> str:
+    """A table with a column for each way, below a line that tells how it was measured."""
     cells = [blinks.rows() for blinks in found]
     rows = [[row, *(each[row] for each in cells)] for row in cells[0]]
-    return on_this_machine(table("|".join([name, *(blinks.way for blinks in found)]), rows), model=name)
+    return on_this_machine(table("|".join([name, *(blinks.way for blinks in found)]), rows), model=how)
 
 
 def missed(found: Sequence[Blinks]) -> list[str]:
@@ -402,7 +402,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="of kills 5 to 25 s apart, with each signal")
     parser.add_argument("--models", nargs="+", default=["demo", "m100"], choices=["demo", *SHAPES])
-    parser.add_argument("--shards", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--shards", type=int, nargs="+", default=[1, 2], choices=[1, 2])
     parser.add_argument("--seed", type=int, default=1, help="which shards are killed, and when")
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked tables are replaced")
     asked = parser.parse_args()
@@ -425,7 +425,8 @@ def main() -> int:
                     report.fail(f"{name}: {innermost(error)!r}")
                     continue
                 failures = [f"{name}, {failure}" for blinks in found for failure in blinks.failures()]
-                report.take(f"blinks of {name}", as_markdown(name, found), failures)
+                how = f"Seed {asked.seed}, {asked.minutes:g} minutes with kills 5 to 25 s apart"
+                report.take(f"blinks of {name}", as_markdown(name, found, how), failures)
                 for text in missed(found):
                     print(f"missed: {name}, {text}")
                 print(f"{name}: {(time.monotonic() - started_s) / 60:.1f} minutes", flush=True)
