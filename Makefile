@@ -61,7 +61,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py clients/python/text_generation/__i
 GRAMMAR_TESTS := router/text_generation_router/text/grammars/tests
 
 .PHONY: install install-test torch editable test-packages kernels run test test-wheel test-image test-models test-schema test-grammars check format prose rooms proto lock sbom audit fuzz fuzz-grammars fuzz-files fuzz-formats fixtures-quantized fixtures-gguf gguf-quality gguf-texts demo-model test-demo-model bench bench-guard bench-peers \
-	gpu-wheels gpu-check compile-gpu chaos test-cluster test-fronts test-page test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers goldens-peft test-adapters test-int-texts test-kept clean
+	gpu-wheels gpu-check compile-gpu chaos blinks test-cluster test-fronts test-page test-ray attacks neighbours digest test-routes mutate fuzz-bodies test-slow test-clients test-served-calls fetch-templates test-peer-parsers goldens-peft test-adapters test-int-texts test-kept clean
 
 # What serving needs, with the kernels for this machine's processor. Every file is checked against the hashes in requirements/
 # (see requirements/README.md), torch excepted.
@@ -367,6 +367,12 @@ compile-gpu: install-test
 # Kills, stops and starves a server under 64 streams, and writes what its clients noticed into integration-tests/README.md.
 chaos: install-test
 	$(BIN)/python integration-tests/chaos.py --write integration-tests/README.md $(ARGS)
+
+# How long streams pause when shards are killed, and what they lose in speed, with the targets, written into
+# integration-tests/README.md: 40 minutes for each model and number of shards. A part of it: ARGS="--minutes 4 --models m100
+# --shards 1".
+blinks: install-test
+	$(BIN)/python integration-tests/blinks.py --write integration-tests/README.md $(ARGS)
 
 # Three replicas on machines that Ray chooses, which are network namespaces of this one (as root, with iproute2 and
 # redis-server), under 64 streams and faults of all kinds; then Ray's head is away for five minutes; then requests that kill

@@ -15,7 +15,7 @@ import outside
 import processes
 from attacks import SEED, Attacked, fuzz, throw_bodies
 from faults import FAULTS, MIB, Run
-from outcome import CELLS, Outcome, Report, on_this_machine, table
+from outcome import CELLS, Outcome, Report, innermost, on_this_machine, table
 from outside import KilledOutside
 from scale import LONG, SHORT, Scale
 from streams import run_streams
@@ -56,19 +56,13 @@ def run_all(todo: Iterator[tuple[str, int, Any]], report: Report) -> list[tuple[
         try:
             result = scenario()
         except Exception as error:
-            report.fail(f"{name}: {_innermost(error)!r}")
+            report.fail(f"{name}: {innermost(error)!r}")
             continue
         results.append((name, num_shard, result))
         took = f"{time.monotonic() - started_s:.0f} s"
         print(f"{name}, {num_shard} shards: {result.failures() or 'passed'} ({took})", flush=True)
         report.fail(*(f"{name}: {failure}" for failure in result.failures()))
     return results
-
-
-def _innermost(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def shard_figures(scale: Scale, num_shard: int) -> Iterator[tuple[int, int, float, float]]:
@@ -84,7 +78,7 @@ def measured(scale: Scale, report: Report) -> list[tuple[int, int, float, float]
     try:
         return [shard for num_shard in (1, 2, 4) for shard in shard_figures(scale, num_shard)]
     except Exception as error:
-        report.fail(f"memory and bytes read: {_innermost(error)!r}")
+        report.fail(f"memory and bytes read: {innermost(error)!r}")
         return []
 
 

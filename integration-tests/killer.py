@@ -2,14 +2,15 @@
 
     python killer.py LAUNCHER_PID URL --kills 20 --shards 2 --seed 1
 
-Kills come in bursts of one, two or three. If there are several shards, a kill takes one of them or all at once. All
-gaps are drawn uniformly, by the wall clock, with one exception: the server's promises hold only for fewer than
-MAX_IN_A_ROW kills without an answered step between them. One more kill therefore waits until a step has been answered,
-and reports the length of this wait. Prints one line of JSON for each kill. A time at which no shard's process is alive
-passes without a kill."""
+Kills come in bursts of one, two or three, or of `--size`. If there are several shards, a kill takes one of them or all
+at once. All gaps are drawn uniformly, by the wall clock, with one exception: the server's promises hold only for fewer
+than MAX_IN_A_ROW kills without an answered step between them. One more kill therefore waits until a step has been
+answered, and reports the length of this wait. Prints one line of JSON for each kill. A time at which no shard's process
+is alive passes without a kill."""
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -64,37 +65,42 @@ class Steps:
 
 
 class Killer:
-    def __init__(self, launcher: int, url: str, num_shard: int, seed: int, longest_s: float) -> None:
-        self._launcher = launcher
-        self._metrics = httpx.Client(base_url=url, timeout=30)
-        self._num_shard = num_shard
-        self._rng = random.Random(seed)
-        # longest gap (before a burst, within a burst)
-        self._longest_s = (longest_s, min(longest_s, LONGEST_WITHIN_BURST_S))
+    """`asked`: the arguments of this program."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self._asked = asked
+        self._metrics = httpx.Client(base_url=asked.url, timeout=30)
+        self._rng = random.Random(asked.seed)
+        # least and longest gap in seconds (before a burst, within a burst)
+        self._gaps_s = ((asked.least, asked.longest), (SETTLED_S, min(asked.longest, asked.within)))
         # The killed processes, because a large process stays visible for a while after it was killed.
         self._killed: set[psutil.Process] = set()
         self._in_a_row = 0
         self._answered = 0.0  # number of steps answered when the last kill had taken effect
         self._lost = dict.fromkeys(METHODS, 0)  # number of steps left unanswered by all kills until now, by method
 
-    def kills(self, count: int) -> Iterator[Kill]:
+    def kills(self) -> Iterator[Kill]:
+        """Ends with the burst in which the number of kills is reached, or before a kill that would come too late."""
+        killed_s = time.time()
+        end_s = killed_s + self._asked.seconds
         done = burst = 0
-        settled_s = 0.0
-        while done < count:
+        while done < self._asked.kills:
             burst += 1
-            size = self._rng.choice(BURSTS)
+            size = self._asked.size or self._rng.choice(BURSTS)
             for place in range(size):
-                gap_s = self._rng.uniform(SETTLED_S, self._longest_s[place > 0])
+                gap_s = self._rng.uniform(*self._gaps_s[place > 0])
                 ranks = self._draw_ranks()
-                time.sleep(gap_s - settled_s)
+                if killed_s + gap_s > end_s:
+                    return
+                time.sleep(max(0.0, killed_s + gap_s - time.time()))
                 kill = self._kill(burst, size, ranks)
-                settled_s = SETTLED_S if kill else 0.0
+                killed_s = kill.at_s if kill else time.time()
                 if kill is not None:
                     done += 1
                     yield kill
 
     def _draw_ranks(self) -> list[int]:
-        all_ranks = list(range(self._num_shard))
+        all_ranks = list(range(self._asked.shards))
         return all_ranks if self._rng.random() < ALL_RANKS else [self._rng.choice(all_ranks)]
 
     def _kill(self, burst: int, size: int, ranks: list[int]) -> Kill | None:
@@ -107,7 +113,7 @@ class Killer:
         at_s = time.time()
         for victim in victims:
             with suppress(ProcessLookupError):  # the shard has died of itself meanwhile
-                os.kill(victim.pid, signal.SIGKILL)
+                os.kill(victim.pid, self._asked.signal)
         self._killed |= victims.keys()
         self._in_a_row += 1
         time.sleep(SETTLED_S)
@@ -133,7 +139,7 @@ class Killer:
         """Living shards of `ranks` that this killer has not killed, with their epochs."""
         found = {}
         with suppress(psutil.Error):  # the launcher or a shard has ended meanwhile
-            for rank, shard in processes.shards(self._launcher).items():
+            for rank, shard in processes.shards(self._asked.launcher).items():
                 if rank in ranks and shard not in self._killed and processes.living([shard]):
                     found[shard] = processes.epoch(shard)
         return found
@@ -160,11 +166,14 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no kill after them")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--size", type=int, help="kills in a burst")
+    parser.add_argument("--least", type=float, default=SETTLED_S, help="between bursts, seconds")
     parser.add_argument("--longest", type=float, default=LONGEST_BETWEEN_BURSTS_S, help="between bursts, seconds")
-    asked = parser.parse_args()
-    killer = Killer(asked.launcher, asked.url, asked.shards, asked.seed, asked.longest)
-    for kill in killer.kills(asked.kills):
+    parser.add_argument("--within", type=float, default=LONGEST_WITHIN_BURST_S, help="longest gap in a burst, seconds")
+    parser.add_argument("--signal", type=int, default=signal.SIGKILL)
+    for kill in Killer(parser.parse_args()).kills():
         print(json.dumps(asdict(kill)), flush=True)
 
 

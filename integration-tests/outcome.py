@@ -43,10 +43,16 @@ def table(head: str, rows: Sequence[Sequence[Any]]) -> str:
     return output.table(head.split("|"), [[str(cell) for cell in row] for row in rows]) if rows else ""
 
 
-def on_this_machine(*tables: str) -> str:
+def on_this_machine(*tables: str, model: str = "Demo model") -> str:
     """Tables below a line that tells what they were measured with."""
-    head = f"Demo model, float32, {os.cpu_count()} cores, torch {version('torch')}."
+    head = f"{model}, float32, {os.cpu_count()} cores, torch {version('torch')}."
     return "\n\n".join([head, *filter(None, tables)])
+
+
+def innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class Report:

@@ -98,11 +98,12 @@ def outages(kill_times_s: Sequence[float], streams: Sequence[Sequence[float]]) -
             groups[-1].append(at_s)
         else:
             groups.append([at_s])
-    found = [Outage(len(group), tuple(_waits(group, streams))) for group in groups]
+    found = [Outage(len(group), tuple(waits(group, streams))) for group in groups]
     return [outage for outage in found if outage.waits_s]
 
 
-def _waits(group: Sequence[float], streams: Sequence[Sequence[float]]) -> Iterator[float]:
+def waits(group: Sequence[float], streams: Sequence[Sequence[float]]) -> Iterator[float]:
+    """Seconds from the first kill of a group to the first event after the last one, for each running stream."""
     for stream in streams:
         after = bisect_right(stream, group[-1] + IN_FLIGHT_S)
         if bisect_right(stream, group[0]) and after < len(stream):
@@ -117,12 +118,14 @@ def kill_from_outside(scale: Scale, num_shard: int, num_kills: int, num_drains: 
     rng = random.Random(seed)
     for _ in range(num_drains):
         with scale.server(num_shard, *ARGUMENTS) as server:
-            killer = KillerProcess(server, num_shard, DRAIN_KILLS, rng.randrange(2**31), DRAIN_LONGEST_S)
+            killer = KillerProcess(
+                server, shards=num_shard, kills=DRAIN_KILLS, seed=rng.randrange(2**31), longest=DRAIN_LONGEST_S
+            )
             clients = StreamClients(asked, scale.num_streams)
             asyncio.run(record.kill_while_draining(server, clients, killer, rng.uniform(*DRAIN_AFTER_S)))
     with scale.server(num_shard, *ARGUMENTS) as server:
         record.expected = undisturbed_answers(server.url, asked)
-        killer = KillerProcess(server, num_shard, num_kills, seed, scale.longest_gap_s)
+        killer = KillerProcess(server, shards=num_shard, kills=num_kills, seed=seed, longest=scale.longest_gap_s)
         asyncio.run(record.kill_at_any_time(server, StreamClients(asked, scale.num_streams), killer))
         record.ask_again(server.url)
         record.take_log(server.log())
@@ -228,10 +231,9 @@ class Record:
 
 
 class KillerProcess:
-    """Runs killer.py in another process. May be used once."""
+    """Runs killer.py in another process, with the flags `options`. May be used once."""
 
-    def __init__(self, server: ServerProcess, num_shard: int, num_kills: int, seed: int, longest_s: float) -> None:
-        options = {"shards": num_shard, "kills": num_kills, "seed": seed, "longest": longest_s}
+    def __init__(self, server: ServerProcess, **options: float) -> None:
         flags = [f"--{name}={value}" for name, value in options.items()]
         self._command = [sys.executable, str(KILLER), str(server.pid), server.url, *flags]
         self._process: asyncio.subprocess.Process | None = None

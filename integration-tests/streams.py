@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any, TypeVar
 
 import httpx
@@ -216,10 +216,12 @@ class StreamClients:
     def __init__(self, asked: Sequence[Ask], num_early: int) -> None:
         self.num_tokens = 0  # number of events received by all streams together
         self.answers: list[StreamAnswer] = []  # in the order of their ends
+        self.newest_s: dict[int, float] = {}  # when the newest event came, of each running stream that has had one
         self.num_counted = 0  # value that `tgi_request_count` has once the server has received every request
         self._asked = asked
         self._num_early = self._num_early_running = num_early
         self._turns = cycle(range(len(asked)))
+        self._numbers = count()
         self._finishing = asyncio.Event()
 
     async def each_once(self, client: httpx.AsyncClient) -> list[StreamAnswer]:
@@ -248,6 +250,12 @@ class StreamClients:
         while self.num_tokens < num_tokens and self._num_early_running:
             await asyncio.sleep(0.02)
 
+    async def wait_until_all_go_on(self, since_s: float, limit_s: float) -> None:
+        """Waits until each stream that has had an event has ended, or has had one after `since_s`."""
+        async with asyncio.timeout(limit_s):
+            while any(at_s <= since_s for at_s in self.newest_s.values()):
+                await asyncio.sleep(0.02)
+
     async def _early(self, client: httpx.AsyncClient, place: int) -> StreamAnswer:
         try:
             return await self._receive(client, place)
@@ -268,10 +276,16 @@ class StreamClients:
             self.answers.append(await self._receive(client, place))
 
     async def _receive(self, client: httpx.AsyncClient, place: int) -> StreamAnswer:
-        return await answer_of(client, self._asked, place, self._count)
+        number = next(self._numbers)
 
-    def _count(self) -> None:
-        self.num_tokens += 1
+        def take() -> None:
+            self.num_tokens += 1
+            self.newest_s[number] = time.time()
+
+        try:
+            return await answer_of(client, self._asked, place, take)
+        finally:
+            self.newest_s.pop(number, None)
 
 
 def run_streams(

@@ -1,17 +1,22 @@
 """Tests the comparisons and counts of a chaos run without a server."""
 
 import json
+import random
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import blinks
 import chaos
 import logs
 import outside
 import pytest
 import streams
 from asks import KINDS, asks, mixed_asks
+from blinks import Figure, Segment, Texts
 from faults import poisoned
 from killer import Kill
 from logs import Injected, mib_read
@@ -171,6 +176,78 @@ def test_the_table_can_be_written_into_the_readme() -> None:
     assert "| poison | 1 | 1 | 0 | 0 | 0 | deaths of each request 5, 5, most down at a time 1 | held |" in table
     readme = (Path(__file__).parent / "README.md").read_text()
     assert kills in replace_table(replace_table(readme, table), kills, "kills")
+
+
+def test_the_gap_of_a_kill_is_the_longest_that_it_or_an_answer_under_way_lies_in() -> None:
+    through, in_flight = [1.0, 4.9, 6.0, 6.1], [1.0, 4.0, 5.1, 5.3, 9.3, 19.0]
+    ended, begun = [1.0, 4.9], [5.1, 9.0]
+    assert [*blinks.gaps(5.0, [through, in_flight, ended, begun])] == pytest.approx([1.1, 4.0])
+
+
+def test_goodput_compares_kills_with_the_peace_before_and_after_and_takes_the_middle_turn() -> None:
+    rates = [100, 50, 300, 270, 300, 30, 100]  # turns of 50 / 200, 270 / 300 and 30 / 200
+    assert blinks.goodput([Segment(2.0, 2 * rate) for rate in rates]) == 0.25
+
+
+def test_tokens_aboard_are_prompts_and_what_clients_have_of_requests_under_way_with_a_shared_prefix_once() -> None:
+    texts = Texts(ASKED[:3], [], [10, 50, 60], {1: 40, 2: 40})
+    answers = [
+        mixed_answer(1.0, 2.0, 3.0, 6.0, ask=0),
+        mixed_answer(1.0, 6.0, ask=1),
+        mixed_answer(2.0, 4.9, 6.0, ask=2),
+        mixed_answer(1.0, 4.0, ask=0),
+        mixed_answer(5.5, 7.0, ask=0),
+    ]
+    assert blinks.tokens_aboard(5.0, answers, texts) == (10 + 2) + 10 + (20 + 1) + 40
+
+
+def test_as_few_streams_are_asked_for_as_have_a_number_of_tokens_but_one_at_least() -> None:
+    answers = [StreamAnswer(i, 0.0, 1.0, (), (str(i),), "") for i in range(len(ASKED))]
+    texts = Texts(ASKED, answers, [10] * len(ASKED), {})
+    some = texts.few(40.0)
+    assert [each.ask for each in some.expected] == [*range(len(some.asked))] and len(some.asked) >= 2
+    assert sum(10 + ask.new_tokens for ask in some.asked) <= 40 and texts.few(0.0).asked == ASKED[:1]
+    assert [ASKED[int(each.outcome[0])] for each in some.expected] == some.asked
+
+
+def test_a_figure_says_whether_it_misses_its_target() -> None:
+    assert [str(Figure(None)), str(Figure(0.5)), str(Figure(0.5, 0.5))] == ["–", "0.50", "0.50 (≤ 0.50)"]
+    assert str(Figure(1.6, 1.5)) == "1.60 (≤ 1.50), missed" and not Figure(0.9, 0.8, is_least=True).is_missed
+    assert str(Figure(0.7, 0.8, is_least=True)) == "0.70 (≥ 0.80), missed"
+
+
+def crowd_of(segments: Sequence[Segment], *answers: StreamAnswer) -> blinks.Crowd:
+    texts = Texts(ASKED, [], [10] * len(ASKED), {})
+    server: Any = None  # nothing is asked of it
+    crowd = blinks.Crowd(server, 1, signal.SIGKILL, texts, random.Random(1))
+    crowd.segments, crowd.answers = list(segments), list(answers)
+    return crowd
+
+
+def test_blinks_have_gaps_goodput_and_bursts_with_their_targets_in_a_table() -> None:
+    grammar = next(i for i, ask in enumerate(ASKED) if ask.kind == "grammar")
+    answers = [
+        mixed_answer(0.0, 1.0, 4.9, 8.9, 20.0),
+        mixed_answer(0.0, 1.0, 4.0, 9.0, 20.0, ask=grammar),
+        mixed_answer(0.0, 1.0, 4.0, 15.0, 20.0, ask=SLOW),
+    ]
+    turns = crowd_of([Segment(1.0, 100), Segment(10.0, 600, [kill_at(5.0)]), Segment(1.0, 100)], *answers)
+    bursts = [[kill_at(5.0 + each) for each in late] for late in ((0.0, 0.4, 0.8), (0.0, 0.4, 1.2), (0.0, 0.4))]
+    other = crowd_of([Segment(5.0, 10, kills) for kills in bursts], *answers)
+    rows = {
+        way: blinks.Blinks(way, 10.0, turns, other, crowd_of([Segment(1.0, 10, [])]), 8.0).rows() for way in blinks.WAYS
+    }
+    kept, recomputed = ([str(cell) for cell in each.values()] for each in rows.values())
+    assert kept[:5] == ["4.00 (≤ 0.50), missed", "4.00 (≤ 1.50), missed", "5.00", "5.00", "0.60 (≥ 0.57)"]
+    assert kept[5:8] == ["4.00", "4.00 (≤ 2.50), missed", "1 of 3"]
+    aboard = 3 * 10 + 3 * 2
+    assert recomputed[:2] == ["4.00", f"4.00 (≤ {0.8 + 1.3 * aboard / 10:.2f})"] and str(aboard) in recomputed
+
+
+@pytest.mark.parametrize("name", ["demo, 1 shard", "demo, 2 shards", "m100, 1 shard", "m100, 2 shards"])
+def test_the_readme_has_a_place_for_each_table_of_blinks(name: str) -> None:
+    readme = (Path(__file__).parent / "README.md").read_text()
+    assert "| gap |" in replace_table(readme, "| gap |", f"blinks of {name}")
 
 
 def test_the_launcher_survives_one_deadly_request_and_four_other_kills() -> None:
