@@ -6,34 +6,63 @@
 #define RANKS_AT_ONCE 4      /* numbers of hidden that are computed together, so that x is read once for them */
 #define COLUMNS_OF_ITEM 1024 /* outputs that a thread takes at a time */
 #define VECTORS_AT_ONCE 4
+/* Tokens of one adapter that are computed together, so that its numbers are read once for them. */
+#define TOKENS_AT_ONCE (LANES < 16 ? 2 : 4)
+#define MOST_TOKENS 4
 
-/* hidden[0 … count - 1] = the products of x with as many rows of `down`. */
-INLINE void multiply_ranks(const void *x, const char *down, long inputs, enum type type, int count, float *hidden) {
-  long bytes = inputs * bytes_of(type);
-  vf sums[RANKS_AT_ONCE] = {};
-  for (long i = 0; i < inputs; i += LANES) {
-    vf v = load(x, i, type);
-#pragma GCC unroll 4
-    for (int r = 0; r < count; r++) sums[r] = multiply_add(v, load(down + r * bytes, i, type), sums[r]);
-  }
-  for (int r = 0; r < count; r++) hidden[r] = lane_sum(sums[r]);
+/* How many tokens the item of token t computes: a whole block, if t is its first token and all have one adapter; none, if
+   t is another token of such a block. */
+static int tokens_of_item(const int32_t *slots, long t, long tokens) {
+  long first = t / TOKENS_AT_ONCE * TOKENS_AT_ONCE;
+  if (first + TOKENS_AT_ONCE > tokens) return 1;
+  for (int i = 1; i < TOKENS_AT_ONCE; i++)
+    if (slots[first + i] != slots[first]) return 1;
+  return t == first ? TOKENS_AT_ONCE : 0;
 }
 
-static void multiply_any(const void *x, const char *down, long inputs, enum type type, long count, float *hidden) {
-  long bytes = inputs * bytes_of(type);
-  if (count >= RANKS_AT_ONCE) {
-    if (type == F32)
-      multiply_ranks(x, down, inputs, F32, RANKS_AT_ONCE, hidden);
-    else
-      multiply_ranks(x, down, inputs, BF16, RANKS_AT_ONCE, hidden);
+/* Some rows of `down`, and what they are multiplied with: hidden[t][r] = x[t] times row r. */
+struct token_ranks {
+  const char *x[MOST_TOKENS];
+  const char *down;
+  float *hidden[MOST_TOKENS];
+  long inputs;
+};
+
+INLINE void multiply_ranks(const struct token_ranks *of, enum type type, int ranks, int tokens) {
+  long bytes = of->inputs * bytes_of(type);
+  vf sums[MOST_TOKENS][RANKS_AT_ONCE] = {};
+  for (long i = 0; i < of->inputs; i += LANES) {
+    vf down[RANKS_AT_ONCE];
+#pragma GCC unroll 4
+    for (int r = 0; r < ranks; r++) down[r] = load(of->down + r * bytes, i, type);
+#pragma GCC unroll 4
+    for (int t = 0; t < tokens; t++) {
+      vf x = load(of->x[t], i, type);
+#pragma GCC unroll 4
+      for (int r = 0; r < ranks; r++) sums[t][r] = multiply_add(x, down[r], sums[t][r]);
+    }
+  }
+  for (int t = 0; t < tokens; t++)
+    for (int r = 0; r < ranks; r++) of->hidden[t][r] = lane_sum(sums[t][r]);
+}
+
+INLINE void multiply_all(struct token_ranks of, enum type type, long ranks, int tokens) {
+  if (ranks >= RANKS_AT_ONCE) {
+    multiply_ranks(&of, type, RANKS_AT_ONCE, tokens);
     return;
   }
-  for (long r = 0; r < count; r++) {
-    if (type == F32)
-      multiply_ranks(x, down + r * bytes, inputs, F32, 1, hidden + r);
-    else
-      multiply_ranks(x, down + r * bytes, inputs, BF16, 1, hidden + r);
+  for (long r = 0; r < ranks; r++) {
+    multiply_ranks(&of, type, 1, tokens);
+    of.down += of.inputs * bytes_of(type);
+    for (int t = 0; t < tokens; t++) of.hidden[t]++;
   }
+}
+
+static void multiply_any(const struct token_ranks *of, enum type type, long ranks, int tokens) {
+  if (type == F32)
+    tokens > 1 ? multiply_all(*of, F32, ranks, TOKENS_AT_ONCE) : multiply_all(*of, F32, ranks, 1);
+  else
+    tokens > 1 ? multiply_all(*of, BF16, ranks, TOKENS_AT_ONCE) : multiply_all(*of, BF16, ranks, 1);
 }
 
 EXPORT void adapt_down(const void *arguments, struct team *team, int me) {
@@ -43,14 +72,19 @@ EXPORT void adapt_down(const void *arguments, struct team *team, int me) {
   long rank = a->rank, parts = a->parts, bytes = a->inputs * bytes_of(type);
   long groups = (rank + RANKS_AT_ONCE - 1) / RANKS_AT_ONCE;
   FOR_EACH_ITEM(item, a->tokens * parts * groups, 1, team) {
-    long t = item / (parts * groups), part = item / groups % parts, first = item % groups * RANKS_AT_ONCE;
-    long slot = a->slots[t];
-    if (slot < 0) continue;
-    long left = a->ranks[slot * parts + part] - first, at = part * rank + first;
+    long first = item / (parts * groups), part = item / groups % parts, group = item % groups * RANKS_AT_ONCE;
+    long slot = a->slots[first];
+    int tokens = slot < 0 ? 0 : tokens_of_item(a->slots, first, a->tokens);
+    if (!tokens) continue;
+    long left = a->ranks[slot * parts + part] - group, at = part * rank + group;
     if (left <= 0) continue;
-    long row = a->pairs ? a->pairs[t] / a->chosen : t;
-    multiply_any((const char *)a->x + row * bytes, (const char *)a->down + (slot * parts * rank + at) * bytes,
-                 a->inputs, type, left, a->hidden + t * parts * rank + at);
+    struct token_ranks of = {.down = (const char *)a->down + (slot * parts * rank + at) * bytes, .inputs = a->inputs};
+    for (int i = 0; i < tokens; i++) {
+      long t = first + i, row = a->pairs ? a->pairs[t] / a->chosen : t;
+      of.x[i] = (const char *)a->x + row * bytes;
+      of.hidden[i] = a->hidden + t * parts * rank + at;
+    }
+    multiply_any(&of, type, left, tokens);
   }
 }
 
@@ -76,38 +110,52 @@ EXPORT void adapt_ids(const void *arguments, struct team *team, int me) {
   }
 }
 
-/* What the columns of one token are made of. */
+/* What the columns of tokens of one adapter are made of. */
 struct token_columns {
-  const float *hidden; /* the part's numbers */
+  const float *hidden[MOST_TOKENS]; /* the part's numbers */
+  const void *base[MOST_TOKENS];    /* or null */
+  void *out[MOST_TOKENS];
   const void *up;
   const float *bias; /* or null */
-  const void *base;  /* or null */
   long columns;
   long rank;
-  void *out;
 };
 
-/* out[n …] = base + (bias + sum over r of hidden[r] * up[r][n …]), for `vectors` vectors of columns. */
-INLINE void multiply_columns(const struct token_columns *of, enum type type, long n, int vectors) {
-  vf sums[VECTORS_AT_ONCE];
-  for (int v = 0; v < vectors; v++) sums[v] = of->bias ? load(of->bias, n + v * LANES, F32) : -(vf){};
-  for (long r = 0; r < of->rank; r++)
+/* out[t][n …] = base[t] + (bias + sum over r of hidden[t][r] * up[r][n …]), for `vectors` vectors of columns. */
+INLINE void multiply_columns(const struct token_columns *of, enum type type, long n, int vectors, int tokens) {
+  vf sums[MOST_TOKENS][VECTORS_AT_ONCE];
 #pragma GCC unroll 4
-    for (int v = 0; v < vectors; v++)
-      sums[v] = multiply_add(splat(of->hidden[r]), load(of->up, r * of->columns + n + v * LANES, type), sums[v]);
-  for (int v = 0; v < vectors; v++) {
-    if (of->base)
-      store(of->out, n + v * LANES, load(of->base, n + v * LANES, type) + sums[v], type);
-    else
-      store(of->out, n + v * LANES, sums[v], F32);
+  for (int t = 0; t < tokens; t++)
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) sums[t][v] = of->bias ? load(of->bias, n + v * LANES, F32) : -(vf){};
+  for (long r = 0; r < of->rank; r++) {
+    vf up[VECTORS_AT_ONCE];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) up[v] = load(of->up, r * of->columns + n + v * LANES, type);
+#pragma GCC unroll 4
+    for (int t = 0; t < tokens; t++)
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; v++) sums[t][v] = multiply_add(splat(of->hidden[t][r]), up[v], sums[t][v]);
   }
+#pragma GCC unroll 4
+  for (int t = 0; t < tokens; t++)
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) {
+      if (of->base[t])
+        store(of->out[t], n + v * LANES, load(of->base[t], n + v * LANES, type) + sums[t][v], type);
+      else
+        store(of->out[t], n + v * LANES, sums[t][v], F32);
+    }
 }
 
-INLINE void adapt_columns(const struct adapt_up_arguments *a, long t, long from, long to, enum type type) {
-  long slot = a->slots[t], parts = a->parts, columns = a->columns, part = 0, bytes = columns * bytes_of(type);
-  const float *hidden = a->hidden + t * parts * a->rank;
-  struct token_columns of = {.columns = columns, .out = (char *)a->out + t * (a->base ? bytes : columns * 4)};
-  if (a->base) of.base = (const char *)a->base + t * bytes;
+INLINE void adapt_columns(const struct adapt_up_arguments *a, long first, long from, long to, enum type type, int tokens) {
+  long slot = a->slots[first], parts = a->parts, columns = a->columns, part = 0, bytes = columns * bytes_of(type);
+  struct token_columns of = {.columns = columns};
+  for (int i = 0; i < tokens; i++) {
+    long t = first + i;
+    of.out[i] = (char *)a->out + t * (a->base ? bytes : columns * 4);
+    if (a->base) of.base[i] = (const char *)a->base + t * bytes;
+  }
   if (slot >= 0) {
     of.up = (const char *)a->up + slot * a->rank * bytes;
     if (a->bias) of.bias = a->bias + slot * columns;
@@ -116,10 +164,10 @@ INLINE void adapt_columns(const struct adapt_up_arguments *a, long t, long from,
     while (n >= a->ends[part]) part++;
     long end = a->ends[part] < to ? a->ends[part] : to;
     of.rank = slot < 0 ? 0 : a->ranks[slot * parts + part];
-    of.hidden = hidden + part * a->rank;
+    for (int i = 0; i < tokens; i++) of.hidden[i] = a->hidden + ((first + i) * parts + part) * a->rank;
     for (; n + VECTORS_AT_ONCE * LANES <= end; n += VECTORS_AT_ONCE * LANES)
-      multiply_columns(&of, type, n, VECTORS_AT_ONCE);
-    for (; n < end; n += LANES) multiply_columns(&of, type, n, 1);
+      multiply_columns(&of, type, n, VECTORS_AT_ONCE, tokens);
+    for (; n < end; n += LANES) multiply_columns(&of, type, n, 1, tokens);
   }
 }
 
@@ -130,9 +178,11 @@ EXPORT void adapt_up(const void *arguments, struct team *team, int me) {
   FOR_EACH_ITEM(item, a->tokens * pieces, 1, team) {
     long t = item / pieces, from = item % pieces * COLUMNS_OF_ITEM;
     long to = from + COLUMNS_OF_ITEM < a->columns ? from + COLUMNS_OF_ITEM : a->columns;
-    if (a->type == F32)
-      adapt_columns(a, t, from, to, F32);
-    else
-      adapt_columns(a, t, from, to, BF16);
+    int tokens = tokens_of_item(a->slots, t, a->tokens);
+    if (tokens == 1)
+      a->type == F32 ? adapt_columns(a, t, from, to, F32, 1) : adapt_columns(a, t, from, to, BF16, 1);
+    else if (tokens)
+      a->type == F32 ? adapt_columns(a, t, from, to, F32, TOKENS_AT_ONCE)
+                     : adapt_columns(a, t, from, to, BF16, TOKENS_AT_ONCE);
   }
 }
