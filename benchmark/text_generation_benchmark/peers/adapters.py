@@ -91,14 +91,16 @@ def beside_no_adapters(model: str, rounds: int, kinds: Sequence[str], folders: F
         adapters = write_adapters(Path(folder), checkpoint)
         flags = ("--lora-adapters", ",".join(f"{name}={path}" for name, path in adapters.items()))
         for kind in kinds:
+            with_some: tuple[int, Dialect]
+            without: tuple[int, Dialect]
             with ExitStack() as servers:
                 if kind == VLLM:
                     with_some = servers.enter_context(running_vllm(folders.vllm, checkpoint, flags=lora(adapters)))
                     without = servers.enter_context(running_vllm(folders.vllm, checkpoint))
                 else:
-                    file, own = checkpoint, ()
-                    if kind != BFLOAT16:
-                        file, own = _quantized(folders.llama_cpp, checkpoint, whole, kind), ("--activations", "model")
+                    is_whole = kind == BFLOAT16
+                    file = checkpoint if is_whole else _quantized(folders.llama_cpp, checkpoint, whole, kind)
+                    own = () if is_whole else ("--activations", "model")
                     with_some, without = (
                         (servers.enter_context(running_ours(file, more=(*own, *more))).port, GenerateStream())
                         for more in (flags, ())
@@ -170,6 +172,6 @@ async def _segment(
         await asyncio.sleep(2 * PAUSE_S)
         first = []
         while not any(stream.done() for stream in (holding, *streams)):
-            first.append((await stream_once(port, dialect, *prompts.make(1, 16), 1)).first)
+            first.append((await stream_once(port, dialect, prompts.make(1, 16)[0], 1)).first)
             await asyncio.sleep(PAUSE_S)
     return first, [stream.result() for stream in streams]

@@ -12,6 +12,7 @@ from torch import Tensor
 HUGE_PAGE = 1 << 21
 SHARED_BYTES = 16 * HUGE_PAGE
 LINE = 64
+MALLOC_GIVES_BACK = 32 << 20  # tensors of so many bytes are given back to the system
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -52,6 +53,16 @@ class SharedPages:
             self._left = empty((SHARED_BYTES,), torch.uint8, torch.device("cpu"))
         tensor, self._left = self._left[:size], self._left[taken:]
         return tensor.view(dtype).view(shape)
+
+
+def ask_for_huge_pages(new: Tensor) -> None:
+    """Has the system give new memory of torch's on a CPU a huge page at a time, where the C library takes it from the
+    system anew each time. Small pages can take longer than what is computed in them."""
+    if new.nbytes < MALLOC_GIVES_BACK or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    start = -(-new.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+    end = (new.data_ptr() + new.nbytes) // HUGE_PAGE * HUGE_PAGE
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_HUGEPAGE)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

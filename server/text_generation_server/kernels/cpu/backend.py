@@ -12,7 +12,7 @@ from torch import Tensor
 from text_generation_common.flags.kinds import ActivationType
 from text_generation_common.models.architecture import Activation, ClampedGate
 from text_generation_common.quantized.values import Dense, Weight
-from text_generation_server.device.arena import SharedPages
+from text_generation_server.device.arena import SharedPages, ask_for_huge_pages
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.codes import CodesLinear
@@ -132,6 +132,7 @@ class CpuKernels:
             return reference.adapt(x, slots_T, matrices, routes)
         x, parts, kind = x.contiguous(), matrices.ranks.shape[1], TYPES[x.dtype]
         hidden, out = torch.empty((tokens, parts * rank)), torch.empty((tokens, columns))
+        ask_for_huge_pages(out)
         common: dict[str, Argument] = {
             "tokens": tokens, "slots": slots_T, "ranks": matrices.ranks, "parts": parts, "rank": rank,
             "type": kind, "hidden": hidden,
