@@ -105,7 +105,7 @@ def _running_vllm(environment: Path, model: Path, more: Mapping[str, str] = Mapp
 def running_vllm(
     environment: Path, model: Path, more: Mapping[str, str] = MappingProxyType({}), flags: Sequence[str] = ()
 ) -> Iterator[tuple[int, Completions]]:
-    """Its port, and how it is asked."""
+    """Gives the port of the server, and how the server is asked."""
     port = free_port()
     config = json.loads((model / "config.json").read_text())
     context = min(CONTEXT, config.get("max_position_embeddings", CONTEXT))  # a BLOOM has no greatest position

@@ -12,7 +12,7 @@ from torch import Tensor
 HUGE_PAGE = 1 << 21
 SHARED_BYTES = 16 * HUGE_PAGE
 LINE = 64
-MALLOC_GIVES_BACK = 32 << 20  # tensors of so many bytes are given back to the system
+MALLOC_GIVES_BACK = 32 << 20  # bytes; the C library gives the memory of such tensors back to the system
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -34,9 +34,11 @@ struct product {
 
 /* Numbers n … n + LANES - 1 of a row of the addend; zeros behind its `count` numbers. */
 static __attribute__((noinline)) vf load_addend(const struct epilogue *e, long row, long n, long count) {
+  const char *addend = e->addend + row * e->addend_stride;
+  if (n + LANES <= count) return load(addend, n, e->addend_type);
   char numbers[4 * LANES] = {0};
-  long size = bytes_of(e->addend_type), left = count - n < LANES ? count - n : LANES;
-  if (left > 0) memcpy(numbers, e->addend + row * e->addend_stride + n * size, left * size);
+  long size = bytes_of(e->addend_type);
+  if (n < count) memcpy(numbers, addend + n * size, (count - n) * size);
   return load(numbers, 0, e->addend_type);
 }
 
