@@ -333,7 +333,8 @@ bench-guard: install-test
 bench: install-test
 	$(BIN)/text-generation-benchmark compare --write benchmark/README.md $(ARGS)
 
-# The peers, each in a virtual environment of its own. llama.cpp's library is compiled: cmake and 15 minutes.
+# The peers, each in a virtual environment of its own. llama.cpp is compiled for this machine's processor, which takes 15
+# minutes on two cores that nothing else uses, and a C++ compiler.
 bench-peers: .venv-vllm/installed .venv-llama-cpp/installed
 
 .venv-%/installed: benchmark/text_generation_benchmark/peers/install.py | install-test

@@ -21,7 +21,6 @@ ELSEWHERE = {
     "benchmark/text_generation_benchmark/peers/gguf_file.py: gguf",
     "benchmark/text_generation_benchmark/peers/llama_library.py: gguf",
     "benchmark/text_generation_benchmark/peers/llama_library.py: llama_cpp",
-    "benchmark/text_generation_benchmark/peers/llama_server.py: xllamacpp",
 }
 
 

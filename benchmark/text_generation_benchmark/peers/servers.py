@@ -29,8 +29,9 @@ EVERY_CORE = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"}
 # Programs that run in llama.cpp's virtual environment.
 WRITER = Path(__file__).with_name("gguf_file.py")
 LIBRARY = Path(__file__).with_name("llama_library.py")
-LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
 LLAMA_SLOTS = 64  # streams at a time
+# What makes llama.cpp's server fastest. Its cache of earlier prompts would copy the keys and values of each request.
+LLAMA_FLAGS = "--kv-unified", "--flash-attn", "on", "--cache-ram", "0", "--no-ui", "--offline"
 TRAINED = "demo"
 SLOW_ON_CPUS = ("m1b",)  # not measured with transformers, which would take minutes
 
@@ -60,7 +61,7 @@ def vllm(folder: Path) -> list[Contender]:
     """
     if not (folder / "bin" / "vllm").exists():
         return [_missing("vLLM-CPU", folder)]
-    said = _version(folder, "vllm-cpu")
+    said = _printed(folder, "import importlib.metadata as m; print(m.version('vllm-cpu'))")
     by_default = Peer("vLLM-CPU", said, "vLLM-CPU keeps one core for its scheduler unless told to use all cores")
     every_core = Peer("vLLM-CPU, all cores", said)
     return [
@@ -70,10 +71,14 @@ def vllm(folder: Path) -> list[Contender]:
 
 
 def llama_cpp(folder: Path) -> Contender:
-    if not any(folder.glob("lib/python*/site-packages/xllamacpp")):
+    if not (folder / "bin" / "llama-server").exists():
         return _missing("llama.cpp", folder)
-    peer = Peer("llama.cpp", f"(xllamacpp {_version(folder, 'xllamacpp')})", "llama.cpp is compiled for AVX2")
-    return Contender(peer, lambda model: _running_llama_cpp(folder, model), max_streams=LLAMA_SLOTS)
+    version = _printed(folder, "import llama_cpp; print(llama_cpp.__version__)")
+    return Contender(
+        Peer("llama.cpp", f"(of llama-cpp-python {version})"),
+        lambda model: _running_llama_cpp(folder, model),
+        max_streams=LLAMA_SLOTS,
+    )
 
 
 def transformers() -> Contender:
@@ -84,8 +89,7 @@ def _missing(name: str, folder: Path) -> Contender:
     return Contender(Peer(name, "", f"{name} is not installed in {folder}, `make bench-peers` installs it"), None)
 
 
-def _version(environment: Path, package: str) -> str:
-    code = f"import importlib.metadata as m; print(m.version('{package}'))"
+def _printed(environment: Path, code: str) -> str:
     command = [str(environment / "bin" / "python"), "-c", code]
     printed: str = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return printed.strip()
@@ -126,8 +130,10 @@ def run_in(environment: Path, program: Path, *arguments: object) -> None:
 @contextlib.contextmanager
 def llama_server(environment: Path, file: Path, model: Path, streams: int) -> Iterator[Run]:
     """llama.cpp's server on a GGUF file. `model`: the folder with the tokenizer."""
-    port, python = free_port(), str(environment.absolute() / "bin" / "python")
-    arguments = [python, str(LLAMA_SERVER), str(file), str(port), str(streams), str(CONTEXT)]
+    port, cores = free_port(), str(os.cpu_count() or 1)
+    arguments = [str(environment.absolute() / "bin" / "llama-server"), "--model", str(file), "--alias", "peer"]
+    arguments += ["--host", "127.0.0.1", "--port", str(port), "--threads", cores, "--threads-batch", cores]
+    arguments += ["--parallel", str(streams), "--ctx-size", str(streams * CONTEXT), *LLAMA_FLAGS]
     options = {"ignore_eos": True, "cache_prompt": False, "stream_options": {"include_usage": True}}
     with (
         tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder,

@@ -1,5 +1,6 @@
 """Peers are found, installed and started. An error says what went wrong."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from text_generation_benchmark.compare import compare
 from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.peers.install import renamed, wanted_requirements
 from text_generation_benchmark.peers.quantized import columns_of, row_of
-from text_generation_benchmark.peers.servers import TRAINED, Folders, llama_cpp, run_in, vllm
+from text_generation_benchmark.peers.servers import CONTEXT, TRAINED, Folders, llama_cpp, llama_server, run_in, vllm
 from text_generation_benchmark.process import ServerCommand, free_port, running
 from text_generation_benchmark.workload import PREFILL, Run, Workload
 
@@ -34,6 +35,16 @@ def test_a_server_that_ends_shows_the_end_of_its_log(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=match) as failure, running(command, tmp_path / "log"):
         pass
     assert "line 78" not in str(failure.value)
+
+
+def test_llama_cpps_own_server_gets_every_core_and_a_context_for_each_stream(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (program := tmp_path / "bin" / "llama-server").write_text('#!/bin/sh\necho "$@"\nexit 3\n')
+    program.chmod(0o755)
+    cores = os.cpu_count()
+    match = f"--threads {cores} --threads-batch {cores} --parallel 16 --ctx-size {16 * CONTEXT} "
+    with pytest.raises(RuntimeError, match=match), llama_server(tmp_path, Path("a.gguf"), tmp_path, 16):
+        pass
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
