@@ -2,11 +2,12 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import grpc
@@ -26,7 +27,9 @@ HOST, OTHER_HOST, DEPLOYMENT = "127.0.0.1", "127.0.0.2", "tgi"
 class EngineProcess(ChildServer):
     """`text-generation-launcher --engine-only`, with the demo model. `address` is where it serves fronts."""
 
-    def __init__(self, *arguments: str, launcher: Path = LAUNCHER) -> None:
+    def __init__(
+        self, *arguments: str, launcher: Path = LAUNCHER, environ: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tgi-"))
         self.engine_port, metrics_port = free_port(), free_port()
         self.address = f"{HOST}:{self.engine_port}"
@@ -36,7 +39,7 @@ class EngineProcess(ChildServer):
             *("--engine-metrics-port", str(metrics_port), *arguments),
         ]
         super().__init__(
-            ServerCommand("the engine", command, metrics_port, "/health", START_LIMIT_S), self._folder / "log"
+            ServerCommand("the engine", command, metrics_port, "/health", START_LIMIT_S, environ), self._folder / "log"
         )
 
     def __enter__(self) -> Self:

@@ -30,6 +30,7 @@ from scale import MANY_SLOTS, Scale
 from server_process import ServerProcess, wait_until
 from streams import StreamAnswer, answers_beside, compare, run_streams, undisturbed_answers
 
+from text_generation_benchmark.process import ChildServer
 from text_generation_launcher.tests.slowness import is_within
 
 MIB = 2**20
@@ -151,17 +152,18 @@ async def until_ready_says(server: ServerProcess, wanted: int, limit_s: float = 
     raise RuntimeError(f"/ready is not {wanted} within {limit_s} s")
 
 
-def restarts(server: ServerProcess) -> int:
+def restarts(server: ChildServer) -> int:
     """Number of restarts of the shard group since the server started."""
     return max(processes.epoch(shard) for shard in processes.shards(server.pid).values()) - 1
 
 
 def streams_though_a_shard_is_killed(
-    server: ServerProcess, asked: Sequence[Ask], rank: int = 0
+    server: ServerProcess, asked: Sequence[Ask], rank: int = 0, engine: ChildServer | None = None
 ) -> tuple[list[StreamAnswer], float]:
     """The answers to plain streams, of which none notices that a shard is killed when a quarter of their tokens are
-    there, and when that was."""
-    shard = processes.shards(server.pid)[rank]
+    there, and when that was. `engine`: has the shards, if the server has none."""
+    engine = engine or server
+    shard = processes.shards(engine.pid)[rank]
 
     def kill() -> float:
         shard.kill()
@@ -171,7 +173,7 @@ def streams_though_a_shard_is_killed(
     tokens = sum(ask.new_tokens for ask in asked) // 4
     answers, killed_s = answers_beside(server.url, asked, len(asked), tokens, kill)
     assert compare(expected, answers).failures() == []
-    assert restarts(server) == 1
+    assert restarts(engine) == 1
     return answers, killed_s
 
 

@@ -1,28 +1,27 @@
-"""The demo model as a GGUF file, served from a fake hub: it still adds numbers, also after a shard was killed."""
+"""The demo model as a GGUF file, served from a fake hub to a front that has the header of the file only: it still adds
+numbers, also after a shard was killed."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from asks import WORDS, plain
 from demo_model.corpus import sum_question
+from engine_port import EngineProcess
 from fake_hub import FakeHub, Model, running_hub
 from faults import streams_though_a_shard_is_killed
 from gguf_writer import write_gguf
 from safetensors.torch import load_file
+from scale import SHORT
 from server_process import ServerProcess
 from test_demo_model import assert_most_are_right
 from torch import Tensor
 
-from text_generation_common.gguf.container import ARRAY, TEXT
+from text_generation_common.gguf.container import ARRAY, TEXT, read_header
 from text_generation_common.model_files import demo_directory
 
-# Few tokens in a step make the warm-up shorter.
-MEMORY = [
-    *("--max-batch-total-tokens", "8192", "--max-batch-prefill-tokens", "256"),
-    *("--max-concurrent-requests", "32"),
-]
 WHOLE, REAL, FLAG = 4, 6, 7  # kinds of values in GGUF files
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "model.layers": "blk",
@@ -90,20 +89,34 @@ def q8_0(weight: Tensor) -> tuple[str, list[int], bytes]:
     )
 
 
-def on_the_hub(hub: FakeHub, file: Path, home: Path, *flags: str) -> ServerProcess:
-    """A server of the file, which is one of two in a repository."""
+def on_the_hub(hub: FakeHub, file: Path, home: Path, *flags: str) -> EngineProcess:
+    """An engine with the file, which is one of two in a repository."""
     hub.models["org/demo"] = Model({"main": {file.name: file.read_bytes(), "demo-Q8_0.gguf": b"another"}})
     environ = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
-    return ServerProcess("--model-id", "org/demo:Q4_K_M", *flags, *MEMORY, environ=environ)
+    return EngineProcess("--model-id", "org/demo:Q4_K_M", "--insecure-cluster", *flags, environ=environ)
 
 
-def test_a_file_of_the_hub_is_served_by_two_shards_and_no_stream_notices_that_one_is_killed(tmp_path: Path) -> None:
+def header_of(file: Path, copy: Path) -> Path:
+    """Writes a file of the same size that has the header, and a hole in the place of the weights."""
+    header = min(tensor.offset for tensor in read_header(file).tensors.values())
+    copy.write_bytes(file.read_bytes()[:header])
+    os.truncate(copy, file.stat().st_size)
+    return copy
+
+
+def test_a_file_of_the_hub_is_served_by_two_shards_and_a_front_with_its_header_and_no_stream_notices_a_killed_shard(
+    tmp_path: Path,
+) -> None:
     file, home = tmp_path / "demo-Q4_K_M.gguf", tmp_path / "home"
     write_demo(file)
-    flags = "--dtype", "float32", "--num-shard", "2"
-    with running_hub() as hub, on_the_hub(hub, file, home, *flags) as server:
-        assert_most_are_right(server, sum_question, 12, 10)
-        streams_though_a_shard_is_killed(server, ASKS, rank=1)
+    flags = "--model-id", str(header_of(file, tmp_path / "header")), "--insecure-cluster", *SHORT.arguments
+    with (
+        running_hub() as hub,
+        on_the_hub(hub, file, home, "--num-shard", "2") as engine,
+        ServerProcess("--engines", engine.address, *flags) as front,
+    ):
+        assert_most_are_right(front, sum_question, 12, 10)
+        streams_though_a_shard_is_killed(front, ASKS, 1, engine)
     assert hub.gets(file.name) == [None] and not hub.gets("demo-Q8_0.gguf")
     sizes = [path.stat().st_size for path in home.rglob("*") if path.is_file() and not path.is_symlink()]
     assert max(sizes) == file.stat().st_size and sum(sizes) < file.stat().st_size + 2**16  # no other copy

@@ -6,7 +6,8 @@ from gguf_writer import write_gguf
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.weights.child import run_child
-from text_generation_router.text.model_files import read_defaults
+from text_generation_router.errors import StartError
+from text_generation_router.text.model_files import find_model_files, read_defaults
 from text_generation_router.text.templates import file_check
 from text_generation_router.text.templates.files import load_chat_template
 from text_generation_router.text.tokens.tokenization import TextTokenizer
@@ -41,6 +42,12 @@ def test_a_router_reads_them_of_a_file_without_a_suffix(write):
     template = load_chat_template(file)
     assert template is not None and template.tokens["bos_token"] == "<s>"
     assert read_defaults(file) == {"do_sample": True, "temperature": 0.6}
+
+
+def test_a_machine_without_the_file_of_a_repository_is_told_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(StartError, match="download-weights org/name:Q4_K_M"):
+        find_model_files("org/name:Q4_K_M", None)
 
 
 def test_the_check_of_a_start_takes_the_file_and_names_what_is_wrong_with_it(write):
