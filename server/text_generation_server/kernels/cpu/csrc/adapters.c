@@ -10,8 +10,8 @@
 #define TOKENS_AT_ONCE (LANES < 16 ? 2 : 4)
 #define MOST_TOKENS 4
 
-/* How many tokens the item of token t computes: a whole block, if t is its first token and all have one adapter; none, if
-   t is another token of such a block. */
+/* How many tokens the item of token t computes: a whole block, if t is its first token and all have one adapter; none,
+   if t is another token of such a block. */
 static int tokens_of_item(const int32_t *slots, long t, long tokens) {
   long first = t / TOKENS_AT_ONCE * TOKENS_AT_ONCE;
   if (first + TOKENS_AT_ONCE > tokens) return 1;
@@ -148,7 +148,8 @@ INLINE void multiply_columns(const struct token_columns *of, enum type type, lon
     }
 }
 
-INLINE void adapt_columns(const struct adapt_up_arguments *a, long first, long from, long to, enum type type, int tokens) {
+INLINE void adapt_columns(const struct adapt_up_arguments *a, long first, long from, long to, enum type type,
+                          int tokens) {
   long slot = a->slots[first], parts = a->parts, columns = a->columns, part = 0, bytes = columns * bytes_of(type);
   struct token_columns of = {.columns = columns};
   for (int i = 0; i < tokens; i++) {
