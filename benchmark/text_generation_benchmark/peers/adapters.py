@@ -29,7 +29,7 @@ from text_generation_common.models.tensors import linear_sizes
 
 ADAPTERS, RANK = 8, 16
 EACH_ONE = Workload(ADAPTERS, 64, 64)
-PROMPTS = Workload(ADAPTERS, 128, 1)  # of all adapters, in one step
+PROMPTS = Workload(ADAPTERS, 128, 1)  # one prompt of each adapter, all in one step
 BFLOAT16, VLLM = "bfloat16", "vLLM-CPU"
 KINDS = (BFLOAT16, "Q4_K_M", VLLM)
 # For adapters that lie on disk.
