@@ -406,11 +406,6 @@ class ModelRunner:
         rows.note_tokens(step.sampled.rows)
         return sampled or NOTHING_SAMPLED
 
-    @property
-    def adapters_in_slots(self) -> list[str]:
-        """The digest of each slot's adapter; "": none."""
-        return self._adapters.in_slots
-
     def load_adapter(self, slot: int, digest: str) -> str:
         """Copies an adapter into a slot, on all ranks or on none. Returns why it cannot be loaded, or ""."""
         refusal = self._adapters.prepare(digest)

@@ -132,7 +132,8 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
         return pb.TokensResponse(ntokens=len(encodings[0].ids))
 
     async def Warmup(self, request: pb.WarmupRequest, context: CallContext) -> pb.WarmupResponse:
-        runner = (await self._shard(context)).runner
+        shard = await self._shard(context)
+        runner = shard.runner
         if request.epoch != self._worker.epoch:
             await context.abort(*status(StepRefused(f"epoch {request.epoch} is over")))
 
@@ -162,7 +163,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
             max_supported_total_tokens=capacity.slots,
             max_total_tokens=capacity.max_total_tokens,
             has_kept_cache=runner.has_kept_cache,
-            adapters_in_slots=runner.adapters_in_slots,
+            adapters_in_slots=shard.adapters.in_slots,
         )
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: CallContext) -> pb.LoadAdapterResponse:

@@ -98,7 +98,9 @@ def _load(config: ShardConfig, control: socket.socket) -> LoadedModel:
     # OpenMP's threads end with the thread that has used them.
     with ThreadPoolExecutor(1, "loading") as pool:
         group = unjoined(config.rank, config.world_size)
-        loading = pool.submit(load_model, config, _signs_of_life(control), lambda device: group, kept=KeptMemory())
+        loading = pool.submit(
+            load_model, config, _signs_of_life(control), lambda device: group, kept=KeptMemory("tgi-adapters")
+        )
         # What a shard imports, and this process never calls: gRPC starts threads with its first server or channel.
         from text_generation_server import server  # noqa: F401
     loaded = loading.result()

@@ -90,10 +90,13 @@ def row_of(workload: Workload, runs: Mapping[str, Run], rounds: int) -> tuple[st
     results = take_turns(runs, workload, rounds)
     speeds = {name: [speed(result) for result in of_server] for name, of_server in results.items()}
     *others, last = speeds
-    load = "streams" if workload.new_tokens > 1 else f"x {workload.input_tokens} of a prompt"
+    count = str(workload.concurrency)
+    load = f"{count} streams"
+    if workload.new_tokens == 1:
+        load = f"{'a prompt' if count == '1' else f'{count} prompts'} of {workload.input_tokens}"
 
     def ratio(name: str) -> str:
         ratios = sorted(one / other for one, other in zip(speeds[name], speeds[last], strict=True))
         return f"{median(ratios):.2f} ({percentile(ratios, 25):.2f} to {percentile(ratios, 75):.2f})"
 
-    return f"{workload.concurrency} {load}", *(f"{median(each):.1f}" for each in speeds.values()), *map(ratio, others)
+    return load, *(f"{median(each):.1f}" for each in speeds.values()), *map(ratio, others)

@@ -29,8 +29,9 @@ class KeptMemory:
     """A file in memory, in which tensors are made. Processes that have this object by a fork, and make tensors of the
     same shapes in the same order, get the same memory."""
 
-    def __init__(self) -> None:
-        self._fd = os.memfd_create("tgi-keys", os.MFD_CLOEXEC)
+    def __init__(self, name: str = "tgi-keys") -> None:
+        """`name`: what /proc shows."""
+        self._fd = os.memfd_create(name, os.MFD_CLOEXEC)
         self._name = ctypes.c_uint64.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))  # shared by all these processes
         self._size = 0  # bytes that tensors of this process take
         self._can_collapse = True

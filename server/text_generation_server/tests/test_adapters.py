@@ -232,12 +232,12 @@ def test_an_adapter_that_is_loaded_later_has_the_bits_that_it_has_from_the_start
             assert runner.load_adapter(0, digest) == ""
         bank.slots.clear()  # as in a process that is forked from this one's template
         bank.take_over()
-        assert bank.slots == {digest: 0} and runner.adapters_in_slots == [digest]
+        assert bank.slots == {digest: 0} and bank.in_slots == [digest]
         assert greedy(runner, prompt, digest) == greedy(whole, prompt, digest)
     assert greedy(runner, prompt, "") == greedy(whole, prompt, "")
     bank.forget()
     bank.take_over()
-    assert runner.adapters_in_slots == [""]
+    assert bank.in_slots == [""]
     assert greedy(runner, prompt, bank.any_slot)[0] == greedy(whole, prompt, "")[0]
 
 

@@ -7,17 +7,17 @@
 #define COLUMNS_OF_ITEM 1024 /* outputs that a thread takes at a time */
 #define VECTORS_AT_ONCE 4
 /* Tokens of one adapter that are computed together, so that its numbers are read once for them. */
-#define TOKENS_AT_ONCE (LANES < 16 ? 2 : 4)
+#define ADAPTED_AT_ONCE (LANES < 16 ? 2 : 4)
 #define MOST_TOKENS 4
 
 /* How many tokens the item of token t computes: a whole block, if t is its first token and all have one adapter; none,
    if t is another token of such a block. */
 static int tokens_of_item(const int32_t *slots, long t, long tokens) {
-  long first = t / TOKENS_AT_ONCE * TOKENS_AT_ONCE;
-  if (first + TOKENS_AT_ONCE > tokens) return 1;
-  for (int i = 1; i < TOKENS_AT_ONCE; i++)
+  long first = t / ADAPTED_AT_ONCE * ADAPTED_AT_ONCE;
+  if (first + ADAPTED_AT_ONCE > tokens) return 1;
+  for (int i = 1; i < ADAPTED_AT_ONCE; i++)
     if (slots[first + i] != slots[first]) return 1;
-  return t == first ? TOKENS_AT_ONCE : 0;
+  return t == first ? ADAPTED_AT_ONCE : 0;
 }
 
 /* Some rows of `down`, and what they are multiplied with: hidden[t][r] = x[t] times row r. */
@@ -60,9 +60,9 @@ INLINE void multiply_all(struct token_ranks of, enum type type, long ranks, int 
 
 static void multiply_any(const struct token_ranks *of, enum type type, long ranks, int tokens) {
   if (type == F32)
-    tokens > 1 ? multiply_all(*of, F32, ranks, TOKENS_AT_ONCE) : multiply_all(*of, F32, ranks, 1);
+    tokens > 1 ? multiply_all(*of, F32, ranks, ADAPTED_AT_ONCE) : multiply_all(*of, F32, ranks, 1);
   else
-    tokens > 1 ? multiply_all(*of, BF16, ranks, TOKENS_AT_ONCE) : multiply_all(*of, BF16, ranks, 1);
+    tokens > 1 ? multiply_all(*of, BF16, ranks, ADAPTED_AT_ONCE) : multiply_all(*of, BF16, ranks, 1);
 }
 
 EXPORT void adapt_down(const void *arguments, struct team *team, int me) {
@@ -183,7 +183,7 @@ EXPORT void adapt_up(const void *arguments, struct team *team, int me) {
     if (tokens == 1)
       a->type == F32 ? adapt_columns(a, t, from, to, F32, 1) : adapt_columns(a, t, from, to, BF16, 1);
     else if (tokens)
-      a->type == F32 ? adapt_columns(a, t, from, to, F32, TOKENS_AT_ONCE)
-                     : adapt_columns(a, t, from, to, BF16, TOKENS_AT_ONCE);
+      a->type == F32 ? adapt_columns(a, t, from, to, F32, ADAPTED_AT_ONCE)
+                     : adapt_columns(a, t, from, to, BF16, ADAPTED_AT_ONCE);
   }
 }
