@@ -441,7 +441,8 @@ neighbours: install-test
 test-served-calls: install-test
 	$(BIN)/pytest integration-tests/test_calls_served.py -m "formats or not formats" $(ARGS)
 
-# Cases that `make test` leaves out, because another case of the same test shows the same. About five minutes.
+# Cases that `make test` leaves out, because another case of the same test shows the same. 12 minutes of
+# processors.
 test-slow: install-test
 	$(BIN)/pytest -m slow $(ARGS)
 
