@@ -279,6 +279,7 @@ class AdapterBank:
         self.known = known or {}
         self.count = count if visitors else min(count, len(self.known))
         self.slots: dict[str, int] = {}  # by the digest of the adapter's files
+        # Whether other adapters may come into the slots.
         self._changes = visitors is not None or self.count < len(self.known)
         self.zeros: Zeros = SmallKept(kept).zeros if kept is not None and self._changes else _zeros
         # What each slot has: zeros, or the digest of an adapter all of whose numbers are there.
