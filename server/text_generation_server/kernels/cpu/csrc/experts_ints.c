@@ -28,9 +28,9 @@ static void begin_int_expert(struct current_int_expert *c, const struct experts_
 }
 
 static void make_block(const struct current_int_expert *c, const struct experts_codes_arguments *a, char *to) {
-  for (long r = 0; r < c->count; r++, to += c->p.row_bytes) {
+  for (long r = 0; r < c->count; r++) {
     long at = a->offsets[c->number] + c->first + r;
-    make_integers(&c->p, a->scores ? at : a->pairs[at] / a->chosen, to);
+    make_integers(&c->p, a->scores ? at : a->pairs[at] / a->chosen, int_row(&c->p, to, r));
   }
 }
 
@@ -47,8 +47,8 @@ void compute_experts_of_ints(const struct experts_codes_arguments *a, struct tea
     long pairs = c.g.outputs / PAIR_OUTPUTS, of_expert = item - (i ? items.ends[i - 1] : 0), block = of_expert / pairs;
     if (block != c.block) {
       c.block = block;
-      c.first = block * c.rows / c.p.blocks;
-      c.count = (block + 1) * c.rows / c.p.blocks - c.first;
+      c.first = first_of_int_block(&c.p, c.rows, block);
+      c.count = first_of_int_block(&c.p, c.rows, block + 1) - c.first;
       make_block(&c, a, own);
     }
     sum_ints_of(&c.p, own, c.count, of_expert % pairs, sums);

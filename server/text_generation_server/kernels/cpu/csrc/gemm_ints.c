@@ -33,26 +33,33 @@ INLINE float largest_of_row(const struct gemm_ints_arguments *a, const char *x, 
     vi bits = (vi)(vu_bits(numbers_of_row(a, x, i, type)) & 0x7fffffff), above = bits > largest;
     largest = (bits & above) | (largest & ~above);
   }
-  int32_t most = 0;
-  for (int n = 0; n < LANES; n++) most = largest[n] > most ? largest[n] : most;
+  int32_t most = lane_most(largest);
   float found;
   memcpy(&found, &most, sizeof found);
   return found;
 }
 
-/* Stores 16 integers in the order in which codes are multiplied. Codes of 4 bits lie in words of 8, whose even ones are
-   multiplied first. Numbers of 16 bits are multiplied by the even bytes of a word of codes, then by the odd ones. */
-INLINE void store_integers(char *to, const int8_t *from, int is_nibbles, int halves) {
+/* Stores 16 integers, in words that are `to_next` bytes apart, in the order in which codes are multiplied. Codes of 4
+   bits lie in words of 8, whose even ones are multiplied first. Numbers of 16 bits are multiplied by the even bytes of
+   a word of codes, then by the odd ones. */
+INLINE void store_integers(char *to, long to_next, const int8_t *from, int is_nibbles, int halves) {
   bytes16 q;
   memcpy(&q, from, sizeof q);
   if (is_nibbles) q = __builtin_shuffle(q, (bytes16){0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15});
   if (halves) {
     q = __builtin_shuffle(q, (bytes16){0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15});
     halves16 wide = __builtin_convertvector(q, halves16);
-    memcpy(to, &wide, sizeof wide);
+    for (int n = 0; n < 8; n++) memcpy(to + n * to_next, (const char *)&wide + 4 * n, 4);
   } else {
-    memcpy(to, &q, sizeof q);
+    for (int n = 0; n < 4; n++) memcpy(to + n * to_next, (const char *)&q + 4 * n, 4);
   }
+}
+
+/* The sum of the lanes, which are integers, as what sums of products begin with or are corrected by; 0 for integers
+   that are not used. */
+INLINE int32_t sum_of_integers(const struct ints_product *p, vf sums, float inverse) {
+  int32_t sum = inverse ? (int32_t)lane_sum(sums) : 0;
+  return p->starts ? sum * -(int32_t)p->a->zero : sum;
 }
 
 INLINE void make_integers_of(const struct ints_product *p, long row, char *to, enum type type) {
@@ -60,11 +67,15 @@ INLINE void make_integers_of(const struct ints_product *p, long row, char *to, e
   const char *x = (const char *)a->x + row * a->x_inputs * bytes_of(type);
   float *scales = (float *)(to + p->scales_at);
   int32_t *x_sums = (int32_t *)(to + p->sums_at);
-  memset(x_sums, 0, a->inputs / p->unit * sizeof *x_sums);
-  int is_nibbles = p->codes == NIBBLES || p->codes == NAMED, number = p->halves ? 2 : 1;
+  long next = p->together, words = (p->halves ? 2 : 1) * next; /* words to the next one, and bytes of a number */
+  int is_nibbles = p->codes == NIBBLES || p->codes == NAMED, of_row = p->scaling == BY_ROW;
+  long unit = 0, last_half = p->unit == 16 ? 0 : 16; /* the half of a block of x behind which a sum of a unit ends */
+  vf sums = {};
+  float inverse = 0;
   for (long from = 0, end; from < a->inputs; from = end) {
     end = from + a->x_block < a->inputs ? from + a->x_block : a->inputs;
-    float largest = largest_of_row(a, x, from, end, type), inverse = 0;
+    float largest = largest_of_row(a, x, from, end, type);
+    inverse = 0;
     *scales = 0;
     if (!(largest < INFINITY))
       *scales = NAN;
@@ -72,27 +83,28 @@ INLINE void make_integers_of(const struct ints_product *p, long row, char *to, e
       *scales = largest / 127;
       inverse = 127 / largest;
     }
-    scales++;
-    for (long i = from; i < end; i += X_BLOCK, to += number * X_BLOCK) {
+    scales += next;
+    for (long i = from; i < end; i += X_BLOCK, to += words * X_BLOCK) {
       int8_t q[X_BLOCK];
       for (long half = 0; half < X_BLOCK; half += 16) {
-        vf sums = {};
         for (long n = half; n < half + 16; n += LANES) {
           vf numbers = numbers_of_row(a, x, i + n, type) * inverse;
           sums += (numbers + ROUNDING) - ROUNDING;
           store_i8(q + n, numbers);
         }
-        int32_t sum = inverse ? (int32_t)lane_sum(sums) : 0;
-        if (p->starts) sum *= -(int32_t)a->zero;
-        long unit = (i + half) / p->unit;
+        store_integers(to + words * half, 4 * next, q + half, is_nibbles, p->halves);
+        if (of_row || half < last_half) continue;
+        int32_t sum = sum_of_integers(p, sums, inverse);
+        sums = (vf){};
         if (p->pairs)
-          ((int16_t *)x_sums)[unit] += (int16_t)sum;
+          ((int16_t *)(x_sums + unit / 2 * next))[unit % 2] = (int16_t)sum;
         else
-          x_sums[unit] += sum;
-        store_integers(to + number * half, q + half, is_nibbles, p->halves);
+          x_sums[unit * next] = sum;
+        unit++;
       }
     }
   }
+  if (of_row) *x_sums = sum_of_integers(p, sums, inverse);
 }
 
 void make_integers(const struct ints_product *p, long row, char *to) {
@@ -102,24 +114,32 @@ void make_integers(const struct ints_product *p, long row, char *to) {
     make_integers_of(p, row, to, BF16);
 }
 
-/* Bytes of a row in an odd number of lines, so that rows do not share places in the cache. */
+/* Bytes in an odd number of lines, so that rows do not share places in the cache. */
 static long in_odd_lines(long bytes) { return ((bytes + 63) / 64 | 1) * 64; }
 
 /* The most bytes of a row: integers of up to 16 bits, a scale for 32 of them, and a sum of 16. */
-static long bytes_of_int_row(long inputs) { return in_odd_lines(2 * inputs + inputs / 32 * 4 + inputs / 16 * 4); }
+static long bytes_of_int_row(long inputs) { return 2 * inputs + inputs / 32 * 4 + inputs / 16 * 4; }
+
+/* A few rows do not lie as far apart as many, because they are read once for each pair of panels. */
+static long rows_together(long rows) { return rows > 4 ? MOST_TOGETHER : rows > 2 ? 4 : rows; }
+
+static long bytes_of_int_rows(long rows, long inputs) {
+  long together = rows_together(rows);
+  return (rows + together - 1) / together * in_odd_lines(together * bytes_of_int_row(inputs));
+}
 
 static long rows_of_int_block(long inputs) {
-  long most = BYTES_OF_BLOCK / bytes_of_int_row(inputs);
+  long most = BYTES_OF_BLOCK / bytes_of_int_row(inputs) / MOST_TOGETHER * MOST_TOGETHER;
   return most < MIN_INT_ROWS ? MIN_INT_ROWS : most > MAX_INT_ROWS ? MAX_INT_ROWS : most;
 }
 
 /* The size of `scratch`, in bfloat16 numbers. */
-EXPORT long gemm_ints_scratch(long rows, long inputs) { return rows * bytes_of_int_row(inputs) / 2; }
+EXPORT long gemm_ints_scratch(long rows, long inputs) { return bytes_of_int_rows(rows, inputs) / 2; }
 
 /* The float32 numbers of scratch memory that each thread needs for the product of an expert. */
 EXPORT long experts_ints_scratch(long tokens, long inputs) {
   long most = rows_of_int_block(inputs);
-  return (tokens < most ? tokens : most) * bytes_of_int_row(inputs) / 4;
+  return bytes_of_int_rows(tokens < most ? tokens : most, inputs) / 4;
 }
 
 static enum code_kind kind_of_codes(const struct gemm_ints_arguments *a) {
@@ -174,10 +194,16 @@ void begin_ints(struct ints_product *p, const struct gemm_ints_arguments *a, lon
       .starts = !a->zeros && !a->offsets,
       .pairs = a->factors && a->offsets,
       .halves = halves,
-      .scales_at = (halves ? 2 : 1) * a->inputs,
+      .together = rows_together(rows),
   };
-  p->sums_at = p->scales_at + (a->inputs + a->x_block - 1) / a->x_block * 4;
-  p->row_bytes = in_odd_lines(p->sums_at + a->inputs / p->unit * 4);
+  p->scales_at = p->together * (halves ? 2 : 1) * a->inputs;
+  p->sums_at = p->scales_at + p->together * (a->inputs + a->x_block - 1) / a->x_block * 4;
+  p->bytes_together = in_odd_lines(p->sums_at + p->together * a->inputs / p->unit * 4);
+}
+
+long first_of_int_block(const struct ints_product *p, long rows, long block) {
+  if (block == p->blocks) return rows;
+  return (rows + p->together - 1) / p->together * block / p->blocks * p->together;
 }
 
 EXPORT void gemm_ints(const void *arguments, struct team *team, int me) {
@@ -186,14 +212,14 @@ EXPORT void gemm_ints(const void *arguments, struct team *team, int me) {
   struct ints_product p;
   begin_ints(&p, a, a->rows);
   char *rows = a->scratch;
-  FOR_EACH_ITEM(row, a->rows, 4, team) make_integers(&p, row, rows + row * p.row_bytes);
+  FOR_EACH_ITEM(row, a->rows, 4, team) make_integers(&p, row, int_row(&p, rows, row));
   wait_for_team(team);
   float sums[MAX_INT_ROWS][PAIR_OUTPUTS] __attribute__((aligned(64)));
   long pairs = a->outputs / PAIR_OUTPUTS;
   FOR_EACH_ITEM(item, p.blocks * pairs, a->rows > 64 ? 1 : pairs_at_a_time(a->outputs), team) {
     long block = item / pairs, pair = item % pairs;
-    long first = block * a->rows / p.blocks, count = (block + 1) * a->rows / p.blocks - first;
-    sum_ints_of(&p, rows + first * p.row_bytes, count, pair, sums);
+    long first = first_of_int_block(&p, a->rows, block), count = first_of_int_block(&p, a->rows, block + 1) - first;
+    sum_ints_of(&p, int_row(&p, rows, first), count, pair, sums);
     for (long r = 0; r < count; r++)
       for (long at = 0; at < PANEL_OUTPUTS; at += LANES)
         store_pair(&p.g, first + r, pair, at, load(sums[r], at, F32), load(sums[r], PANEL_OUTPUTS + at, F32));

@@ -13,15 +13,15 @@
 
 #define ROWS_OF_INTS (LANES == 16 ? 8 : 4) /* most rows whose sums are in registers */
 #define VECTORS_OF_PAIR (PAIR_OUTPUTS / LANES)
-#define INTS_AHEAD 4096 /* bytes between the codes in use and those that are prefetched */
 
 /* One part of the inputs, of a pair of panels, and rows of x. */
 struct ints_part {
   const struct ints_product *p;
   const char *codes;
-  long ahead; /* bytes from the codes in use to those that are prefetched */
+  long first, end; /* rows of x that are multiplied, a number of them at a time */
+  long count;      /* rows of the block */
   long from, inputs;
-  const char *row;     /* the first row */
+  char *rows;
   long left;           /* inputs of the first group that lie in this part, or beyond it */
   const float *scales; /* [groups, 32] of this part, as are offsets; null where they are not used */
   const float *offsets;
@@ -145,22 +145,25 @@ INLINE void load_code_words(const char *from, enum code_kind kind, const uint8_t
   for (int v = 0; v < count; v++) codes[v] = codes_of_word(from + 4 * v * LANES, kind, table, i, next);
 }
 
-/* sums += the products of `words` words of `count` vectors of outputs and of `rows` rows of x. */
-INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *table, const char *x, long x_stride,
+/* sums += the products of `words` words of `count` vectors of outputs, from an even word on, and of `rows` rows of x,
+   whose words are `x_next` bytes apart. */
+INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *table, const char *x, long x_next,
                          int rows, int count, int words, vi sums[ROWS_OF_INTS][VECTORS_OF_PAIR]) {
 #if defined(__AVX512VNNI__)
 #pragma GCC unroll 1
   for (int i = 0; i < words; i += 2)
 #pragma GCC unroll 2
-    for (int next = 0; next < 2; next++) {
+    for (int next = 0; next < 2; next++, x += x_next) {
       vu c[VECTORS_OF_PAIR];
       load_code_words(codes, kind, table, i, next, count, c);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; r++) {
-        vi number = splat_word(x + r * x_stride + 4 * (i + next));
+        vi number = splat_word(x + 4 * r);
 #pragma GCC unroll 8
-        for (int v = 0; v < count; v++)
+        for (int v = 0; v < count; v++) {
           sums[r][v] = (vi)_mm512_dpbusd_epi32((__m512i)sums[r][v], (__m512i)c[v], (__m512i)number);
+          KEEP_IN_REGISTER(sums[r][v]);
+        }
       }
     }
 #else
@@ -170,12 +173,12 @@ INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *
 #pragma GCC unroll 1
     for (int i = 0; i < words; i += 2)
 #pragma GCC unroll 2
-      for (int next = 0; next < 2; next++) {
+      for (int next = 0; next < 2; next++, x += x_next) {
         vu c[VECTORS_OF_PAIR];
         load_code_words(codes, kind, table, i, next, count, c);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-          vi number = splat_word(x + r * x_stride + 4 * (i + next));
+          vi number = splat_word(x + 4 * r);
 #pragma GCC unroll 8
           for (int v = 0; v < count; v++) {
             pairs[r][v] = add_halves(pairs[r][v], multiply_bytes(c[v], number));
@@ -191,14 +194,13 @@ INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *
   }
   if (kind == SMALL) {
 #pragma GCC unroll 1
-    for (int i = 0; i < words; i += 2) {
+    for (int i = 0; i < words; i += 2, x += 2 * x_next) {
       vu even[VECTORS_OF_PAIR], odd[VECTORS_OF_PAIR];
       load_code_words(codes, kind, table, i, 0, count, even);
       load_code_words(codes, kind, table, i, 1, count, odd);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; r++) {
-        const char *numbers = x + r * x_stride + 4 * i;
-        vi first = splat_word(numbers), second = splat_word(numbers + 4);
+        vi first = splat_word(x + 4 * r), second = splat_word(x + 4 * r + x_next);
 #pragma GCC unroll 8
         for (int v = 0; v < count; v++) {
           vi pairs = add_halves(multiply_bytes(even[v], first), multiply_bytes(odd[v], second));
@@ -213,13 +215,12 @@ INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *
 #pragma GCC unroll 1
   for (int i = 0; i < words; i += 2)
 #pragma GCC unroll 2
-    for (int next = 0; next < 2; next++) {
+    for (int next = 0; next < 2; next++, x += 2 * x_next) {
       vu c[VECTORS_OF_PAIR];
       load_code_words(codes, kind, table, i, next, count, c);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; r++) {
-        const char *numbers = x + r * x_stride + 8 * (i + next);
-        vi first = splat_word(numbers), second = splat_word(numbers + 4);
+        vi first = splat_word(x + 4 * r), second = splat_word(x + 4 * r + x_next);
 #pragma GCC unroll 8
         for (int v = 0; v < count; v++) {
           sums[r][v] += multiply_halves((vi)(c[v] & 0x00ff00ff), first);
@@ -233,112 +234,123 @@ INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *
 
 /* sums += a part, for a number of rows and a form of weights that the compiler knows. Sums of BY_ROW are integers. */
 INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind, enum scaling scaling, int unit,
-                        float sums[][PAIR_OUTPUTS]) {
+                        int starts, float sums[][PAIR_OUTPUTS]) {
   const struct ints_product *p = s->p;
   const int count = rows == 1 ? VECTORS_OF_PAIR : 2, is_nibbles = kind == NIBBLES || kind == NAMED;
-  const long stride = p->row_bytes, bytes = unit * PAIR_OUTPUTS / (is_nibbles ? 2 : 1), zero = p->a->zero;
-  const long of_x = (p->halves ? 2 : 1) * unit;
-  const int is_signed = p->a->scale_type == I8, starts = p->starts;
+  const long together = p->together, bytes = unit * PAIR_OUTPUTS / (is_nibbles ? 2 : 1), zero = p->a->zero;
+  const long of_x = together * (p->halves ? 2 : 1) * unit;
+  const int is_signed = p->a->scale_type == I8;
   const uint8_t *table = p->a->table;
   /* Copies: the compiler would load a member of a struct again after each store. */
-  const long units = s->inputs / unit, ahead = s->ahead, of_group = p->a->group;
-  const char *const levels = s->levels, *const minima = s->minima;
-  const float *const scales = s->scales, *const offsets = s->offsets;
-  const int8_t *const zeros = s->zeros;
+  const long units = s->inputs / unit, of_group = p->a->group;
+  const char *next = s->codes + s->inputs / unit * bytes;
+  const char *const levels = s->levels, *const minima = starts ? 0 : s->minima;
+  const float *const scales = s->scales, *const offsets = starts ? 0 : s->offsets;
+  const int8_t *const zeros = starts ? 0 : s->zeros;
   float (*totals)[PAIR_OUTPUTS] = s->totals;
   float (*minimum_totals)[PAIR_OUTPUTS] = s->minimum_totals;
+  for (long first = s->first; first < s->end; first += rows, sums += rows)
 #pragma GCC unroll 1
-  for (long at = 0; at < PAIR_OUTPUTS; at += count * LANES) {
-    const char *codes = s->codes + 4 * at, *x = s->row + s->from / unit * of_x;
-    const float *x_scales = (const float *)(s->row + p->scales_at) + (scaling == BY_GROUP ? s->from / 32 : 0);
-    const int32_t *x_sums = (const int32_t *)(s->row + p->sums_at) + s->from / unit / (p->pairs ? 2 : 1);
-    vi of_row[ROWS_OF_INTS][VECTORS_OF_PAIR] = {};
-    if (scaling == BY_ROW)
-      for (int r = 0; r < rows; r++)
-        for (int v = 0; v < count; v++) of_row[r][v] = load_ints(sums[r], at + v * LANES);
-    if (scaling == BY_LEVELS)
-      for (int r = 0; r < rows; r++)
-        for (int v = 0; v < count; v++) {
-          store_ints(totals[r], at + v * LANES, (vi){});
-          store_ints(minimum_totals[r], at + v * LANES, (vi){});
-        }
-    for (long u = 0, left = s->left, group = at; u < units; u++, codes += bytes, x += of_x) {
-      for (long line = 0; line < bytes; line += 64) __builtin_prefetch(codes + ahead + line);
-      if (scaling == BY_ROW) {
-        add_int_dots(codes, kind, table, x, stride, rows, count, unit / 4, of_row);
-        continue;
-      }
-      vi dots[ROWS_OF_INTS][VECTORS_OF_PAIR];
+    for (long at = 0; at < PAIR_OUTPUTS; at += count * LANES) {
+      const char *row = int_row(p, s->rows, first), *codes = s->codes + 4 * at, *x = row + s->from / unit * of_x;
+      /* The codes of the next part are prefetched while the first rows are multiplied: by halves, if there are more. */
+      const long half = s->count > rows ? bytes / 2 : bytes, from_line = first == 0 ? 0 : half;
+      const long to_line = first == 0 ? half : first == rows ? bytes : 0;
+      const float *x_scales = (const float *)(row + p->scales_at);
+      if (scaling != BY_ROW) x_scales += s->from / (scaling == BY_GROUP ? 32 : PART_INPUTS_OF_INTS) * together;
+      const int32_t *x_sums = (const int32_t *)(row + p->sums_at) + s->from / unit / (p->pairs ? 2 : 1) * together;
+      vi of_row[ROWS_OF_INTS][VECTORS_OF_PAIR];
+      if (scaling == BY_ROW)
 #pragma GCC unroll 8
-      for (int r = 0; r < rows; r++)
+        for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-        for (int v = 0; v < count; v++)
-          dots[r][v] = starts ? splat_word((const char *)(x_sums + r * stride / 4 + u)) : (vi){};
-      add_int_dots(codes, kind, table, x, stride, rows, count, unit / 4, dots);
-      vi factors[VECTORS_OF_PAIR] = {};
+          for (int v = 0; v < count; v++) of_row[r][v] = load_ints(sums[r], at + v * LANES);
       if (scaling == BY_LEVELS)
 #pragma GCC unroll 8
-        for (int v = 0; v < count; v++) {
-          const char *level = levels + group + v * LANES;
-          factors[v] = is_signed ? load_signed(level) : load_u8(level);
-        }
+        for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-      for (int r = 0; r < rows; r++) {
-        const int32_t x_sum = scaling == BY_LEVELS ? 0 : x_sums[r * stride / 4 + u];
-        const float x_scale = x_scales[r * stride / 4 + (scaling == BY_GROUP ? u * unit / 32 : 0)];
-#pragma GCC unroll 8
-        for (int v = 0; v < count; v++) {
-          long n = at + v * LANES, number = group + v * LANES;
-          vi dot = dots[r][v];
-          if (!starts && zero) dot -= splat_int(zero * x_sum);
-          if (scaling == BY_LEVELS) {
-            add_ints_to(totals[r], n, dot * factors[v]);
-            continue;
+          for (int v = 0; v < count; v++) {
+            store_ints(totals[r], at + v * LANES, (vi){});
+            store_ints(minimum_totals[r], at + v * LANES, (vi){});
           }
-          if (zeros) dot -= load_signed(zeros + number) * splat_int(x_sum);
-          vf scale = load(scales, number, F32) * splat(x_scale);
-          vf sum = load(sums[r], n, F32) + __builtin_convertvector(dot, vf) * scale;
-          if (offsets) sum -= load(offsets, number, F32) * splat(x_scale * (float)x_sum);
+      for (long u = 0, left = s->left, group = at; u < units; u++, codes += bytes, x += of_x) {
+        if (at == 0)
+          for (long line = from_line; line < to_line; line += 64) __builtin_prefetch(next + u * bytes + line);
+        if (scaling == BY_ROW) {
+          add_int_dots(codes, kind, table, x, 4 * together, rows, count, unit / 4, of_row);
+          continue;
+        }
+        vi factors[VECTORS_OF_PAIR] = {};
+        if (scaling == BY_LEVELS)
+#pragma GCC unroll 8
+          for (int v = 0; v < count; v++) {
+            const char *level = levels + group + v * LANES;
+            factors[v] = is_signed ? load_signed(level) : load_u8(level);
+          }
+        vi dots[ROWS_OF_INTS][VECTORS_OF_PAIR];
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+          for (int v = 0; v < count; v++)
+            dots[r][v] = starts ? splat_word((const char *)(x_sums + r + u * together)) : (vi){};
+        add_int_dots(codes, kind, table, x, 4 * together, rows, count, unit / 4, dots);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+          const int32_t x_sum = scaling == BY_LEVELS ? 0 : x_sums[r + u * together];
+          const float x_scale = x_scales[r + (scaling == BY_GROUP ? u * unit / 32 * together : 0)];
+#pragma GCC unroll 8
+          for (int v = 0; v < count; v++) {
+            long n = at + v * LANES, number = group + v * LANES;
+            vi dot = dots[r][v];
+            if (!starts && zero) dot -= splat_int(zero * x_sum);
+            if (scaling == BY_LEVELS) {
+              add_ints_to(totals[r], n, dot * factors[v]);
+              continue;
+            }
+            if (zeros) dot -= load_signed(zeros + number) * splat_int(x_sum);
+            vf scale = load(scales, number, F32) * splat(x_scale);
+            vf sum = load(sums[r], n, F32) + __builtin_convertvector(dot, vf) * scale;
+            if (offsets) sum -= load(offsets, number, F32) * splat(x_scale * (float)x_sum);
+            store(sums[r], n, sum, F32);
+          }
+        }
+        if (scaling == BY_LEVELS && minima && u % 2) { /* sums of x of two units lie in one word */
+#pragma GCC unroll 8
+          for (int v = 0; v < count; v++) {
+            const char *both = minima + group + v * LANES;
+            vi pair = load_u8(both - PAIR_OUTPUTS) | load_u8(both) << 16;
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+              vi sums_of_x = splat_word((const char *)(x_sums + r + u / 2 * together));
+              vi total = load_ints(minimum_totals[r], at + v * LANES);
+              store_ints(minimum_totals[r], at + v * LANES, add_products_of_halves(total, pair, sums_of_x));
+            }
+          }
+        }
+        left -= unit;
+        if (left == 0) {
+          left = of_group;
+          group += PAIR_OUTPUTS;
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < count; v++) {
+          long n = at + v * LANES;
+          if (scaling == BY_ROW) store_ints(sums[r], n, of_row[r][v]);
+          if (scaling != BY_LEVELS) continue;
+          float x_scale = x_scales[r];
+          vf total = __builtin_convertvector(load_ints(totals[r], n), vf),
+             scale = load(s->factors, n, F32) * splat(x_scale);
+          vf sum = load(sums[r], n, F32) + total * scale;
+          if (minima) {
+            scale = load(s->minimum_factors, n, F32) * splat(x_scale);
+            sum -= __builtin_convertvector(load_ints(minimum_totals[r], n), vf) * scale;
+          }
           store(sums[r], n, sum, F32);
         }
-      }
-      if (scaling == BY_LEVELS && minima && u % 2) { /* sums of x of two units lie in one word */
-#pragma GCC unroll 8
-        for (int v = 0; v < count; v++) {
-          const char *both = minima + group + v * LANES;
-          vi pair = load_u8(both - PAIR_OUTPUTS) | load_u8(both) << 16;
-#pragma GCC unroll 8
-          for (int r = 0; r < rows; r++) {
-            vi sums_of_x = splat_word((const char *)(x_sums + r * stride / 4 + u / 2));
-            vi total = load_ints(minimum_totals[r], at + v * LANES);
-            store_ints(minimum_totals[r], at + v * LANES, add_products_of_halves(total, pair, sums_of_x));
-          }
-        }
-      }
-      left -= unit;
-      if (left == 0) {
-        left = of_group;
-        group += PAIR_OUTPUTS;
-      }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-      for (int v = 0; v < count; v++) {
-        long n = at + v * LANES;
-        if (scaling == BY_ROW) store_ints(sums[r], n, of_row[r][v]);
-        if (scaling != BY_LEVELS) continue;
-        float x_scale = x_scales[r * stride / 4 + s->from / PART_INPUTS_OF_INTS];
-        vf total = __builtin_convertvector(load_ints(totals[r], n), vf),
-           scale = load(s->factors, n, F32) * splat(x_scale);
-        vf sum = load(sums[r], n, F32) + total * scale;
-        if (minima) {
-          scale = load(s->minimum_factors, n, F32) * splat(x_scale);
-          sum -= __builtin_convertvector(load_ints(minimum_totals[r], n), vf) * scale;
-        }
-        store(sums[r], n, sum, F32);
-      }
-  }
 }
 
 /* The forms that are multiplied; `../ints.py` refuses others. */
@@ -358,14 +370,23 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
 
 /* Calls add_ints_of; the compiler makes a copy of it for each number of rows and form. */
 static void add_ints(const struct ints_part *s, long rows, float sums[][PAIR_OUTPUTS]) {
-#define ADD_INTS(KIND, SCALING, UNIT)                                     \
-  case FORM_OF_INTS(KIND, SCALING, UNIT):                                 \
-    rows == 1   ? add_ints_of(s, 1, KIND, SCALING, UNIT, sums)            \
-    : rows == 2 ? add_ints_of(s, 2, KIND, SCALING, UNIT, sums)            \
-    : rows == 8 ? add_ints_of(s, ROWS_OF_INTS, KIND, SCALING, UNIT, sums) \
-                : add_ints_of(s, 4, KIND, SCALING, UNIT, sums);           \
+#define ADD_INTS_OF(ROWS, KIND, SCALING, UNIT)                                        \
+  p->starts || SCALING == BY_ROW ? add_ints_of(s, ROWS, KIND, SCALING, UNIT, 1, sums) \
+                                 : add_ints_of(s, ROWS, KIND, SCALING, UNIT, 0, sums)
+#define ADD_INTS(KIND, SCALING, UNIT)                 \
+  case FORM_OF_INTS(KIND, SCALING, UNIT):             \
+    if (rows == 1)                                    \
+      ADD_INTS_OF(1, KIND, SCALING, UNIT);            \
+    else if (rows == 2)                               \
+      ADD_INTS_OF(2, KIND, SCALING, UNIT);            \
+    else if (rows == 8)                               \
+      ADD_INTS_OF(ROWS_OF_INTS, KIND, SCALING, UNIT); \
+    else                                              \
+      ADD_INTS_OF(4, KIND, SCALING, UNIT);            \
     break;
-  switch (FORM_OF_INTS(s->p->codes, s->p->scaling, s->p->unit)) { EACH_INT_FORM(ADD_INTS) }
+  const struct ints_product *p = s->p;
+  switch (FORM_OF_INTS(p->codes, p->scaling, p->unit)) { EACH_INT_FORM(ADD_INTS) }
+#undef ADD_INTS_OF
 #undef ADD_INTS
 }
 
@@ -401,8 +422,7 @@ static void describe_part(const struct ints_product *p, long pair, struct scales
 INLINE void scale_row(const struct ints_product *p, const char *row, float *sums) {
   float scale = *(const float *)(row + p->scales_at);
   const int32_t *x_sums = (const int32_t *)(row + p->sums_at);
-  uint32_t start = 0;
-  for (long u = 0; u < p->a->inputs / p->unit; u++) start += (uint32_t)x_sums[u];
+  uint32_t start = (uint32_t)*x_sums;
   for (long n = 0; n < PAIR_OUTPUTS; n += LANES) {
     vi total = (vi)((vu)load_ints(sums, n) + start);
     store(sums, n, __builtin_convertvector(total, vf) * splat(scale), F32);
@@ -410,26 +430,27 @@ INLINE void scale_row(const struct ints_product *p, const char *row, float *sums
 }
 
 #if defined(__AVX512VNNI__)
-void sum_ints_at_once(const struct ints_product *p, const char *row, long rows, long pair, float sums[][PAIR_OUTPUTS]) {
+void sum_ints_at_once(const struct ints_product *p, char *rows, long count, long pair, float sums[][PAIR_OUTPUTS]) {
 #else
-void sum_ints(const struct ints_product *p, const char *row, long rows, long pair, float sums[][PAIR_OUTPUTS]) {
+void sum_ints(const struct ints_product *p, char *rows, long count, long pair, float sums[][PAIR_OUTPUTS]) {
 #endif
-  memset(sums, 0, rows * sizeof *sums);
+  memset(sums, 0, count * sizeof *sums);
   const struct gemm_ints_arguments *a = p->a;
   struct scales_of_part numbers, factors;
   float totals[2][ROWS_OF_INTS][PAIR_OUTPUTS] __attribute__((aligned(64)));
   long of_input = p->codes == NIBBLES || p->codes == NAMED ? PAIR_OUTPUTS / 2 : PAIR_OUTPUTS;
   for (long i = 0; i < a->inputs; i += PART_INPUTS_OF_INTS) {
-    struct ints_part s = {.p = p, .from = i, .ahead = INTS_AHEAD, .totals = totals[0], .minimum_totals = totals[1]};
+    struct ints_part s = {
+        .p = p, .rows = rows, .from = i, .count = count, .totals = totals[0], .minimum_totals = totals[1]};
     s.inputs = a->inputs - i < PART_INPUTS_OF_INTS ? a->inputs - i : PART_INPUTS_OF_INTS;
     s.codes = (const char *)a->codes + (pair * a->inputs + i) * of_input;
     describe_part(p, pair, &numbers, &factors, &s);
-    for (long r = 0, count; r < rows; r += count, s.ahead = 0) {
-      count = rows_at_once(rows - r);
-      s.row = row + r * p->row_bytes;
-      add_ints(&s, count, sums + r);
+    for (long at_once; s.first < count; s.first = s.end) {
+      at_once = rows_at_once(count - s.first);
+      s.end = count - (count - s.first) % at_once;
+      add_ints(&s, at_once, sums + s.first);
     }
   }
   if (p->scaling == BY_ROW)
-    for (long r = 0; r < rows; r++) scale_row(p, row + r * p->row_bytes, sums[r]);
+    for (long r = 0; r < count; r++) scale_row(p, int_row(p, rows, r), sums[r]);
 }

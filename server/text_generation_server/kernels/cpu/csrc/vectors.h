@@ -321,6 +321,21 @@ INLINE vf lane_sums(const vf x[LANES]) {
 #endif
 }
 
+/* The largest of all lanes of integers. */
+INLINE int32_t lane_most(vi x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)x);
+#elif defined(__AVX2__)
+  __m128i most = _mm_max_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+  most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1)));
+#else
+  int32_t most = x[0];
+  for (int n = 1; n < LANES; n++) most = x[n] > most ? x[n] : most;
+  return most;
+#endif
+}
+
 /* The largest of all lanes. */
 INLINE float lane_max(vf x) {
 #if defined(__AVX512F__)
