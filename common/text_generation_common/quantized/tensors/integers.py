@@ -83,12 +83,8 @@ def _groups(layer: Layer, scheme: Scheme, scales: Tensor, zeros: Tensor | None) 
 
 def _of_words(layer: Layer, scheme: Scheme, words: Tensor, groups: Groups, order: Tensor | None) -> Weight:
     """The value of unsigned integers whose words lie along the inputs, [N, W]."""
-    if scheme.bits == 4 and order is None:
-
-        def straight(outputs: slice) -> Tensor:  # the bytes of the words are those of the value
-            return bytes_of(words[outputs])[:, : layer.inputs // 2]
-
-        return Int4(by_outputs(layer.outputs, layer.inputs, straight, CODES_AT_ONCE), groups)
+    if scheme.bits == 4 and order is None:  # the bytes of the words are those of the value
+        return Int4(bytes_of(words)[:, : layer.inputs // 2].contiguous(), groups)
     is_int8, more = scheme.bits == 8, 0 if groups.zeros is not None else MIDDLE - (1 << (scheme.bits - 1))
 
     if scheme.bits == 4 and order is not None and not (layer.outputs % BYTE or layer.inputs % BYTE):
