@@ -14,7 +14,7 @@ from text_generation_common.quantized.tensors import blocks
 from text_generation_common.quantized.tensors.blocks import READERS, read_blocks
 from text_generation_common.quantized.tensors.codes import repacked, spread
 from text_generation_common.quantized.tensors.matrix import exact_weight
-from text_generation_common.quantized.tensors.splits import inputs_of, joined, on_outputs, padded_inputs
+from text_generation_common.quantized.tensors.splits import inputs_of, joined, on_outputs, on_tensors, padded_inputs
 from text_generation_common.quantized.values import Table4
 
 GOLDEN = load_file(Path(__file__).parent / "goldens" / "gguf" / "blocks.safetensors")
@@ -57,6 +57,14 @@ def test_a_part_may_begin_and_end_inside_a_block(kind, part):
 def test_types_join_with_themselves_only():
     values = [read_blocks(kind, GOLDEN[kind], "l") for kind in ("Q4_K", "Q4_K", "Q6_K", "Q5_K", "Q5_K", "Q3_K", "Q4_0")]
     assert len(joined(values)) == 5
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_value_keeps_nothing_of_the_file_s_mapping(kind):
+    data = GOLDEN[kind][:1, : BY_NAME[kind].bytes].clone()  # one block, of which a part needs no copy to be contiguous
+    start, found = data.data_ptr(), []
+    on_tensors(read_blocks(kind, data, "l"), lambda tensor: found.append(tensor) or tensor)
+    assert found and not any(start <= tensor.data_ptr() < start + data.nbytes for tensor in found)
 
 
 @pytest.fixture
