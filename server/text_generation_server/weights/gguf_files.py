@@ -22,8 +22,8 @@ class GgufFiles:
     """The `Files` of a GGUF file. A tensor of blocks is uint8, with the bytes of a row in the place of its numbers;
     `describe` says its type and the shape of the numbers.
 
-    Parts are mapped when the first of their tensors is read. Tensors are copies: a mapping that is alive would keep a
-    replaced file.
+    Parts are mapped when the first of their tensors is read. Numbers are copies: a mapping that is alive would keep a
+    replaced file. Blocks are views of the mapping, of which values are made that have tensors of their own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,18 +77,17 @@ class GgufFiles:
     def _read(self, tensor: GgufTensor, start: int, count: int) -> Tensor:
         """Some bytes of a tensor, as its numbers or as bytes, in one dimension."""
         self.bytes_read += count
-        kind = NUMBERS.get(tensor.type, torch.uint8)
+        kind, offset = NUMBERS.get(tensor.type, torch.uint8), tensor.offset + start
         if not count:
             return torch.empty(0, dtype=kind)
-        # Copied before it is anything else: the bytes of a mapping may not be written.
-        data = bytearray(memoryview(self._map(tensor.part))[tensor.offset + start : tensor.offset + start + count])
-        numbers = torch.frombuffer(data, dtype=kind)
+        data = torch.frombuffer(self._map(tensor.part), dtype=torch.uint8, count=count, offset=offset)
+        numbers = data if kind == torch.uint8 else data.clone().view(kind)
         return numbers - 1 if self._minus_one and tensor.name.endswith("norm.weight") else numbers
 
     def _map(self, part: int) -> mmap.mmap:
         if part not in self._maps:
             with open(self._header.files[part], "rb") as file:
-                self._maps[part] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._maps[part] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # as torch asks
         return self._maps[part]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from text_generation_common.gguf.types import BY_NAME
 from text_generation_common.quantized.tensors.checks import broken
-from text_generation_common.quantized.tensors.codes import by_outputs, pack, spread
+from text_generation_common.quantized.tensors.codes import LOWER_HALVES, by_outputs, pack_pairs, repacked, spread
 from text_generation_common.quantized.tensors.floats import MAGNITUDES, NO_NUMBER
 from text_generation_common.quantized.tensors.splits import on_outputs
 from text_generation_common.quantized.values import (
@@ -27,7 +27,8 @@ from text_generation_common.quantized.values import (
     Weight,
 )
 
-K_BLOCK = 256  # inputs of a block of K-quants
+BYTES_AT_ONCE = 2**19  # which are repacked within the processor's caches
+EXPONENT_OF_F16 = 0x7C00  # all of its bits, which only infinities and NaN have
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1 = (*MAGNITUDES, 0.0, *(-number for number in MAGNITUDES[1:]))  # without a negative zero
 NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -41,29 +42,37 @@ class Blocks:
         self._data = data  # [N, blocks, bytes]
 
     def bytes(self, start: int, count: int) -> Tensor:
-        """[N, blocks, count]."""
-        return self._data[..., start : start + count]
+        """[N, blocks, count]: a copy, because the data may be a file's mapping, which no value keeps."""
+        return self._data[..., start : start + count].clone(memory_format=torch.contiguous_format)
+
+    def words(self, start: int, word: torch.dtype) -> Tensor:
+        """[N, blocks]: words that begin at a multiple of their size, in blocks of such multiples; a copy."""
+        return self._data.view(word)[..., start // word.itemsize].clone(memory_format=torch.contiguous_format)
 
     def codes(self, start: int, count: int, bits: int, run: int) -> Tensor:
         """[N, codes] in the order of inputs, of bytes whose codes are ordered as `spread` says."""
-        return self.packed(count * 8 // bits, bits, lambda part: spread(part[..., start : start + count], bits, run))
+        return self.in_parts(lambda part: repacked(part.bytes(start, count), bits, run))
 
-    def packed(self, numbers: int, bits: int, codes_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """[N, codes] of the `numbers` of each block, a few outputs at a time."""
-        outputs, blocks, _ = self._data.shape
-        return by_outputs(outputs, blocks * numbers, lambda part: pack(codes_of(self._data[part]), bits).flatten(1))
+    def in_parts(self, make: Callable[["Blocks"], Tensor]) -> Tensor:
+        """[N, codes] of what `make` makes of a few outputs at a time."""
+        outputs, blocks, size = self._data.shape
+
+        def made(part: slice) -> Tensor:
+            return make(Blocks(self._layer, self._data[part])).flatten(1)
+
+        return by_outputs(outputs, blocks * size, made, BYTES_AT_ONCE)
 
     def halves(self, start: int) -> Tensor:
         """float16 [N, blocks]. WeightsError if a number is not finite."""
-        found = self.bytes(start, 2).contiguous().view(torch.float16).squeeze(-1)
-        if not found.isfinite().all():
+        bits = self.words(start, torch.int16)
+        if (bits & EXPONENT_OF_F16).amax() == EXPONENT_OF_F16:
             raise broken(self._layer, "its scales have numbers that are not finite")
-        return found
+        return bits.view(torch.float16)
 
     def powers(self, start: int) -> Tensor:
         """float8_e8m0fnu [N, blocks]."""
-        found = self.bytes(start, 1).squeeze(-1).contiguous()
-        if (found == NO_NUMBER).any():
+        found = self.bytes(start, 1).squeeze(-1)
+        if found.amax() == NO_NUMBER:
             raise broken(self._layer, "its scales have numbers that are not finite")
         return found.view(torch.float8_e8m0fnu)
 
@@ -105,11 +114,11 @@ def _q3_k(blocks: Blocks) -> Weight:
     lower, upper = spread(blocks.bytes(96, 8), 4, 8), spread(blocks.bytes(104, 4), 2, 4)
     scales = blocks.levels(_less_32(lower | upper << 4), 108)
 
-    def codes(part: Tensor) -> Tensor:
+    def codes(part: Blocks) -> Tensor:
         """The integers -4 … 3, plus the 8 of Int4."""
-        return spread(part[..., 32:96], 2, 32) + (spread(part[..., :32], 1, 32) << 2) + 4
+        return pack_pairs(spread(part.bytes(32, 64), 2, 32) + (spread(part.bytes(0, 32), 1, 32) << 2) + 4)
 
-    return Int4(blocks.packed(K_BLOCK, 4, codes), Groups(16, scales))
+    return Int4(blocks.in_parts(codes), Groups(16, scales))
 
 
 def _q4_k(blocks: Blocks) -> Weight:
@@ -122,14 +131,18 @@ def _q5_k(blocks: Blocks) -> Weight:
 
 def _k_groups(blocks: Blocks) -> Groups:
     """Eight scales and eight minima of 6 bits. The upper two bits of the last four lie above the first four."""
-    scales, minima, both = (blocks.bytes(start, 4) for start in (4, 8, 12))
-    scales = torch.cat([scales & 63, (both & 15) | scales >> 6 << 4], dim=-1)
-    minima = torch.cat([minima & 63, both >> 4 | minima >> 6 << 4], dim=-1)
-    return Groups(32, blocks.levels(scales, 0), offsets=blocks.levels(minima, 2))
+    scales, minima, both = (blocks.words(start, torch.int32) for start in (4, 8, 12))
+
+    def eight(first: Tensor, last: Tensor) -> Tensor:
+        words = [first & 0x3F3F3F3F, (last & LOWER_HALVES) | (first >> 2 & 0x30303030)]
+        return torch.stack(words, dim=-1).view(torch.uint8)
+
+    levels = blocks.levels(eight(scales, both), 0)
+    return Groups(32, levels, offsets=blocks.levels(eight(minima, both >> 4), 2))
 
 
 def _q6_k(blocks: Blocks) -> Weight:
-    scales = blocks.levels(blocks.bytes(192, 16).contiguous().view(torch.int8), 208)
+    scales = blocks.levels(blocks.bytes(192, 16).view(torch.int8), 208)
     return Planes(6, blocks.codes(0, 128, 4, 64), blocks.codes(128, 64, 2, 32), Groups(16, scales))
 
 

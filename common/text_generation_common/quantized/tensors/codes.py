@@ -1,15 +1,17 @@
 """Unpacks integers of a few bits from words of 32 bits, and packs pairs of 4 bits as values keep them."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from torch import Tensor, contiguous_format, int32, uint8
+from torch import Tensor, complex128, contiguous_format, int16, int32, int64, uint8
 from torch.nn.functional import pad
 
 BYTE = 8  # bits
 NUMBERS_AT_ONCE = 2**20
+MAX_THREADS = 4  # each has a slice in memory
 LOWER_HALVES = 0x0F0F0F0F
-CODES_AT_ONCE = 2**22  # numbers of 4 bits, whose words are turned without a byte for each
+CODES_AT_ONCE = 2**20  # numbers of 4 bits, whose words are turned without a byte for each
 
 
 def bytes_of(words: Tensor) -> Tensor:
@@ -44,22 +46,34 @@ def unpack_awq(words: Tensor) -> Tensor:
     return numbers[..., AWQ_PLACES].flatten(-2)
 
 
-def pack(numbers: Tensor, bits: int) -> Tensor:
-    """uint8 [..., K * bits / 8] of uint8 [..., K] below 2^bits, the first number of a byte in its lowest bits. `bits`:
-    1, 2 or 4."""
-    each = BYTE // bits
-    packed = numbers[..., 0::each].clone()
-    for i in range(1, each):
-        packed |= numbers[..., i::each] << (bits * i)
-    return packed
-
-
 def spread(packed: Tensor, bits: int, run: int) -> Tensor:
     """uint8 [..., 8 / bits * B] of uint8 [..., B], where `run` bytes have the lowest bits of `run` numbers, then the
     next ones of the `run` numbers that follow."""
     runs = packed.reshape(*packed.shape[:-1], -1, run)
     shifted = [(runs >> shift) & ((1 << bits) - 1) for shift in range(0, BYTE, bits)]
     return torch.stack(shifted, dim=-2).flatten(-3)
+
+
+# Types of as many bytes as there are numbers of 1, 2 or 4 bits in a byte, and factors that bring the lowest numbers
+# of all their bytes together in the highest one.
+WORDS = {1: (int64, 0x0102040810204080), 2: (int32, 0x01041040), 4: (int16, 0x0110)}
+# The largest types that torch moves, by their bytes.
+LARGE = {4: int32, 8: int64, 16: complex128}
+
+
+def repacked(packed: Tensor, bits: int, run: int) -> Tensor:
+    """uint8 [..., B] of uint8 [..., B]: the numbers that `spread` makes of the bytes, so that neighbours lie in a byte,
+    the first one in its lowest bits. There is no byte for each number meanwhile, and bytes are moved in pieces as large
+    as possible: a piece takes torch as long as a byte."""
+    each, (word, factor) = BYTE // bits, WORDS[bits]
+    piece, words = run // each, packed.view(word).flatten()
+    large, lowest = LARGE[min(piece, max(LARGE))], int.from_bytes([(1 << bits) - 1] * each, "little")
+    found, numbers = packed.new_empty(packed.numel() // run, each, piece).view(large), torch.empty_like(words)
+    for number in range(each):
+        torch.bitwise_right_shift(words, bits * number, out=numbers)
+        numbers.bitwise_and_(lowest).mul_(factor).bitwise_right_shift_(BYTE * (each - 1))
+        found[:, number] = numbers.to(uint8).view(-1, piece).view(large)
+    return found.view(uint8).view(packed.shape)
 
 
 def turn(words: Tensor) -> None:
@@ -99,7 +113,8 @@ def sorted_pairs(words: Tensor, order: Tensor) -> Tensor:
 
 def pack_pairs(numbers: Tensor) -> Tensor:
     """uint8 [..., K / 2] of uint8 [..., K] from 0 to 15, the first of two in the lower half."""
-    return pack(numbers, 4)
+    words = numbers.clone(memory_format=contiguous_format).view(int16)
+    return (words | words >> 4).to(uint8)
 
 
 def pairs(packed: Tensor) -> Tensor:
@@ -111,23 +126,41 @@ def by_outputs(
     outputs: int, inputs: int, convert: Callable[[slice], Tensor], at_once: int = NUMBERS_AT_ONCE
 ) -> Tensor:  # fmt: skip
     """What `convert` makes of slices of outputs, in one tensor. A slice has few numbers, because numbers take several
-    times the memory of their codes while they are unpacked."""
+    times the memory of their codes while they are unpacked, and because caches hold them then."""
     step = max(1, at_once // inputs // BYTE) * BYTE
-    parts = (convert(slice(start, start + step)) for start in range(0, outputs, step))
-    first = next(parts)
-    found, end = first.new_empty(outputs, first.shape[1]), len(first)
-    found[:end] = first
-    for part in parts:
-        found[end : end + len(part)] = part
-        end += len(part)
+    first = convert(slice(0, step))
+    found = first.new_empty(outputs, first.shape[1])
+    found[:step] = first
+
+    def place(start: int) -> None:
+        found[start : start + step] = convert(slice(start, start + step))
+
+    if (rest := range(step, outputs, step)) and torch.get_num_threads() > 1:
+        _in_threads(place, rest)
+    else:
+        for start in rest:
+            place(start)
     return found
+
+
+def _in_threads(place: Callable[[int], None], starts: range) -> None:
+    """Each thread computes alone. If they shared torch's operations, they would wait for each other after each one: for
+    milliseconds, where another process has one of the cores."""
+    number = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(min(number, MAX_THREADS), "codes", torch.set_num_threads, (1,)) as pool:
+            for _ in pool.map(place, starts):
+                pass
+    finally:
+        torch.set_num_threads(number)  # the last number that is set is also that of new threads
 
 
 def halves_swapped(packed: Tensor) -> Tensor:
     """uint8, by words, because torch shifts bytes one by one."""
     count = packed.numel()
     words = pad(packed.reshape(-1), (0, -count % 4)).view(int32)
-    return ((words >> 4 & LOWER_HALVES) | (words & LOWER_HALVES) << 4).view(uint8)[:count].view(packed.shape)
+    lower = (words & LOWER_HALVES).bitwise_left_shift_(4)
+    return (words >> 4).bitwise_and_(LOWER_HALVES).bitwise_or_(lower).view(uint8)[:count].view(packed.shape)
 
 
 def by_bits(change: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

@@ -10,9 +10,11 @@ from test_sizes import bytes_of
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.gguf.types import BY_NAME, DENSE
+from text_generation_common.quantized.tensors import blocks
 from text_generation_common.quantized.tensors.blocks import READERS, read_blocks
+from text_generation_common.quantized.tensors.codes import repacked, spread
 from text_generation_common.quantized.tensors.matrix import exact_weight
-from text_generation_common.quantized.tensors.splits import inputs_of, joined, on_outputs, padded_inputs
+from text_generation_common.quantized.tensors.splits import inputs_of, joined, on_outputs, on_tensors, padded_inputs
 from text_generation_common.quantized.values import Table4
 
 GOLDEN = load_file(Path(__file__).parent / "goldens" / "gguf" / "blocks.safetensors")
@@ -55,6 +57,39 @@ def test_a_part_may_begin_and_end_inside_a_block(kind, part):
 def test_types_join_with_themselves_only():
     values = [read_blocks(kind, GOLDEN[kind], "l") for kind in ("Q4_K", "Q4_K", "Q6_K", "Q5_K", "Q5_K", "Q3_K", "Q4_0")]
     assert len(joined(values)) == 5
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_value_keeps_nothing_of_the_file_s_mapping(kind):
+    data = GOLDEN[kind][:1, : BY_NAME[kind].bytes].clone()  # one block, of which a part needs no copy to be contiguous
+    start, found = data.data_ptr(), []
+    on_tensors(read_blocks(kind, data, "l"), lambda tensor: found.append(tensor) or tensor)
+    assert found and not any(start <= tensor.data_ptr() < start + data.nbytes for tensor in found)
+
+
+@pytest.fixture
+def three_threads():
+    number = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(number)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("kind", READERS)
+def test_several_threads_read_a_weight_8_outputs_at_a_time(monkeypatch, kind):
+    monkeypatch.setattr(blocks, "BYTES_AT_ONCE", 1)
+    value = read_blocks(kind, GOLDEN[kind].repeat(9, 1), "l")
+    assert same(exact_weight(value), GOLDEN[f"{kind} W"].repeat(9, 1))
+
+
+@pytest.mark.parametrize(("bits", "run"), [(4, 16), (4, 32), (4, 64), (2, 32), (1, 32)])
+def test_numbers_that_become_neighbours_are_those_of_the_runs(bits, run):
+    packed = torch.arange(256, dtype=torch.uint8).repeat(2)[torch.randperm(512, generator=torch.manual_seed(run))]
+    numbers = spread(packed.view(2, -1), bits, run).view(2, -1, 8 // bits).int()
+    expected = (numbers << torch.arange(0, 8, bits)).sum(-1)
+    assert torch.equal(repacked(packed.view(2, -1), bits, run).int(), expected)
 
 
 @pytest.mark.parametrize("kind", READERS)

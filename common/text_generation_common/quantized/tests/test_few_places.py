@@ -14,7 +14,7 @@ KNOWN = {
     "common/text_generation_common/flags/model.py",
     "common/text_generation_common/models/quantized_layers.py",
     "server/text_generation_server/models/random_codes.py",
-    "benchmark/text_generation_benchmark/micro/loading.py",
+    "benchmark/text_generation_benchmark/micro/random_files.py",
 }
 
 
