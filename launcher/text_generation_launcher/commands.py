@@ -233,6 +233,7 @@ def fronts_only(plan: LaunchPlan) -> tuple[str, ...]:
         model_id=plan.model_id,
         api_workers=plan.cluster.api_workers,
         resume_across_builds=plan.cluster.engine_list.resume_across_builds,
+        standby=plan.standby,
         json_output=plan.process.json_output,
         testing=plan.process.testing,
     )

@@ -100,6 +100,7 @@ class ForkedChild(Child):
         if self.begun.is_set():
             super().send(number)
         else:
+            self.is_ending = True
             self._template.send(number)
 
     def _on_forked(self, forked: "asyncio.Future[int | None]") -> None:
