@@ -68,7 +68,7 @@ class Spawner:
         command = commands.shard(self.plan, self._programs, self._environ, site, rank, epoch, cores, self.num_replicas)
         if self._templates is None:
             return await self._start(command, ShardCannotStart)
-        return await self._templates.start_shard(command, site.number, rank, epoch)
+        return await self._templates.start_shard(command, site.number, rank)
 
     def stands_by(self, site: ReplicaSite) -> bool:
         """Whether the shards of `site` would be replaced at once."""
