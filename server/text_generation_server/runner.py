@@ -211,7 +211,8 @@ class ModelRunner:
             self._mark().wait()
 
     def take_piece(self) -> bool:
-        """Takes the memory of one more piece of the cache, for a time without steps. Returns whether there was one."""
+        """Takes the memory of one more piece of the cache, between steps. Returns whether there was one. Memory that is
+        kept has huge pages by this alone."""
         return next(self._untaken, self) is None
 
     def _available_bytes(self) -> int:
