@@ -173,7 +173,7 @@ class Asking:
 
 
 def test_a_restart_of_all_fronts_under_load_fails_no_request(server, one_shard: list[StreamAnswer]) -> None:
-    before = processes.routers(server.pid)
+    before, template = processes.routers(server.pid), processes.router_template(server.pid)
     asking = Asking(server.url)
 
     def num_leaving() -> int:
@@ -194,6 +194,7 @@ def test_a_restart_of_all_fronts_under_load_fails_no_request(server, one_shard: 
     assert SHORT.compared_beside(server.url, one_shard, restart).failures() == []
     wait_until(lambda: not num_leaving(), 30, "the old fronts end")
     assert len(processes.routers(server.pid)) == FRONTS
+    assert processes.router_template(server.pid) != template, "the new fronts would have the code of before"
 
 
 def test_a_front_that_is_ended_by_others_is_replaced_and_no_stream_notices(server, one_shard) -> None:

@@ -149,6 +149,16 @@ def test_a_template_forks_routers_and_is_replaced_and_orphans_are_buried(
     wait_until(lambda: not zombies(server.pid), LIMIT_S, "no zombies")
 
 
+def test_a_stopped_template_does_not_keep_its_router_from_coming_back(
+    server: ServerProcess, expected: list[Any]
+) -> None:
+    template = processes.router_template(server.pid)
+    template.send_signal(signal.SIGSTOP)
+    kill_router(server)
+    assert texts(server) == expected and not processes.living([template])
+    assert "The template of webservers did not fork" in server.log()
+
+
 def zombies(launcher: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(launcher).children() if child.status() == psutil.STATUS_ZOMBIE]
 

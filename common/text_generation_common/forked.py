@@ -19,10 +19,11 @@ logger = logging.getLogger(__name__)
 
 READY = b"ready\n"  # a shard's second line
 MAX_MESSAGE_BYTES = 4096
-KEEPS = b"keeps"
+KEEPS = "keeps"
 # Exit status of a shard that ends itself without any cleanup, because its group, device or worker is broken. Its keys
 # and values are as sound as those of a shard that was killed.
 BROKEN_STATUS = os.EX_SOFTWARE
+FORKED, REFUSED = 0, 1  # exit statuses of the process between a template and what it forks
 TEMPLATE_NAME = "tgi-template"
 PR_SET_PDEATHSIG = 1
 LOOK_S = 0.0002
@@ -37,12 +38,17 @@ def fork_below(launcher: int, name: str, can_fork: bool = True) -> bool:
     """Returns True in this process, and False in a new one, called `name`, whose parent is the process `launcher`. The
     process between both ends at once: so the launcher becomes the parent, which learns how the new one ends, and with
     which it ends. A process that cannot fork, because it must not or the system refuses another process, takes the
-    place of the new one."""
+    place of the new one. If the process between both is killed, there may be a new one or not, and this process ends:
+    then there is one at most."""
     sys.stdout.flush()
     sys.stderr.flush()
     between = _forked() if can_fork else None
-    if between and os.waitpid(between, 0)[1] == 0:
-        return True
+    if between:
+        status = os.waitstatus_to_exitcode(os.waitpid(between, 0)[1])
+        if status == FORKED:
+            return True
+        if status != REFUSED:
+            os._exit(os.EX_OSERR)
     if between == 0:
         _fork_again(launcher)
     elif can_fork:
@@ -56,7 +62,7 @@ def _fork_again(launcher: int) -> None:
     between = os.getpid()
     faults.point("template.below")
     if (new := _forked()) != 0:
-        os._exit(0 if new else 1)
+        os._exit(FORKED if new else REFUSED)
     os.setsid()
     while os.getppid() == between:
         time.sleep(LOOK_S)

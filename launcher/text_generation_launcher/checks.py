@@ -42,7 +42,7 @@ _OF_ENGINES: Mapping[type, Collection[str]] = {
     TokenFlags: (),
     SchedulingFlags: ("prefix_cache_scope",),  # what fronts make of a request's key and tenant
 }
-_SHARDS = ("sharded", "num_shard", "load_format", "standby", "max_input_length")
+_SHARDS = ("sharded", "num_shard", "load_format", "max_input_length")
 
 _UNREAD = {
     Way.ENGINE: (frozenset[str](), _OF_FRONTS, "with --engine-only: it is for fronts, so give it to them"),

@@ -104,13 +104,13 @@ def shard(
     options += _flags(plan.compute) + _load_format(plan)
     # The user's environment comes after these defaults, and so overrides them. GOMP_SPINCOUNT is short: a thread of
     # torch that waits for another soon gives its core away, because the other may be waiting for a core itself.
-    num_shards = plan.num_shard * replicas
-    env = {"OMP_NUM_THREADS": str(max(1, cores // num_shards)), "GOMP_SPINCOUNT": "1000"}
+    # Shards of several replicas take fewer of these threads: how many, they see from MACHINE_SHARDS.
+    env = {"OMP_NUM_THREADS": str(max(1, cores // plan.num_shard)), "GOMP_SPINCOUNT": "1000"}
     env |= without_secrets(_server_env(plan, environ)) | _variables(values_of(plan.shard) | values_of(plan.adapters))
     env |= _variables({"max_total_tokens": plan.tokens.max_total_tokens})
     env |= {"GLOO_SOCKET_IFNAME": "lo"}  # shards accept connections from this machine only
     env |= {"RANK": str(rank), "WORLD_SIZE": str(plan.num_shard), "TGI_EPOCH": str(epoch)}
-    env |= {"MACHINE_SHARDS": str(num_shards)} if replicas > 1 else {}
+    env |= {"MACHINE_SHARDS": str(plan.num_shard * replicas)} if replicas > 1 else {}
     env |= {"CUDA_VISIBLE_DEVICES": ",".join(site.devices)} if site.devices else {}
     argv = (programs.server, "serve", plan.model_id, *options)
     return Command("shard", argv, env, log_fields={**site.log_fields, "rank": rank}, replica=site.number)
@@ -233,6 +233,7 @@ def fronts_only(plan: LaunchPlan) -> tuple[str, ...]:
         model_id=plan.model_id,
         api_workers=plan.cluster.api_workers,
         resume_across_builds=plan.cluster.engine_list.resume_across_builds,
+        standby=plan.standby,
         json_output=plan.process.json_output,
         testing=plan.process.testing,
     )

@@ -48,7 +48,7 @@ class LauncherConfig:
         None,
         "on: on CPUs, a process waits for each shard that has loaded the model, and replaces a dead shard at once. It"
         " has the weights in common with the shard, and takes some tens of MiB of its own. One more does so for routers"
-        " and engines. On when not given, on Linux without GPUs.",
+        " and engines. On when not given, on Linux; with GPUs for routers and engines only.",
         topic=Topic.COMPUTING,
         env="TGI_STANDBY",
     )

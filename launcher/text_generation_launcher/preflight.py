@@ -17,6 +17,7 @@ from text_generation_common.adapters.files import any_rooms, modules_of, read_ad
 from text_generation_common.adapters.listed import check_base, listed
 from text_generation_common.cpu_features import NEEDS, lacking, processor_flags
 from text_generation_common.errors import ArgumentValidation, MemoryLimitError, ModelError, ShardError, WeightsError
+from text_generation_common.flags.cluster import Way
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Standby
 from text_generation_common.memory import address_limit, choose_slots, cpu_bytes, free_bytes
 from text_generation_common.models.architecture import ModelConfig
@@ -94,6 +95,10 @@ class Machine:
         """Whether templates fork the shards. `asked`: the flag's value, None if it is not given."""
         return asked is Standby.on or (asked is None and self.adopts and not self.has_gpu)
 
+    def has_router_template(self, asked: Standby | None) -> bool:
+        """The same for routers, fronts and engines, which use no GPU."""
+        return asked is not Standby.off and self.adopts
+
 
 def _adopts() -> bool:
     """Not on other systems, with kernels before Linux 5.3, and in some sandboxes."""
@@ -117,7 +122,7 @@ def check_before_start(plan: LaunchPlan, environ: Mapping[str, str]) -> Machine:
 def check_standby(plan: LaunchPlan, machine: Machine) -> None:
     if plan.standby is not Standby.on:
         return
-    if machine.has_gpu:
+    if machine.has_gpu and plan.cluster.way is not Way.FRONTS:
         raise ArgumentValidation("--standby on is for CPUs: a GPU's memory cannot be forked", "leave it out")
     if not machine.adopts:
         raise ArgumentValidation("--standby on needs Linux 5.3 or later, without a sandbox", "leave it out")

@@ -46,17 +46,23 @@ class RouterTemplate:
         """Whether the next child starts at once."""
         return self._has_forked and self._child is not None and not self._child.exited.done()
 
+    def renew(self) -> None:
+        """The next child has the code as it is on disk then: a new template imports it."""
+        if self._child is not None:
+            self._child.send(signal.SIGKILL)
+            self._child = None
+
     async def start_child(self, command: Command, program: str) -> Child:
         """`program`: what the template runs. Where it cannot fork, the child is started without it."""
         async with self._starting:
             limit_s = FORK_S if self.stands_by else None  # the first child waits for the imports
             if self._child is None or self._child.exited.done():
                 self._child, self._control = await self._start_template(command, program)
-            template, child = self._child, await self._fork(command, self._child)
+            child = await self._fork(command, self._child)
         await asyncio.wait([child.process.forked], timeout=limit_s)
-        if child.begun.is_set() or template.is_ending:
+        if child.begun.is_set() or child.is_ending:
             return child
-        template.send(signal.SIGKILL)
+        child.send(signal.SIGKILL)  # and with it the template, from which others may be waiting for theirs
         await asyncio.wait([child.exited])
         logger.warning("The template of webservers did not fork: this one imports its modules itself")
         return await self._start(command)

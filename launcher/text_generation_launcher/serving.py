@@ -220,7 +220,8 @@ class FrontsAndReplicas:
         self.replicas.scale(wanted)
 
     def restart_fronts(self) -> None:
-        """Replaces the fronts one after another, without the loss of a request."""
+        """Replaces the fronts one after another, without the loss of a request. The new ones have the code of now."""
+        self._spawner.read_code_again()
         self._fronts.restart()
 
     async def run(self) -> None:

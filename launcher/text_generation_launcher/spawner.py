@@ -22,8 +22,8 @@ from text_generation_launcher.standby import Templates
 class Spawner:
     """The only class that starts children. `plan` is replaced once, when the weights are there. `listen_fd` is the
     bound API socket and `port` its number; a launcher without an API starts neither router nor front. The janitor is
-    told of every child, to kill it when the launcher is killed. `has_templates`: whether templates fork the shards,
-    routers and engines.
+    told of every child, to kill it when the launcher is killed. `has_templates`: whether templates fork the shards.
+    `has_router_template`: whether one forks routers, fronts and engines.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Spawner:
         port: int,
         janitor: Janitor,
         has_templates: bool,
+        has_router_template: bool,
     ) -> None:
         self.plan = plan
         self.running: list[Child] = []
@@ -51,7 +52,8 @@ class Spawner:
         self._connections: ConnectionCounts | None = None  # numbers of the fronts
         self._connections_fd: int | None = None
         self._templates = Templates(self._start_template, self._added, janitor.add) if has_templates else None
-        self._router_template = RouterTemplate(self._start_router_template, self._added, janitor.add)
+        template = RouterTemplate(self._start_router_template, self._added, janitor.add)
+        self._router_template = template if has_router_template else None
 
     async def start_download(self, takes: Callable[[logging.LogRecord], bool]) -> Child:
         command = commands.download(self.plan, self._programs, self._environ)
@@ -66,7 +68,7 @@ class Spawner:
         command = commands.shard(self.plan, self._programs, self._environ, site, rank, epoch, cores, self.num_replicas)
         if self._templates is None:
             return await self._start(command, ShardCannotStart)
-        return await self._templates.start_shard(command, site.number, rank, epoch)
+        return await self._templates.start_shard(command, site.number, rank)
 
     def stands_by(self, site: ReplicaSite) -> bool:
         """Whether the shards of `site` would be replaced at once."""
@@ -124,10 +126,15 @@ class Spawner:
     @property
     def router_stands_by(self) -> bool:
         """Whether a router, a front or an engine would be replaced at once."""
-        return self._router_template.stands_by
+        return self._router_template is not None and self._router_template.stands_by
+
+    def read_code_again(self) -> None:
+        """Routers, fronts and engines that start from now on have the code as it is on disk now."""
+        if self._router_template is not None:
+            self._router_template.renew()
 
     async def _start_router(self, command: Command) -> Child:
-        if self._templates is None:
+        if self._router_template is None:
             return await self._start(command, WebserverCannotStart)
         return await self._router_template.start_child(command, self._programs.router)
 

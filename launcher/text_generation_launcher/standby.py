@@ -20,8 +20,9 @@ from text_generation_launcher.process import Child, LineReader, read_pipe, relay
 
 logger = logging.getLogger("text_generation_launcher")
 
-# Variables of a shard: the number of its epoch, and the socket on which it is a template.
-EPOCH, FD = "TGI_EPOCH", "TEMPLATE_FD"
+# Variables of a shard: the number of its epoch, that of the shards on this machine if there are several replicas, and
+# the socket on which it is a template.
+EPOCH, MACHINE_SHARDS, FD = "TGI_EPOCH", "MACHINE_SHARDS", "TEMPLATE_FD"
 # How a shard may end so that its keys and values are taken over. After other ends, such as SIGSEGV, it may have written
 # anywhere before.
 SOUND_ENDS = (-signal.SIGKILL, BROKEN_STATUS)
@@ -100,6 +101,7 @@ class ForkedChild(Child):
         if self.begun.is_set():
             super().send(number)
         else:
+            self.is_ending = True
             self._template.send(number)
 
     def _on_forked(self, forked: "asyncio.Future[int | None]") -> None:
@@ -137,10 +139,10 @@ class Template:
         self.has_forked = pid != self.child.pid
 
     def fits(self, command: Command) -> bool:
-        """Whether `command` starts what was loaded. Only the epoch may be another one."""
-        return replace(command, env={**command.env, EPOCH: self._command.env[EPOCH]}) == self._command
+        """Whether `command` starts what was loaded. What an order says may be different."""
+        return _as_loaded(command) == _as_loaded(self._command)
 
-    async def fork(self, command: Command, epoch: int, on_forked: Callable[[int], None]) -> ForkedChild:
+    async def fork(self, command: Command, on_forked: Callable[[int], None]) -> ForkedChild:
         """Asks for a shard, which has `begun` once the template has forked it."""
 
         def note(pid: int) -> None:
@@ -152,9 +154,9 @@ class Template:
         report_end = await read_pipe(shard.process)
         keeps = self._last is not None and self._last.process.returncode in SOUND_ENDS
         self._last = shard
-        message = b"%d %b" % (epoch, KEEPS) if keeps else b"%d" % epoch
+        order = [command.env[EPOCH], command.env.get(MACHINE_SHARDS) or "0", *([KEEPS] if keeps else [])]
         with suppress(OSError):  # The template has ended, and so does the report.
-            socket.send_fds(self._control, [message], [output_end, report_end])
+            socket.send_fds(self._control, [" ".join(order).encode()], [output_end, report_end])
         os.close(output_end)
         os.close(report_end)
         return shard
@@ -203,12 +205,12 @@ class Templates:
         found = [self._templates.get((replica, rank)) for rank in range(ranks)]
         return all(template is not None and template.stands_by for template in found)
 
-    async def start_shard(self, command: Command, replica: int, rank: int, epoch: int) -> Child:
+    async def start_shard(self, command: Command, replica: int, rank: int) -> Child:
         """Has the rank's template fork a shard. Without one that can, another one is started, which loads first."""
         template = self._templates.get((replica, rank))
         if template is not None and not template.child.exited.done():
             if template.stands_by and template.fits(command):
-                shard = await template.fork(command, epoch, self._on_forked)
+                shard = await template.fork(command, self._on_forked)
                 self._add(shard)
                 await asyncio.wait([shard.process.forked], timeout=FORK_S)
                 if shard.begun.is_set():
@@ -217,7 +219,7 @@ class Templates:
                 shard.send(signal.SIGKILL)
             template.child.send(signal.SIGKILL)
         template = self._templates[replica, rank] = await self._start_template(command)
-        return self._add(await template.fork(command, epoch, self._on_forked))
+        return self._add(await template.fork(command, self._on_forked))
 
     async def _start_template(self, command: Command) -> Template:
         adopt_orphans()
@@ -233,6 +235,12 @@ class Templates:
         finally:
             its.close()
         return Template(child, own, command)
+
+
+def _as_loaded(command: Command) -> Command:
+    """The command without what an order to the template says."""
+    env = {name: value for name, value in command.env.items() if name not in (EPOCH, MACHINE_SHARDS)}
+    return replace(command, env=env)
 
 
 async def _end_of(pid: int) -> None:

@@ -73,8 +73,8 @@ class Supervisor:
         self._first_signal: signal.Signals | None = None
         self._machine = machine
         self._has_weights = asyncio.Event()
-        has_templates = machine.has_templates(plan.standby)
-        self._spawner = Spawner(plan, programs, environ, place, listen_fd, port, janitor, has_templates)
+        templates = machine.has_templates(plan.standby), machine.has_router_template(plan.standby)
+        self._spawner = Spawner(plan, programs, environ, place, listen_fd, port, janitor, *templates)
         self._serving = serving_of(self._spawner, place)
         self._manager = ServiceManager(environ)
 

@@ -114,6 +114,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     grammars: GrammarCompiler
     adapters: AdapterBank
+    threads: int  # that one shard alone on this machine would compute with
 
     def end_threads(self) -> None:
         """Waits for work beside the weights, and ends the threads that loading has started. They start again when they
@@ -135,16 +136,19 @@ def load_shard(config: ShardConfig, worker: Worker, select: Callable[[torch.devi
 
 def take_over(config: ShardConfig, loaded: LoadedModel, worker: Worker) -> Shard:
     """A shard of a model that this process has from its template. Must be called in the worker's thread."""
-    _limit_threads(config)
+    _limit_threads(config, loaded.backend, loaded.threads)
     with worker.during("join"):
         loaded.platform.group.join(_join(config, loaded.platform.device, JOIN_LOADED_S))
     loaded.adapters.take_over()
     return _make_shard(config, loaded, worker)
 
 
-def _limit_threads(config: ShardConfig) -> None:
-    """In the thread that calls it, torch has begun with OMP_NUM_THREADS, or else with all cores."""
-    torch.set_num_threads(max(1, min(torch.get_num_threads(), usable_cores() // config.num_neighbours)))
+def _limit_threads(config: ShardConfig, backend: Backend, threads: int) -> None:
+    """Has torch, in the thread that calls it, and the kernels compute with this shard's share of the machine, and with
+    `threads` threads at most."""
+    own = max(1, min(threads, usable_cores() // config.num_neighbours))
+    torch.set_num_threads(own)
+    backend.limit_threads(own)
 
 
 def _join(config: ShardConfig, device: torch.device, join_s: float = JOIN_S) -> Group:
@@ -161,7 +165,6 @@ def load_model(
 ) -> LoadedModel:
     """The part of `load_shard` that a template does. `on_tensor`: as in `get_model`. `join` gives the group, before the
     weights are read; nothing is exchanged meanwhile. `kept`: for adapters, see `AdapterBank`."""
-    _limit_threads(config)
     choose_code()
     device = _choose_device(config)
     flags = config.shard
@@ -197,6 +200,8 @@ def load_model(
         _mention_quantization(None if layers is None else layers.description, use)
     sum_products_in_float32(device)
     backend = select_backend(device, flags.cpu_target, activations) if select is None else select(device)
+    threads = torch.get_num_threads()  # OMP_NUM_THREADS, or all cores
+    _limit_threads(config, backend, threads)
     use_own_stream(device)
     group = join(device)
     # On GPUs, experts of codes are called one after the other, as the tokens of a step have chosen them.
@@ -244,6 +249,7 @@ def load_model(
         tokenizer=tokenizer,
         grammars=grammars,
         adapters=bank,
+        threads=threads,
     )
 
 

@@ -189,20 +189,23 @@ class ModelRunner:
             self.clear(None)
             return known.capacity
         self.longest_pause_s = known.longest_pause_s
+        if not is_kept:
+            self._name_content(0)
         try:
-            self._make_whole_cache(known.capacity, rows, taken=0 if is_kept else asked[0] or 0, is_kept=is_kept)
+            # Memory without a sound content is used again, too: no kernel reads a slot that has not been written.
+            self._make_whole_cache(known.capacity, rows, taken=0 if is_kept else asked[0] or 0, again=True)
         except MemoryLimitError:
             return None
         self.has_kept_cache = is_kept
         return known.capacity
 
-    def _make_whole_cache(self, capacity: Capacity, rows: int, taken: int, is_kept: bool = False) -> None:
+    def _make_whole_cache(self, capacity: Capacity, rows: int, taken: int, again: bool = False) -> None:
         """Makes the cache and records steps on it. The memory of its first `taken` slots is taken now, and the rest
-        while there is no step. `is_kept`: its content is that of the process before."""
+        between steps. `again`: in the memory that the process before has left."""
         slots, per_slot = capacity.slots, self._model.bytes_per_slot(self._kv_dtype)
         with self._group.agreement("make its KV cache"), memory_of_cache(slots, per_slot, self._available_bytes):
             if self.kept is not None:
-                self.kept.begin(is_kept)
+                self.kept.begin(again)
             self._make_room(self._model, slots, rows, capacity.max_total_tokens, taken, kept=self.kept)
             left = [tensor[taken:] for tensor in self._cache_tensors()]
             self._untaken = take_in_pieces(left) if self.kept is None else self.kept.take_in_pieces(left)
@@ -211,7 +214,8 @@ class ModelRunner:
             self._mark().wait()
 
     def take_piece(self) -> bool:
-        """Takes the memory of one more piece of the cache, for a time without steps. Returns whether there was one."""
+        """Takes the memory of one more piece of the cache, between steps. Returns whether there was one. Memory that is
+        kept has huge pages by this alone."""
         return next(self._untaken, self) is None
 
     def _available_bytes(self) -> int:
@@ -243,7 +247,7 @@ class ModelRunner:
             self._platform.clear_graphs()
             self._kv_cache, self._row_state, self._untaken = [], None, iter(())
             if self.kept is not None:
-                self.kept.begin(is_kept=False)
+                self.kept.begin(again=False)
             give_back_memory(self._device)
             largest = WarmupStep([], NO_SLOTS, largest_step(tokens, longest))
             # A CPU would compute for minutes. On a GPU all layers run, so that all their kernels are compiled.

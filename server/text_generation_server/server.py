@@ -148,7 +148,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
                     content=request.content,
                     known_content=request.known_content,
                 )
-            self._worker.when_idle(runner.take_piece)
+            self._worker.when_idle(runner.take_piece, between=runner.kept is not None)
             if runner.measured is not None:
                 self._on_measured(runner.measured)
             return capacity

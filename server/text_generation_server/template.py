@@ -6,10 +6,10 @@ imported only.
 A template that cannot fork, because the weights are on a GPU, a library has left a thread or the system refuses another
 process, becomes the shard itself.
 
-The launcher asks for a shard with a message on a socket: the number of the epoch, the word KEEPS if the shard may use
-the keys and values of the shard before, and two descriptors, for the shard's output and for its report. The report has
-two lines, the shard's process id and READY. It ends without a line if there is no shard. While the template loads, it
-sends a byte now and then as a sign of life.
+The launcher asks for a shard with a message on a socket: the number of the epoch; that of the shards on this machine, 0
+for those of the group; the word KEEPS if the shard may use the keys and values of the shard before; and two
+descriptors, for the shard's output and for its report. The report has two lines, the shard's process id and READY. It
+ends without a line if there is no shard. While the template loads, it sends a byte now and then as a sign of life.
 """
 
 import gc
@@ -40,7 +40,7 @@ from text_generation_common.forked import (
 )
 from text_generation_common.grammars import COMPILER_STACK_BYTES
 from text_generation_server.config import ShardConfig
-from text_generation_server.device.kept import KeptMemory
+from text_generation_server.device.kept import KeptMemory, memory_for_keys
 from text_generation_server.distributed import prepare_to_join, unjoined
 from text_generation_server.load import LoadedModel, Shard, load_model, load_shard, take_over
 from text_generation_server.runner import Capacity, Measured
@@ -51,6 +51,10 @@ logger = logging.getLogger("text_generation_server")
 SIGN_S = 1.0  # seconds between two signs of life
 LOOK_S = 0.0002
 END_S = 3.0  # seconds that threads get to end
+NOT_KEPT = (
+    "keys and values of a dead shard are computed again: this kernel makes no huge pages of shared memory (Linux 6.1 "
+    "does, unless shmem_enabled is deny), and small ones would slow each step down"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,11 @@ class NewShard:
     """What a shard has of its template."""
 
     epoch: int
+    machine_shards: int | None
     report_fd: int
     measured_fd: int  # takes what its Warmup has measured
     measured: Measured | None  # by earlier shards
-    kept: KeptMemory  # for keys and values
+    kept: KeptMemory | None  # for keys and values
 
     def note_measured(self, measured: Measured) -> None:
         if measured != self.measured:
@@ -78,17 +83,21 @@ def serve(config: ShardConfig, control_fd: int, set_up: Callable[[int], None]) -
     """Loads the model, and forks shards until the launcher ends. Returns in shards only, when they have served.
     `set_up` is called in each shard with the number of its epoch. ShardError if the model cannot be served."""
     control, launcher = socket.socket(fileno=control_fd), os.getppid()
+    # The launcher has seen no GPU. If torch does, its memory cannot be forked: this process becomes the shard.
     loaded = None if torch.cuda.is_available() else _load(config, control)
     can_fork = loaded is not None and _has_one_thread()
+    kept = memory_for_keys() if can_fork else None
+    if can_fork and kept is None and config.rank == 0:
+        logger.info("%s", NOT_KEPT)
     gc.collect()
     gc.freeze()  # The collector would write to every object, and so copy the pages that are shared.
     score = be_ended_first()
     name_process(TEMPLATE_NAME)
     forget = (lambda: None) if loaded is None else loaded.adapters.forget
-    shard = TemplateLoop(control, launcher, forget, can_fork).fork_for_ever()
+    shard = TemplateLoop(control, launcher, kept, forget, can_fork).fork_for_ever()
     set_oom_score(score)
     set_up(shard.epoch)
-    _serve_shard(replace(config, epoch=shard.epoch), loaded, shard)
+    _serve_shard(replace(config, epoch=shard.epoch, machine_shards=shard.machine_shards), loaded, shard)
 
 
 def _load(config: ShardConfig, control: socket.socket) -> LoadedModel:
@@ -122,12 +131,17 @@ def _serve_shard(config: ShardConfig, loaded: LoadedModel | None, shard: NewShar
 
 
 class TemplateLoop:
-    """Forks a shard for each message on `control`. `launcher`: the process that becomes the parent of each. `forget`:
-    called after a shard that may have left anything in memory that the next one would use. `can_fork`: False if this
-    process is to become the first shard itself."""
+    """Forks a shard for each message on `control`. `launcher`: the process that becomes the parent of each. `kept`: for
+    the keys and values of all. `forget`: called after a shard that may have left anything in memory that the next one
+    would use. `can_fork`: False if this process is to become the first shard itself."""
 
     def __init__(
-        self, control: socket.socket, launcher: int, forget: Callable[[], None], can_fork: bool = True
+        self,
+        control: socket.socket,
+        launcher: int,
+        kept: KeptMemory | None,
+        forget: Callable[[], None],
+        can_fork: bool = True,
     ) -> None:
         self._control = control
         self._launcher = launcher
@@ -135,7 +149,7 @@ class TemplateLoop:
         self._is_first = True
         self._can_fork = can_fork
         self._measured: Measured | None = None
-        self._kept = KeptMemory()
+        self._kept = kept
         self._reports: dict[int, bytes] = {}  # open pipes from shards, and what came since the last whole line
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -169,10 +183,11 @@ class TemplateLoop:
         output_fd, report_fd = fds
         measured_fd, write_fd = os.pipe()
         faults.point("template.fork")
-        number, *keeps = message.split()
+        number, shards, *keeps = message.decode().split()
         epoch = int(number)
         if keeps != [KEEPS]:
-            self._kept.content = 0
+            if self._kept is not None:
+                self._kept.content = 0
             if not self._is_first:
                 self._forget()
         self._is_first = False
@@ -189,7 +204,14 @@ class TemplateLoop:
             os.close(fd)
         self._selector.close()
         self._control.close()
-        return NewShard(epoch, report_fd, write_fd, self._measured, self._kept)
+        return NewShard(
+            epoch=epoch,
+            machine_shards=int(shards) or None,
+            report_fd=report_fd,
+            measured_fd=write_fd,
+            measured=self._measured,
+            kept=self._kept,
+        )
 
 
 def _leave_out_spare_pool() -> None:

@@ -32,6 +32,8 @@ HOLD_S = 5.0
 MAX_LAUNCHED = 2
 # Seconds without work after which the idle work goes on.
 IDLE_S = 0.01
+# Where it goes on between steps as well, the next piece comes when this many times the last one's time has passed.
+PACE = 20
 
 
 @dataclass(slots=True)
@@ -80,6 +82,8 @@ class Worker:
         self._outside: list[tuple[Callable[[], Any], Future[Any]]] = []
         # What the worker does while there is nothing else to do, a piece at a time. Returns whether more may be left.
         self._idle_work: Callable[[], bool] | None = None
+        self._is_done_between = False  # whether also between steps
+        self._next_piece_s = 0.0
         self._stopped = False
         self._ended_ns = time.perf_counter_ns()
         self._waiter = ThreadPoolExecutor(1, "waiter")
@@ -116,9 +120,10 @@ class Worker:
             self._changed.notify()
         return future
 
-    def when_idle(self, work: Callable[[], bool]) -> None:
-        """From now on does `work` while there is no step, until it returns False. To be called by the worker."""
-        self._idle_work = work
+    def when_idle(self, work: Callable[[], bool], between: bool = False) -> None:
+        """From now on does `work` while there is no step, until it returns False. `between`: also between steps, in a
+        small part of the time, for work that must be done in the end. To be called by the worker."""
+        self._idle_work, self._is_done_between = work, between
 
     def stop(self, within_s: float | None = None) -> bool:
         """Answers the steps that are launched, and makes the calls outside steps that were asked for. Returns whether
@@ -189,8 +194,14 @@ class Worker:
 
     def _do_idle_work(self) -> None:
         while self._idle_work is not None and not (self._held or self._outside or self._stopped):
-            if not self._idle_work():
-                self._idle_work = None
+            self._do_piece(self._idle_work)
+
+    def _do_piece(self, work: Callable[[], bool]) -> None:
+        began_s = time.monotonic()
+        if not work():
+            self._idle_work = None
+        ended_s = time.monotonic()
+        self._next_piece_s = ended_s + PACE * (ended_s - began_s)
 
     def _work(self) -> Callable[[], None] | None:
         if self._launched and self._launched[0].is_complete:
@@ -272,6 +283,9 @@ class Worker:
         self._note_end(launched.call)
         launched.call.future.set_result(result)
         faults.point("shard.between")
+        if self._idle_work is not None and self._is_done_between and time.monotonic() >= self._next_piece_s:
+            self._do_piece(self._idle_work)
+            self._ended_ns = time.perf_counter_ns()
 
     def _fail(self, call: StepCall, error: Exception) -> None:
         """Handles the exception of a step: all rows are invalid from now on, and the answer names the failed step."""

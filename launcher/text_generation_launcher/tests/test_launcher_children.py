@@ -2,7 +2,10 @@
 
 import asyncio
 import os
+import select
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from text_generation_launcher import process
 from text_generation_launcher.commands import Command
 from text_generation_launcher.process import MAX_LINE_BYTES, Child, LineReader
 from text_generation_launcher.router_template import RouterTemplate
+from text_generation_launcher.standby import Templates
 
 
 def split(*chunks: bytes) -> list[str]:
@@ -137,19 +141,113 @@ def test_an_error_is_passed_on_after_a_while_and_stays_the_error_however_long_th
     assert error_after(code, caplog, seen) == told
 
 
-def test_where_a_template_cannot_fork_a_router_starts_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("text_generation_launcher.router_template.adopt_orphans", lambda: None)
-    program = tmp_path / "program"
-    program.write_text("#!/bin/sh\nexit 71\n")
+@pytest.fixture
+def no_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of the tests adopts none."""
+    for module in ("router_template", "standby"):
+        monkeypatch.setattr(f"text_generation_launcher.{module}.adopt_orphans", lambda: None)
+
+
+def program_of(folder: Path, script: str) -> str:
+    program = folder / "program"
+    program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
+    return str(program)
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_where_a_template_cannot_fork_all_that_wait_for_it_start_without_it(tmp_path: Path) -> None:
     forked: list[int] = []
 
-    async def run() -> int:
+    async def run() -> list[int]:
         template = RouterTemplate(Child.start, lambda child: child, forked.append)
-        child = await template.start_child(python("raise SystemExit(3)"), str(program))
+        program, own = program_of(tmp_path, "exit 71"), python("raise SystemExit(3)")
+        children = await asyncio.gather(*(template.start_child(own, program) for _ in range(3)))
         assert not template.stands_by
-        return await child.exited
+        return [await child.exited for child in children]
 
-    assert asyncio.run(run()) == 3 and forked == []
+    assert asyncio.run(run()) == [3, 3, 3] and forked == []
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_a_child_that_is_ended_before_it_is_forked_is_not_started_another_way(tmp_path: Path) -> None:
+    added: list[Child] = []
+
+    def add(child: Child) -> Child:
+        added.append(child)
+        return child
+
+    async def run() -> int:
+        template, program = RouterTemplate(Child.start, add, lambda pid: None), program_of(tmp_path, "exec sleep 60")
+        starting = asyncio.create_task(template.start_child(python("raise SystemExit(3)"), program))
+        while not added:
+            await asyncio.sleep(0.001)
+        added[0].send(signal.SIGTERM)
+        assert await starting is added[0]
+        return await added[0].exited
+
+    assert asyncio.run(run()) == -signal.SIGTERM
+
+
+class PretendedTemplates:
+    """Processes that sleep; this one forks the shards in their place, which sleep as well."""
+
+    def __init__(self) -> None:
+        self.controls: list[socket.socket] = []  # one for each template that was started
+        self.orders: list[str] = []
+        self.children: list[Child] = []
+
+    async def start(self, command: Command) -> Child:
+        self.controls.append(socket.socket(fileno=os.dup(int(command.env["TEMPLATE_FD"]))))
+        self.children.append(await Child.start(python("import time; time.sleep(60)")))
+        return self.children[-1]
+
+    async def shard_of(self, templates: Templates, **variables: str) -> None:
+        """Starts the shard of rank 0, and answers the order that comes of it."""
+        command = Command("shard", ("serve",), {"OMP_NUM_THREADS": "1", **variables}, log_fields={"rank": 0})
+        starting = asyncio.create_task(templates.start_shard(command, 0, 0))
+        while not (_is_readable(self.controls)):
+            await asyncio.sleep(0.001)
+        order, (output, report), _, _ = socket.recv_fds(self.controls[-1], 4096, 2)
+        self.orders.append(order.decode())
+        shard = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        os.write(report, b"%d\n" % shard.pid)
+        shard.returncode = 0  # Child reads its status.
+        for fd in (output, report):
+            os.close(fd)
+        self.children.append(child := await starting)
+        await child.begun.wait()
+
+    async def end(self) -> None:
+        for child in self.children:
+            child.send(signal.SIGKILL)
+            await child.exited
+        for control in self.controls:
+            control.close()
+
+
+def _is_readable(controls: list[socket.socket]) -> bool:
+    """Whether the newest template has an order."""
+    return bool(select.select(controls[-1:], [], [], 0)[0])
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_a_template_forks_shards_of_another_epoch_and_number_of_replicas_and_of_nothing_else() -> None:
+    async def run() -> list[int]:
+        pretended, numbers = PretendedTemplates(), list[int]()
+        templates = Templates(pretended.start, lambda child: child, lambda pid: None)
+        try:
+            for variables in (
+                {"TGI_EPOCH": "1"},
+                {"TGI_EPOCH": "2", "MACHINE_SHARDS": "2"},
+                {"TGI_EPOCH": "3", "MACHINE_SHARDS": "3"},
+                {"TGI_EPOCH": "4", "MAX_LORAS": "1"},
+            ):
+                await pretended.shard_of(templates, **variables)
+                numbers.append(len(pretended.controls))
+        finally:
+            await pretended.end()
+        assert pretended.orders == ["1 0", "2 2", "3 3", "4 0"]
+        return numbers
+
+    assert asyncio.run(run()) == [1, 1, 1, 2]

@@ -11,7 +11,7 @@ from text_generation_common.errors import CommandError
 from text_generation_common.flags import process
 from text_generation_common.flags.cluster import Way
 from text_generation_common.flags.declaration import flag_name, with_flags
-from text_generation_common.flags.kinds import KvCacheDtype, Quantize, RopeScalingKind, TrueFalse, UsageStats
+from text_generation_common.flags.kinds import KvCacheDtype, Quantize, RopeScalingKind, Standby, TrueFalse, UsageStats
 from text_generation_common.flags.process import TracingFlags
 from text_generation_common.models.fitting import Heads
 from text_generation_launcher import commands
@@ -148,9 +148,10 @@ def test_a_flag_that_another_launcher_reads_is_mentioned(config, caplog, way, ch
 
 
 def test_flags_that_are_mentioned_are_not_given_to_engines_and_fronts_on_the_machines_of_ray(config):
-    plan = resolve(config, {})
+    plan = resolve(with_flags(config, standby=Standby.off), {})
     for way, words in ((Way.ENGINE, commands.engine_only(plan, 1)), (Way.FRONTS, commands.fronts_only(plan))):
         assert unread_flags(way) and not {flag_name(name) for name in unread_flags(way)} & {*words}
+        assert words[words.index("--standby") + 1] == "off", "both have templates"
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,17 @@ def test_templates_fork_the_shards_where_they_can_and_are_refused_by_name_elsewh
         with pytest.raises(ArgumentValidation, match=refused) if refused and standby is Standby.on else nullcontext():
             check_standby(plan, machine)
     assert machine.has_templates(None) is not bool(refused)
-    assert not machine.has_templates(Standby.off)
+    assert not machine.has_templates(Standby.off) and not machine.has_router_template(Standby.off)
+    assert machine.has_router_template(None) is machine.adopts
+
+
+def test_a_server_without_engines_has_the_template_of_fronts_beside_gpus(folder: Path) -> None:
+    flags = {"engines": ("10.0.0.1:7000",), "insecure_cluster": True, "standby": Standby.on}
+    plan = resolve(with_flags(LauncherConfig(), model_id=str(folder), **flags), {})
+    check_standby(plan, machine := Machine(True, GIB))
+    assert machine.has_router_template(Standby.on)
+    with pytest.raises(ArgumentValidation, match="needs Linux"):
+        check_standby(plan, Machine(True, GIB, adopts=False))
 
 
 MARGIN = 2**20

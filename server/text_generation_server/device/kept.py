@@ -1,7 +1,7 @@
 """Memory that outlives a shard: its template makes it, and each shard that the template forks maps it.
 
 Where `shmem_enabled` is `never`, as on most systems, the kernel gives shared memory no huge pages by itself.
-MADV_COLLAPSE makes huge pages whatever that setting is, from Linux 6.1 on.
+MADV_COLLAPSE makes huge pages whatever that setting is, from Linux 6.1 on, unless it is `deny`.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ MADV_COLLAPSE = 25
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
 PROT_NONE = 0
 FAILED = ctypes.c_void_p(-1).value
+ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 class KeptMemory:
@@ -34,7 +36,11 @@ class KeptMemory:
         self._fd = os.memfd_create(name, os.MFD_CLOEXEC)
         self._name = ctypes.c_uint64.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))  # shared by all these processes
         self._size = 0  # bytes that tensors of this process take
-        self._can_collapse = True
+        self.can_collapse = True  # False once the kernel has refused to make huge pages
+
+    def close(self) -> None:
+        """Tensors stay."""
+        os.close(self._fd)
 
     @property
     def content(self) -> int:
@@ -45,11 +51,11 @@ class KeptMemory:
     def content(self, name: int) -> None:
         self._name.value = name
 
-    def begin(self, is_kept: bool) -> None:
-        """The next tensor is the first one. Unless `is_kept`, the memory is given back, and tensors have zeros: no
-        tensor of before may be there any more."""
+    def begin(self, again: bool) -> None:
+        """The next tensor is the first one, with what is in the memory. Unless `again`, the memory is given back, and
+        tensors have zeros: no tensor of before may be there any more."""
         self._size = 0
-        if not is_kept:
+        if not again:
             self.content = 0
             os.ftruncate(self._fd, 0)
 
@@ -79,7 +85,7 @@ class KeptMemory:
 
     def _collapse(self, piece: Tensor) -> None:
         """Makes huge pages of the memory around `piece`: of one that is not taken, if it has a page."""
-        if not self._can_collapse:
+        if not self.can_collapse:
             return
         start = piece.data_ptr() // HUGE_PAGE * HUGE_PAGE
         piece[:1].add_(0)
@@ -87,7 +93,26 @@ class KeptMemory:
             if at > piece.data_ptr():
                 piece[at - piece.data_ptr()].add_(0)
             if _libc().madvise(at, HUGE_PAGE, MADV_COLLAPSE) and ctypes.get_errno() == errno.EINVAL:
-                self._can_collapse = False  # An older kernel; after other errors the next huge page may be made.
+                self.can_collapse = False  # An older kernel; after other errors the next huge page may be made.
+
+
+def memory_for_keys() -> KeptMemory | None:
+    """None where a shard's own memory is faster: it has huge pages, and this memory would not get any."""
+    memory = KeptMemory()
+    memory.take(memory.tensor((1,), torch.uint8, torch.device("cpu")))
+    memory.begin(again=False)
+    if memory.can_collapse or not _gives_huge_pages():
+        return memory
+    memory.close()
+    return None
+
+
+def _gives_huge_pages() -> bool:
+    """Whether the system gives huge pages to memory of a single process."""
+    try:
+        return "[never]" not in ENABLED.read_text()
+    except OSError:
+        return False
 
 
 class SmallKept:

@@ -22,6 +22,7 @@ class Backend:
     kernels: Kernels
     wake: Callable[[], None] = lambda: None  # wakes idle threads, because kernels will be called soon
     end_threads: Callable[[], None] = lambda: None  # before a fork; the next call starts others
+    limit_threads: Callable[[int], None] = lambda most: None  # in this process, from now on
 
 
 def select_backend(
@@ -48,4 +49,5 @@ def select_backend(
             raise OptionError(f"--activations {activations} needs the compiled kernels; {choice.reason}")
         return Backend(f"torch's, since {choice.reason}", cast(Kernels, reference))
     better = f"; not {choice.better}, since {choice.reason}" if choice.better else ""
-    return Backend(f"{compiled.name}{better}", compiled, compiled.library.wake, compiled.library.end_team)
+    library = compiled.library
+    return Backend(f"{compiled.name}{better}", compiled, library.wake, library.end_team, library.limit_threads)

@@ -122,7 +122,7 @@ class World:
     def compare(self, requests: list[Asked], report: int) -> None:
         """Reports the positions whose keys or values differ from those of a shard that computes all tokens at once."""
         old = self.kept
-        old.begin(is_kept=True)
+        old.begin(again=True)
         self.runner.measured = None
         runner = self.runner
         found = runner._model.make_cache(SLOTS, 8, runner._kv_dtype, old.tensor)

@@ -296,6 +296,26 @@ def test_a_shard_that_has_loaded_waits_for_ranks_whose_templates_load(
     assert JOIN_LOADED_S > 60 * JOIN_S
 
 
+def test_a_shard_takes_its_share_of_the_cores_whatever_it_was_when_the_template_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path)
+    monkeypatch.setattr("text_generation_server.load.usable_cores", lambda: 4)
+    limits, before, worker, group = list[int](), torch.get_num_threads(), Worker(1), unjoined(0, 1)
+    backend = replace(select_backend(CPU), limit_threads=limits.append)
+    try:
+        torch.set_num_threads(3)
+        config = settings(tmp_path, 128, machine_shards=2)
+        loaded = load_model(config, worker.advance_progress, lambda device: group, lambda device: backend)
+        monkeypatch.setattr("text_generation_server.load.join_group", lambda *_, join_s: group)
+        for shards in (5, 1):
+            take_over(replace(config, machine_shards=shards), loaded, worker)
+            assert limits[-1] == torch.get_num_threads()
+        assert limits == [2, 1, 3]
+    finally:
+        torch.set_num_threads(before)
+
+
 class FirstCalls(TorchDispatchMode):
     """Records how many numbers the first call of each operation on floats computes."""
 

@@ -25,6 +25,7 @@ from shard_tools import (
 from text_generation_common import faults
 from text_generation_common.errors import NO_TOKEN, NOT_FINITE, MemoryLimitError
 from text_generation_common.sampling import NAMES, NEUTRAL, Sampling
+from text_generation_server.device.kept import KeptMemory
 from text_generation_server.errors import StepError
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.interface import Choices, Chosen, Kernels
@@ -329,6 +330,21 @@ def test_a_warm_up_with_the_values_of_the_one_before_measures_nothing(model: Pat
     finally:
         faults.setup("")
     assert second.longest_pause_s > 0
+
+
+def test_memory_of_a_process_that_may_have_written_anywhere_is_used_again_and_its_content_never_read(
+    model: Path,
+) -> None:
+    first, second, kept = make_runner(model), make_runner(model), KeptMemory()
+    first.kept = second.kept = kept
+    capacity = first.warmup(64, None, 16, 1000, content=7)
+    expected = generate(first, random_ids(40), 6).tokens
+    for tensor in first._cache_tensors():
+        tensor.view(torch.uint8).fill_(0xFF)  # NaN
+    second.measured = first.measured
+    assert second.warmup(64, None, 16, 1000, content=8) == capacity and not second.has_kept_cache
+    assert all(bool((tensor[-2].view(torch.uint8) == 0xFF).all()) for tensor in second._cache_tensors())
+    assert generate(second, random_ids(40), 6).tokens == expected and kept.content == 8
 
 
 @pytest.mark.parametrize("point", ["shard.step", "shard.prefill", "shard.decode"])

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from text_generation_common.forked import BROKEN_STATUS
 from text_generation_server.errors import StepAborted, StepFailed, StepRefused
 from text_generation_server.step.results import Pending
-from text_generation_server.worker import MAX_HELD, StepClock, Worker
+from text_generation_server.worker import MAX_HELD, PACE, StepClock, Worker
 
 
 @pytest.fixture
@@ -361,6 +362,36 @@ def test_idle_work_is_done_a_piece_at_a_time_and_steps_come_first(worker: Worker
     worker.run_outside(lambda: None).result(10)
     time.sleep(0.1)
     assert done == ["piece", "piece", "step", "piece", "piece"]
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_under_load_idle_work_goes_on_between_steps_where_it_must_and_takes_a_small_part_of_the_time(
+    worker: Worker, between: bool
+) -> None:
+    """Each step submits the next one, so that there always is one."""
+    pieces: list[tuple[float, float]] = []
+    done_under_load: Future[int] = Future()
+
+    def piece() -> bool:
+        began_s = time.monotonic()
+        time.sleep(0.002)
+        pieces.append((began_s, time.monotonic()))
+        return len(pieces) < 4
+
+    def step(number: int) -> None:
+        if len(pieces) < 4 and number < (100_000 if between else 500):
+            worker.submit(3, number + 1, lambda clock: step(number + 1))
+        else:
+            done_under_load.set_result(len(pieces))
+
+    def first(clock: StepClock) -> None:
+        worker.when_idle(piece, between)
+        step(1)
+
+    worker.submit(3, 1, first)
+    assert done_under_load.result(60) == (4 if between else 0)
+    for (began_s, ended_s), (next_s, _) in pairwise(pieces):
+        assert next_s - ended_s >= PACE * (ended_s - began_s)
 
 
 def test_a_phase_within_a_phase_ends_where_it_began(worker: Worker) -> None:

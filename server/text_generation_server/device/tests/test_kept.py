@@ -10,7 +10,7 @@ import torch
 
 from text_generation_server.device import kept
 from text_generation_server.device.arena import HUGE_PAGE
-from text_generation_server.device.kept import KeptMemory
+from text_generation_server.device.kept import KeptMemory, memory_for_keys
 
 CPU = torch.device("cpu")
 SHAPES = ((3, HUGE_PAGE), (5, 7))
@@ -69,9 +69,23 @@ def test_its_pages_are_huge_where_the_kernel_can_and_the_tests_of_old_kernels_pa
     memory.take(large)
     mapped = next(part for part in Path("/proc/self/smaps").read_text().split("memfd:tgi-keys")[1:])
     huge_kib = int(mapped.split("ShmemPmdMapped:")[1].split()[0])
-    assert huge_kib == (3 * HUGE_PAGE >> 10 if memory._can_collapse else 0)
+    assert huge_kib == (3 * HUGE_PAGE >> 10 if memory.can_collapse else 0)
     monkeypatch.setattr(kept, "MADV_COLLAPSE", -1)
     test_what_a_killed_process_has_written_is_there_for_the_next_ones()
+
+
+def test_keys_get_such_memory_where_it_is_as_fast_as_other_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for choices, is_faster in ("always [madvise] never", True), ("always madvise [never]", False), ("", False):
+        monkeypatch.setattr(kept, "ENABLED", path := tmp_path / "enabled")
+        path.write_text(choices) if choices else path.unlink()
+        open_files = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(kept, "MADV_COLLAPSE", -1)
+        assert (memory_for_keys() is None) == is_faster
+        assert not is_faster or len(os.listdir("/proc/self/fd")) == open_files
+        monkeypatch.setattr(kept, "MADV_COLLAPSE", 0)  # MADV_NORMAL, which no kernel refuses
+        assert memory_for_keys() is not None
 
 
 def test_memory_that_the_system_does_not_give_is_an_error() -> None:

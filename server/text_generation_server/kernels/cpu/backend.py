@@ -313,7 +313,7 @@ class CpuKernels:
         each query in each split. 0 if it is not."""
         queries = -(-(end - start) * group // QUERIES_OF_BLOCK) * QUERIES_OF_BLOCK
         splits = -(-end // SPLIT_KEYS) - options.first_seen(start) // SPLIT_KEYS
-        is_split = queries <= MAX_SPLIT_QUERIES and splits >= LEAST_SPLITS * self.threads
+        is_split = queries <= MAX_SPLIT_QUERIES and splits >= LEAST_SPLITS * self.library.allowed(self.threads)
         return queries * kv_heads * splits if is_split else 0
 
     def _attend_chunks(
@@ -468,7 +468,7 @@ class CpuKernels:
             )  # fmt: skip
             reference.change(logits_RV, choices)
         ids, logprobs = torch.empty(rows, dtype=torch.int32), torch.empty(rows)
-        words = self.threads * (CUT_BUCKETS + 3 * vocabulary + 16)
+        words = self.library.allowed(self.threads) * (CUT_BUCKETS + 3 * vocabulary + 16)
         if (choices.any_cuts or choices.masks is not None) and len(self._cut_scratch) < words:
             self._cut_scratch = torch.empty(words, dtype=torch.int64)
         self._call(

@@ -74,7 +74,8 @@ class CodesLinear:
 
     def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
         x, count = x.contiguous(), x.shape[0]
-        size = self._library.gemm_codes_scratch(count, self._inputs, self._group, self._threads)
+        threads = self._library.allowed(self._threads)
+        size = self._library.gemm_codes_scratch(count, self._inputs, self._group, threads)
         self._scratch.reserve(size)
         y = torch.empty((count, self._outputs), dtype=self._y_type) if out is None else out
         self._library.call(

@@ -39,7 +39,7 @@ class ExpertProducts:
     ) -> Tensor:  # fmt: skip
         """y of each pair, [P, columns]: see `experts_codes` in csrc/arguments.h."""
         stride = max(self._scratch_of(tokens, *sizes) for sizes in self._sizes)
-        self._scratch.reserve(2 * stride * self._threads)
+        self._scratch.reserve(2 * stride * self._library.allowed(self._threads))
         y = torch.empty((len(routes.pairs_P), self.columns), dtype=x.dtype)
         limit, slope = (None, None) if clamped is None else (clamped.limit, clamped.slope)
         self._library.call(

@@ -5,6 +5,7 @@ csrc/arguments.h declares the arguments of each kernel; here they are passed by 
 
 import ctypes
 import struct
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -75,6 +76,7 @@ class Library:
         self.target = target
         self.has_vnni = "avx512_vnni" in processor_flags()
         self.observer: CallObserver | None = None
+        self._max_threads = sys.maxsize
         self._run = functions.run_calls
         self._run.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_void_p]
         self._run.restype = None
@@ -105,6 +107,14 @@ class Library:
             if hasattr(functions, name)
         }
 
+    def limit_threads(self, most: int) -> None:
+        """From now on no call takes more threads, whatever it asks for."""
+        self._max_threads = most
+
+    def allowed(self, threads: int) -> int:
+        """How many threads a call takes that asks for `threads`."""
+        return min(threads, self._max_threads)
+
     def has(self, kernel: str) -> bool:
         return kernel in self._packers
 
@@ -112,7 +122,7 @@ class Library:
         """The arguments are those of the kernel's struct in arguments.h. C gets the address of a tensor, and 0 for
         None."""
         words = _words(arguments)
-        self._run(self._packers[kernel].pack(words), 1, threads, None)
+        self._run(self._packers[kernel].pack(words), 1, self.allowed(threads), None)
         if self.observer is not None:
             self.observer.on_call(Call(kernel, words))
 
@@ -132,7 +142,7 @@ class Library:
 
         `ends` is the address of one float64 number for each call: the monotonic clock after the call, in seconds.
         """
-        self._run(packed, len(packed) // CALL_BYTES, threads, ends)
+        self._run(packed, len(packed) // CALL_BYTES, self.allowed(threads), ends)
 
 
 def _words(arguments: Mapping[str, Argument]) -> dict[str, Word]:

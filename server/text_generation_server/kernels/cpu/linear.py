@@ -104,7 +104,8 @@ class PackedLinear:
     def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
         count = x.shape[0]
         x = x.contiguous()
-        self._scratch.reserve(self._library.gemm_scratch(count, self._inputs, self._rows, self._is_int8, self._threads))
+        threads = self._library.allowed(self._threads)
+        self._scratch.reserve(self._library.gemm_scratch(count, self._inputs, self._rows, self._is_int8, threads))
         y = torch.empty((count, self._outputs), dtype=self._y_type) if out is None else out
         self._library.call(
             self._threads, "gemm", x=x, rows=count, y=y, y_stride=y.stride(0), scratch=self._scratch.data_ptr(),

@@ -286,13 +286,17 @@ def test_threads_without_work_sleep(kernels: CpuKernels) -> None:
     assert time.process_time() - before < 0.05
 
 
-def test_threads_that_were_ended_are_gone_and_others_start(kernels: CpuKernels) -> None:
+def test_threads_that_were_ended_are_gone_and_others_start_not_more_than_the_limit(
+    kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = compute(kernels, 1)
     kernels.library.end_team()
     before = len(os.listdir("/proc/self/task"))
-    for threads in (4, 3):
+    monkeypatch.setattr(kernels.library, "_max_threads", kernels.library._max_threads)  # as it is, afterwards
+    for threads, most in (4, 5), (3, 3), (4, 2):
+        kernels.library.limit_threads(most)
         assert torch.equal(compute(kernels, threads), expected)
-        assert len(os.listdir("/proc/self/task")) == before + threads - 1
+        assert len(os.listdir("/proc/self/task")) == before + min(threads, most) - 1
         kernels.library.end_team()
         assert len(os.listdir("/proc/self/task")) == before
 
