@@ -58,6 +58,7 @@ ELSEWHERE = {
     "ScalingError": "an administrator's request: router api/tests/test_admin.py",
     "AdapterError": "the same: router api/tests/test_adapters_loaded.py",
     "NoSuchAdapterError": "the same",
+    "AdapterUnsettledError": "the same",
 }
 
 

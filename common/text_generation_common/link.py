@@ -17,8 +17,9 @@ A front, one of several routers on a port, says `draining` when it was asked to 
 
 The launcher has the list of LoRA adapters. A router that was asked to change it sends `adapter`. The launcher then
 writes the list into a file and sends every router `adapters` with the file's path and the list's number, which it
-answers with `adapters_taken` once its clients see the list. When all have answered, the first one gets `adapter_set`,
-with a reason if it was in vain. The file is there for its length: a line has at most LINE_LIMIT bytes.
+answers with `adapters_taken` once its clients see the list. When all have answered, the first one gets `adapter_set`
+with the number that its `adapter` had, and with a reason if something went wrong. The file is there for its length: a
+line has at most LINE_LIMIT bytes.
 """
 
 import asyncio
@@ -127,7 +128,7 @@ def read_adapters(file: str) -> tuple[AdapterNote, ...]:
 @dataclass(frozen=True, slots=True)
 class LinkMessage:
     event: LinkEvent
-    epoch: int = 0
+    epoch: int = 0  # with `adapter…`: a number that the answer has, too
     reason: str = ""
     address: str = ""  # where an engine listens, with `listening`
     replicas: int = 0  # number of replicas that are wanted, with `scale`

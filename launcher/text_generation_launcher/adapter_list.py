@@ -41,13 +41,13 @@ class AdapterList:
             self._taken[front] = message.epoch
             self._changed.set()
         elif message.event is LinkEvent.ADAPTER and message.adapter is not None:
-            task = asyncio.create_task(self._change(front, message.adapter), name="adapters")
+            task = asyncio.create_task(self._change(front, message.epoch, message.adapter), name="adapters")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _change(self, front: KeptProcess, note: AdapterNote) -> None:
+    async def _change(self, front: KeptProcess, number: int, note: AdapterNote) -> None:
         async with self._turns:
-            front.send(LinkMessage(LinkEvent.ADAPTER_SET, reason=await self._set(note)))
+            front.send(LinkMessage(LinkEvent.ADAPTER_SET, number, reason=await self._set(note)))
 
     async def _set(self, note: AdapterNote) -> str:
         """Returns why not all fronts have the new list, or ""."""
@@ -56,7 +56,7 @@ class AdapterList:
         try:
             write_adapters(self._file, notes.values())
         except OSError as error:
-            return f"the list of adapters cannot be written: {error.strerror}"
+            return f"nothing has changed: the list of adapters cannot be written: {error.strerror}"
         self._notes, self._version = notes, self._version + 1
         latest = self.latest
         assert latest is not None
@@ -71,7 +71,7 @@ class AdapterList:
         except TimeoutError:
             missing = ", ".join(each.title for each in self._missing())
             logger.error("%s did not take the new list of adapters within %.0f s", missing, TAKE_S)
-            return f"{missing} did not take the new list within {TAKE_S:g} s: look at the log"
+            return f"the change is made, but {missing} did not take it within {TAKE_S:g} s: look at the log"
         return ""
 
     def _missing(self) -> list[KeptProcess]:

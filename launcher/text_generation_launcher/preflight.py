@@ -20,6 +20,7 @@ from text_generation_common.errors import ArgumentValidation, MemoryLimitError, 
 from text_generation_common.flags.cluster import Way
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Standby
 from text_generation_common.memory import address_limit, choose_slots, cpu_bytes, free_bytes
+from text_generation_common.model_files import served_name
 from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import config_fields, text_fields
 from text_generation_common.models.fitting import (
@@ -156,12 +157,32 @@ def _numbers_of_adapters(plan: LaunchPlan, config: ModelConfig | None) -> int:
     if adapters or flags.lora_dirs:
         check_base(config is not None)
     files = [read_adapter(Path(adapter.path), flags.max_lora_rank) for adapter in adapters]
+    _mention_bases(plan, {adapter.name: each.base for adapter, each in zip(adapters, files, strict=True)})
     if config is None:
         return 0
     any_adapter = any_rooms(config, flags.max_lora_rank) if flags.lora_dirs else {}
     rooms = rooms_of([modules_of(each, config) for each in files], any_adapter)
     count = flags.max_loras if flags.lora_dirs else min(flags.max_loras, len(adapters))
     return count * sum(room.numbers for room in rooms.values())
+
+
+def _mention_bases(plan: LaunchPlan, bases: Mapping[str, str]) -> None:
+    """Warns of adapters that say that they were trained for another model. Folders may be called anything, so the ends
+    of names are compared."""
+    own = {_end(name) for name in (plan.names.served_model_name, served_name(None, plan.model_id)) if name}
+    others = [name for name, base in bases.items() if base and _end(base) not in own]
+    if others:
+        base, more = ascii(bases[others[0]])[1:-1][:200], f", and {len(others) - 1} more," * (len(others) > 1)
+        logger.warning(
+            "--lora-adapters %s%s may not fit the model, which is not called as its base: trained for %s",
+            others[0],
+            more,
+            base,
+        )
+
+
+def _end(name: str) -> str:
+    return Path(name).name.lower()
 
 
 def _check_processor(plan: LaunchPlan, machine: Machine) -> None:
@@ -279,8 +300,9 @@ def _check_memory(
 
         kind = str(plan.compute.quantize) if in_codes else dtype
         weights = weight_bytes(config, NUMBER_BYTES[dtype], codes)
-    weights += of_adapters * NUMBER_BYTES[dtype]
-    _check_weights(plan, weights, kind, machine, SMALLER if kind == dtype else "")
+    adapters = of_adapters * NUMBER_BYTES[dtype]
+    _check_weights(plan, weights, kind, machine, SMALLER if kind == dtype else "", adapters=adapters)
+    weights += adapters
     numbers: Dtype | KvCacheDtype = plan.compute.kv_cache_dtype or dtype
     per_slot = slot_bytes(config, plan.num_shard, numbers)
     available = cpu_bytes(machine.free_bytes - weights, plan.num_shard)
@@ -291,17 +313,25 @@ def _check_memory(
     choose_slots(per_slot, available, requests * needed, wanted, at_least=min(needed, wanted or needed))
 
 
-def _check_weights(plan: LaunchPlan, weights: int, kind: str, machine: Machine, smaller: str) -> None:
-    """MemoryLimitError if the weights, a number of bytes, do not fit. `kind`: how they are kept. `smaller`: a flag that
-    makes them smaller."""
-    _check_addresses(weights, plan.num_shard, machine.addresses)
+def _check_weights(
+    plan: LaunchPlan, weights: int, kind: str, machine: Machine, smaller: str, adapters: int = 0
+) -> None:
+    """MemoryLimitError if the weights and the slots of adapters, numbers of bytes, do not fit. `kind`: how weights are
+    kept. `smaller`: a flag that makes them smaller."""
+    _check_addresses(weights + adapters, plan.num_shard, machine.addresses)
     if weights + SHARD_BYTES * plan.num_shard > machine.free_bytes:
         raise MemoryLimitError(
             f"the weights need {weights / GIB:.1f} GiB in {kind}, each shard needs"
             f" {SHARD_BYTES / GIB:.1f} GiB more, and {machine.free_bytes / GIB:.1f} GiB of memory are free: choose a"
             f" smaller model{smaller}, or a machine with more memory"
         )
-    likely = weights + LIKELY_BYTES * plan.num_shard
+    if weights + adapters + SHARD_BYTES * plan.num_shard > machine.free_bytes:
+        raise MemoryLimitError(
+            f"the slots of adapters need {adapters / GIB:.1f} GiB beside the {weights / GIB:.1f} GiB of weights, and"
+            f" {machine.free_bytes / GIB:.1f} GiB of memory are free: choose a smaller --max-loras"
+            f"{' or --max-lora-rank' if plan.adapters.lora_dirs else ''}"
+        )
+    likely = weights + adapters + LIKELY_BYTES * plan.num_shard
     if likely > machine.free_bytes:
         free = machine.free_bytes / GIB
         logger.warning("Memory may not suffice: %.1f GiB are free, and such shards took %.1f GiB", free, likely / GIB)

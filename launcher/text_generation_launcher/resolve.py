@@ -2,11 +2,11 @@
 
 import logging
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from text_generation_common.adapters.listed import checked, real_folders
+from text_generation_common.adapters.listed import check_names, checked, listed, real_folders
 from text_generation_common.addresses import address_of
 from text_generation_common.errors import ArgumentValidation, ModelError, WrongUsage
 from text_generation_common.flags.cluster import ClusterFlags, Way
@@ -49,17 +49,16 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     if (refused := view_refusal(http, config.access.trusted_proxy)) is not None:
         raise ArgumentValidation(*refused)
     checks.mention_without_effect(config)
+    name = served_name(config.names.served_model_name, config.model.model_id)
     return LaunchPlan(
         model_id=model.locate(config.model.model_id, config.cache.weights_cache_override),
         num_shard=num_shard,
         load_format=config.model.load_format,
-        names=NameFlags(
-            served_model_name=served_name(config.names.served_model_name, config.model.model_id),
-        ),
+        names=NameFlags(served_model_name=name),
         files=config.files,
         cache=config.cache,
         compute=config.compute,
-        adapters=resolve_adapters(config.adapters, config.cache.huggingface_hub_cache),
+        adapters=resolve_adapters(config.adapters, config.cache.huggingface_hub_cache, (name, config.model.model_id)),
         shard=replace(config.shard, rope_scaling=rope_scaling, rope_factor=rope_factor),
         standby=config.standby,
         requests=config.requests,
@@ -75,9 +74,11 @@ def resolve(config: LauncherConfig, environ: Mapping[str, str]) -> LaunchPlan:
     )
 
 
-def resolve_adapters(flags: AdapterFlags, cache: str | None) -> AdapterFlags:
-    """Names each adapter by an absolute folder and the digest of its files, so that every process has the same ones."""
+def resolve_adapters(flags: AdapterFlags, cache: str | None, of_model: Collection[str]) -> AdapterFlags:
+    """Names each adapter by an absolute folder and the digest of its files, so that every process has the same ones.
+    `of_model`: the model's own names."""
     try:
+        check_names([adapter.name for adapter in listed(flags.lora_adapters)], of_model)
         found = checked(flags.lora_adapters, cache, flags.max_lora_rank)
         folders = real_folders(flags.lora_dirs)
     except ModelError as error:

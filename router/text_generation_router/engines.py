@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from text_generation_common.adapters.listed import folders_of
+from text_generation_common.adapters.listed import ANY_MODEL, folders_of
 from text_generation_common.cluster.endpoints import TcpEndpoint, parse_endpoint
 from text_generation_common.cluster.files import role_folder
 from text_generation_common.cluster.identity import Role
@@ -20,7 +20,6 @@ from text_generation_common.flags.cluster import SecurityFlags
 from text_generation_common.link import Link, LinkEvent, LinkMessage, ReplicaReport
 from text_generation_common.tasks import cancelled
 from text_generation_router.api.common.adapters import ServedAdapters
-from text_generation_router.api.common.ignored import ANY_MODEL
 from text_generation_router.config import RouterConfig
 from text_generation_router.engine.lifecycle import EngineConfig
 from text_generation_router.engine.local import LocalEngine

@@ -33,7 +33,8 @@
     ├── NoSuchRouteError            404
     ├── ScalingError                409
     ├── AdapterError                400
-    │   └── NoSuchAdapterError          404
+    │   ├── NoSuchAdapterError          404
+    │   └── AdapterUnsettledError       503
     ├── MethodError                 405
     └── BodyError
         ├── UnsupportedMediaTypeError   415
@@ -279,6 +280,12 @@ class AdapterError(InferenceError):
 
 class NoSuchAdapterError(AdapterError):
     error_type, status = "not_found", 404
+
+
+class AdapterUnsettledError(AdapterError):
+    """Something that restarts or is stuck has not answered: the text says what has changed."""
+
+    error_type, status, label = "unavailable", 503, "unavailable"
 
 
 class NoSuchRouteError(InferenceError):

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from text_generation_common import places
-from text_generation_common.adapters.listed import digests
+from text_generation_common.adapters.listed import check_names, digests
 from text_generation_common.cluster.block_key import parse_key
 from text_generation_common.errors import CommandError, ModelError
 from text_generation_common.flags.declaration import (
@@ -81,7 +81,9 @@ def check_tokens(tokens: TokenFlags) -> None:
 
 def adapters_of(flags: RouterFlags) -> dict[str, str]:
     try:
-        return digests(flags.adapter_list.lora_adapters)
+        found = digests(flags.adapter_list.lora_adapters)
+        check_names(found, (served_name(flags.names.served_model_name, flags.tokenizer_name), flags.tokenizer_name))
+        return found
     except ModelError as error:
         raise StartError(str(error)) from None
 

@@ -290,7 +290,8 @@ def _adapters(config: ShardConfig, model_config: ModelConfig | FallbackConfig, k
         return AdapterBank()
     check_base(isinstance(model_config, ModelConfig))
     assert isinstance(model_config, ModelConfig)
-    found = [located(adapter, None) for adapter in asked]
+    # A folder that was removed since the launcher has seen it is told by `load_adapters`.
+    found = [adapter if adapter.digest else located(adapter, None) for adapter in asked]
     return load_adapters(
         adapters=found,
         config=model_config,

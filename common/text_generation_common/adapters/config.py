@@ -50,6 +50,7 @@ class AdapterConfig:
     has_biases: bool  # whether each pair of matrices has a bias
     ranks: NamePatterns[int]
     alphas: NamePatterns[float]
+    base: str = ""  # the model that it was trained for, as its author called it; "": it is not said
     parameters: tuple[str, ...] = ()  # ends of the names of parameters that have matrices, such as those of all experts
 
     def targets(self, parameter: str) -> bool:
@@ -105,6 +106,7 @@ def config_of(file: Path, content: bytes, max_rank: int) -> AdapterConfig:
         has_biases=raw.get("lora_bias") is True,
         ranks=_patterns(file, raw, "rank_pattern", lambda value: _rank(file, "rank_pattern", value, max_rank)),
         alphas=_patterns(file, raw, "alpha_pattern", lambda value: _number(file, "alpha_pattern", value)),
+        base=base if isinstance(base := raw.get("base_model_name_or_path"), str) else "",
         parameters=_names(file, raw, "target_parameters"),
     )
 

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from text_generation_common.errors import ModelError
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PIECE = 2**20
 MAX_BYTES = 2**34  # maximum size of a file
 OPENED = Path("/proc/self/fd")
@@ -29,6 +29,7 @@ class AdapterContent:
 
 def digest_of(folder: Path, inside: Collection[Path] = ()) -> str:
     """SHA-256 of both files. `inside`: see `_opened`."""
+    refuse_pickle(folder)
     digest = hashlib.sha256()
     for name in (CONFIG, WEIGHTS):
         with _opened(folder / name, inside) as file:
@@ -36,6 +37,12 @@ def digest_of(folder: Path, inside: Collection[Path] = ()) -> str:
             while piece := file.read(PIECE):
                 digest.update(piece)
     return digest.hexdigest()
+
+
+def refuse_pickle(folder: Path) -> None:
+    """ModelError if the folder has the weights as a pickle only."""
+    if not (folder / WEIGHTS).exists() and (folder / PICKLE).exists():
+        raise ModelError(f"{folder / PICKLE} is a pickle, which is not read: save the adapter as {WEIGHTS}")
 
 
 def read_content(folder: Path, inside: Collection[Path] = ()) -> AdapterContent:

@@ -11,7 +11,7 @@ from typing import Any
 
 from text_generation_common.adapters import config as adapter_config
 from text_generation_common.adapters.config import AdapterConfig, config_of, read_config
-from text_generation_common.adapters.content import WEIGHTS, AdapterContent
+from text_generation_common.adapters.content import WEIGHTS, AdapterContent, refuse_pickle
 from text_generation_common.adapters.names import (
     ExpertModules,
     ExpertPart,
@@ -28,7 +28,6 @@ from text_generation_common.models.tensors import LinearSize, Shape
 from text_generation_common.weights.headers import Header, Stored, header_of, read_header
 
 FILE = WEIGHTS
-PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
 TYPES = frozenset({"F32", "F16", "BF16"})
 MAX_MODULES = 100_000
@@ -77,6 +76,7 @@ class AdapterFiles:
     folder: Path
     modules: Mapping[str, ModulePair]  # by the module's name in the adapter's files
     shapes: Mapping[str, Shape]  # shapes of all tensors
+    base: str = ""  # see AdapterConfig
 
     @property
     def weights(self) -> Path:
@@ -93,12 +93,15 @@ def read_adapter(folder: Path, max_rank: int = MAX_RANK) -> AdapterFiles:
         raise ModelError(str(error)) from None
 
 
-def adapter_of(content: AdapterContent, max_rank: int = MAX_RANK) -> AdapterFiles:
-    """The same for files that were read, so that nothing is swapped between the check and the use."""
+def adapter_of(
+    content: AdapterContent, max_rank: int = MAX_RANK, largest: int | None = MAX_HEADER_BYTES
+) -> AdapterFiles:
+    """The same for files that were read, so that nothing is swapped between the check and the use. `largest`: maximum
+    size of the header in bytes; None: as for any file of weights."""
     file = content.folder / FILE
     config = config_of(content.folder / adapter_config.FILE, content.config, max_rank)
-    if int.from_bytes(content.weights[:8], "little") > MAX_HEADER_BYTES:
-        raise ModelError(f"{file} has a header of more than {MAX_HEADER_BYTES} bytes, which is not read")
+    if largest is not None and int.from_bytes(content.weights[:8], "little") > largest:
+        raise ModelError(f"{file} has a header of more than {largest} bytes, which is not read")
     try:
         return _files_of(content.folder, config, header_of(file, BytesIO(content.weights), len(content.weights)))
     except WeightsError as error:
@@ -118,7 +121,7 @@ def _files_of(folder: Path, config: AdapterConfig, header: Header) -> AdapterFil
         raise ModelError(f"{folder / FILE} has two pairs of matrices for one parameter")
     names = {renamed[module]: fields for module, fields in names.items()}
     modules = {module: _pair(folder, module, names[module], header.tensors, config) for module in sorted(names)}
-    return AdapterFiles(folder, modules, {name: stored.shape for name, stored in header.tensors.items()})
+    return AdapterFiles(folder, modules, {name: stored.shape for name, stored in header.tensors.items()}, config.base)
 
 
 def _check_inside(folder: Path) -> None:
@@ -126,8 +129,7 @@ def _check_inside(folder: Path) -> None:
     inside = folder.resolve()
     if inside.parent.name == "snapshots":
         inside = inside.parent.parent
-    if not (folder / FILE).exists() and (folder / PICKLE).exists():
-        raise ModelError(f"{folder / PICKLE} is a pickle, which is not read: save the adapter as {FILE}")
+    refuse_pickle(folder)
     for name in (adapter_config.FILE, FILE):
         if not (folder / name).is_file():
             raise ModelError(f"{folder} has no file {name}: is it the folder of a LoRA adapter?")

@@ -1,6 +1,7 @@
 """The list of adapters that a server is started with: `--lora-adapters id`, `id=path` or `id=path@revision`."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +14,13 @@ from text_generation_common.model_files import local_folder
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_NAME = 256
+# Models' names of clients that mean whatever is served.
+ANY_MODEL = ("", "tgi", "dummy")
 MAX_LIST = 120_000  # characters of the list in a process's environment, where one value has at most 128 KiB
-OF_TRANSFORMERS = "--lora-adapters is not supported for a model that transformers computes: merge the adapter into it"
+OF_TRANSFORMERS = (
+    "--lora-adapters and --lora-dirs are not supported for a model that transformers computes: merge the adapter into"
+    " it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,12 @@ def check_base(is_native: bool) -> None:
     """ModelError if the model takes no adapters."""
     if not is_native:
         raise ModelError(OF_TRANSFORMERS)
+
+
+def check_names(adapters: Collection[str], of_model: Collection[str]) -> None:
+    """ModelError for an adapter's name that means the model itself."""
+    if taken := [name for name in adapters if name in (*of_model, *ANY_MODEL)]:
+        raise ModelError(f"--lora-adapters names {taken[0]}, which means the model itself: give it another name")
 
 
 def digests(text: str | None, cache: str | None = None) -> dict[str, str]:

@@ -117,6 +117,7 @@ def cached(folder: Path) -> None:
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 132\n"
 HUGE = {"hidden_size": 2**16, "intermediate_size": 2**18, "num_hidden_layers": 200, "num_attention_heads": 64}
+DEEP = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4000}
 LONG = {"max_position_embeddings": 2**24, "num_hidden_layers": 4000}
 MOE = {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}
 QUANTIZED = {"quant_method": "aqlm"}
@@ -368,6 +369,20 @@ BAD: dict[str, Bad] = {
         "--load-format dummy --quantize int8",
         **HUGE,
     ),
+    "adapters larger than memory": configured(
+        "the slots of adapters need ",
+        "choose a smaller --max-loras or --max-lora-rank",
+        "--load-format dummy --lora-dirs {} --admin-api-key k --max-loras 128 --max-lora-rank 512",
+        **DEEP,
+    ),
+    **{
+        f"adapter of the name {name}": Bad(
+            f"--model-id {{}} --lora-adapters {name}=/no/folder {flags}".strip(),
+            f"--lora-adapters names {name}, which means the model itself",
+            "give it another name",
+        )
+        for name, flags in {"tgi": "", "dummy": "", "mine": "--served-model-name mine"}.items()
+    },
     "batch larger than memory": configured(
         "--max-batch-total-tokens 900000000000 needs ", "choose at most ", "--max-batch-total-tokens 900000000000"
     ),

@@ -27,6 +27,7 @@ class PretendedFront:
     def send(self, message: LinkMessage) -> None:
         assert self.adapters is not None
         if message.event is LinkEvent.ADAPTER_SET:
+            assert message.epoch == 7 + len(self.answers)
             self.answers.append(message.reason)
         elif self.takes:
             self.seen.append([note.name for note in read_adapters(message.address)])
@@ -35,7 +36,7 @@ class PretendedFront:
     async def ask(self, note: AdapterNote) -> str:
         assert self.adapters is not None
         count = len(self.answers)
-        self.adapters.take(self, LinkMessage(LinkEvent.ADAPTER, adapter=note))  # type: ignore[arg-type]
+        self.adapters.take(self, LinkMessage(LinkEvent.ADAPTER, 7 + count, adapter=note))  # type: ignore[arg-type]
         while len(self.answers) == count:
             await asyncio.sleep(0.001)
         return self.answers[-1]
@@ -75,7 +76,7 @@ def test_a_front_that_does_not_take_the_list_is_named(tmp_path: Path, monkeypatc
 async def change_beside_a_stuck_front(tmp_path: Path) -> None:
     one, other = PretendedFront("Webserver 0", tmp_path), PretendedFront("Webserver 1", tmp_path, takes=False)
     made(tmp_path, one, other)
-    assert await one.ask(X) == "Webserver 1 did not take the new list within 0.3 s: look at the log"
+    assert await one.ask(X) == ("the change is made, but Webserver 1 did not take it within 0.3 s: look at the log")
     other.listening.clear()  # the front has ended, and the next one reads the list when it starts
     assert await one.ask(Y) == ""
 
@@ -87,5 +88,5 @@ def test_a_list_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
 async def change_without_a_file(tmp_path: Path) -> None:
     one = PretendedFront("Webserver", tmp_path)
     adapters = made(tmp_path / "gone", one)
-    assert await one.ask(X) == "the list of adapters cannot be written: No such file or directory"
+    assert await one.ask(X) == "nothing has changed: the list of adapters cannot be written: No such file or directory"
     assert adapters.latest is None and one.seen == []

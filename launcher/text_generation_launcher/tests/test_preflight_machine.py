@@ -83,6 +83,34 @@ def test_a_server_without_engines_has_the_template_of_fronts_beside_gpus(folder:
         check_standby(plan, Machine(True, GIB, adopts=False))
 
 
+def test_adapters_that_name_another_base_are_told_in_one_warning(
+    folder: Path, write_weights: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    width, module = json.loads((folder / CONFIG).read_text())["hidden_size"], "model.layers.0.self_attn.q_proj"
+    bases = {"a": "org/Model", "b": None, "c": "org/other\n", "d": "/home/me/third"}
+    for name, base in bases.items():
+        adapter = folder.parent / name
+        adapter.mkdir()
+        fields = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": base}
+        (adapter / "adapter_config.json").write_text(json.dumps(fields))
+        pair = {"lora_A": (2, width), "lora_B": (width, 2)}
+        shapes = {f"base_model.model.{module}.{kind}.weight": shape for kind, shape in pair.items()}
+        write_weights(adapter / "adapter_model.safetensors", shapes)
+
+    def warnings(*names: str, **flags: object) -> list[str]:
+        caplog.clear()
+        adapters = ",".join(f"{name}={folder.parent / name}" for name in names)
+        plan = resolve(with_flags(LauncherConfig(), model_id=str(folder), lora_adapters=adapters, **flags), {})
+        check_model(plan, folder, Machine(False, 4 * GIB))
+        return [record.getMessage() for record in caplog.records if "trained for" in record.getMessage()]
+
+    assert warnings("a", "b") == [] == warnings("c", served_model_name="me/OTHER\n")
+    assert warnings(*bases) == [
+        "--lora-adapters c, and 1 more, may not fit the model, which is not called as its base: trained for"
+        r" org/other\n"
+    ]
+
+
 MARGIN = 2**20
 
 

@@ -14,6 +14,7 @@ from text_generation_router.text.json_depth import read_json
 
 # Maximum size of a body in bytes: a path has at most 4096.
 BODY_BYTES = 16_384
+KINDS: dict[type, str] = {str: "text", bool: "boolean", int: "whole number"}
 
 
 class AdapterRoutes:
@@ -33,7 +34,8 @@ class AdapterRoutes:
 
     async def unload(self, request: Request) -> Response:
         """Serves an adapter no longer, and answers when its last request has ended."""
-        fields = await self._fields(request, {"lora_name": str})
+        # vLLM has a number of the adapter, too, and does not read it.
+        fields = await self._fields(request, {"lora_name": str, "lora_int_id": int})
         if not (name := fields.get("lora_name")):
             raise AdapterError("'lora_name' needs to be provided to unload a LoRA adapter.")
         await unless_disconnected(request.receive, self._adapters.unload(name))
@@ -51,5 +53,5 @@ class AdapterRoutes:
             if name not in kinds:
                 raise UnprocessableError(name[:64], f"is not known: {', '.join(kinds)} are")
             if value is not None and type(value) is not kinds[name]:
-                raise UnprocessableError(name, f"give a {'text' if kinds[name] is str else 'boolean'}")
+                raise UnprocessableError(name, f"give a {KINDS[kinds[name]]}")
         return fields

@@ -1,6 +1,7 @@
 """Has the shards read the files of LoRA adapters that requests wait for, so that the steps which load them do not."""
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 
 from text_generation_common.tasks import cancelled
@@ -9,6 +10,10 @@ from text_generation_router.engine.requests import Requests
 from text_generation_router.engine.shards import ShardedClient
 from text_generation_router.errors import ShardsError
 from text_generation_router.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger("text_generation_router")
+
+AGAIN_S = 0.2  # seconds until shards that did not answer are asked again
 
 
 class AdapterReads:
@@ -39,8 +44,13 @@ class AdapterReads:
     async def _read(self, adapter: str) -> None:
         try:
             refusal = await self._shards.prepare_adapter(adapter, self._folders.get(adapter, ""))
-        except ShardsError:
-            return  # the loss of the shards is found in another way, and the next ones are asked again
+        except ShardsError as error:
+            # A loss of the shards is found in another way. Living shards are asked again.
+            logger.warning("an adapter was not read: %s", error)
+            await asyncio.sleep(AGAIN_S)
+            self._scheduler.adapters.note_unread(adapter)
+            self._work.set()
+            return
         if refusal:
             self._requests.refuse_adapter(adapter, refusal)
         else:

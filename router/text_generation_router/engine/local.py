@@ -13,6 +13,7 @@ from text_generation_router.engine.lifecycle import EngineConfig, Lifecycle
 from text_generation_router.engine.loop import StepLoop
 from text_generation_router.engine.overload import Overload
 from text_generation_router.engine.protocol import (
+    NOT_READY,
     EngineNote,
     EngineStanding,
     EpochWatcher,
@@ -267,14 +268,14 @@ class LocalEngine:
 
     async def load_adapter(self, digest: str, folder: str) -> Mapping[str, str]:
         if (shards := self._lifecycle.shards) is None:
-            refusal = "the shards are not ready"
+            refusal = NOT_READY
         elif not shards.info.adapter_room.grows:
             refusal = TAKES_NONE
         else:
             try:
                 refusal = await shards.prepare_adapter(digest, folder)
             except ShardsError as error:
-                refusal = str(error)
+                refusal = f"{NOT_READY}: {error}"
         return {OWN_NAME: refusal} if refusal else {}
 
     async def num_with_adapter(self, digest: str) -> int:

@@ -195,6 +195,11 @@ class Engine(Protocol):
 NO_FOLDERS: Mapping[str, str] = MappingProxyType({})
 
 
+# How the reasons of `AdapterEngine.load_adapter` begin that may soon be over.
+NOT_READY, NOT_CONNECTED, NO_ANSWER = "the shards are not ready", "it is not connected", "it did not answer"
+TEMPORARY = (NOT_READY, NOT_CONNECTED, NO_ANSWER)
+
+
 class AdapterEngine(Protocol):
     """What an engine does for LoRA adapters that come while it runs."""
 
@@ -206,7 +211,7 @@ class AdapterEngine(Protocol):
         ...
 
     async def num_with_adapter(self, digest: str) -> int:
-        """Number of requests of an adapter that have not ended."""
+        """Number of requests of an adapter that have not ended. An engine that does not answer may have one."""
         ...
 
 

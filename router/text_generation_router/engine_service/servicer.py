@@ -10,11 +10,10 @@ from typing import Any, Never, Protocol
 import grpc
 from google.protobuf.message import DecodeError
 
-from text_generation_common.flags.model import MAX_ADAPTERS
 from text_generation_common.tasks import cancelled
 from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc as pb_grpc
-from text_generation_router.engine.local import TAKES_NONE, LocalEngine
+from text_generation_router.engine.local import MAX_KNOWN, TAKES_NONE, LocalEngine
 from text_generation_router.engine_service.arrivals import Arrivals, ArrivingFront, arriving_front
 from text_generation_router.engine_service.fronts import ConnectedFronts
 from text_generation_router.engine_service.identity import EngineIdentity
@@ -218,7 +217,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
 
     async def Adapters(self, request: pb.AdaptersRequest, context: StreamContext) -> pb.AdaptersResponse:
         folders = {adapter.digest: adapter.folder for adapter in request.adapters}
-        if len(folders) > MAX_ADAPTERS or not folders.keys() >= {*filter(None, [request.check])}:
+        # A front names those of its running requests, too, which may be served no more.
+        if len(folders) > MAX_KNOWN or not folders.keys() >= {*filter(None, [request.check])}:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "too many adapters, or another one to be checked")
         engine, refusals = self._engine, [""]
         if request.check:

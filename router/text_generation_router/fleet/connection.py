@@ -18,7 +18,7 @@ from text_generation_common.errors import CredentialsError
 from text_generation_common.tasks import cancelled
 from text_generation_proto import engine_pb2 as pb
 from text_generation_proto import engine_pb2_grpc as pb_grpc
-from text_generation_router.engine.protocol import NO_FOLDERS, EngineNote, EngineStanding
+from text_generation_router.engine.protocol import NO_ANSWER, NO_FOLDERS, NOT_CONNECTED, EngineNote, EngineStanding
 from text_generation_router.fleet import reading
 from text_generation_router.fleet.attempts import Attempts
 from text_generation_router.fleet.books import FrontBooks
@@ -38,6 +38,9 @@ MESSAGE_BYTES = 16 * 2**20
 CONNECT_S, SILENT_S, ANSWER_S, HEALTH_S = 5.0, 3.0, 10.0, 2.0
 # Seconds for an engine to have its shards read an adapter.
 CHECK_S = 120.0
+# How often an engine is told of the adapters before it is left, and seconds between two times.
+TELL_TRIES, TELL_AGAIN_S = 3, 0.2
+OLDER = "its version loads no adapters while it runs"
 # If an engine has sent nothing for this time, in seconds, before its stream breaks, its process did not end by itself:
 # the link was cut, or the process was stopped from outside. gRPC's pings may end the stream then, perhaps before
 # SILENT_S.
@@ -95,6 +98,7 @@ class EngineConnection:
         self.states = StateCalls(front_id)
         self.loss, self.lost_s = "", 0.0  # why the engine was lost last, and when, by the event loop's clock
         self._stub: Any = None  # set while the engine is connected
+        self._untold = asyncio.Event()  # the engine does not take the list of adapters
         self._news_budget = NewsBudget(0.0)
         self._pace_ms = EVERY_MS
         self._backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
@@ -137,10 +141,12 @@ class EngineConnection:
             async with asyncio.timeout(CONNECT_S):
                 await _send(work, reading.hello(self._front_id))
                 facts = reading.facts_of_welcome(await _message(work))
-                if self._adapters:  # before the first request
-                    facts = await self._told_adapters(stub, facts)
                 news = self._news(stub)
                 report = reading.load_report_of((await _message(news)).load)
+                told: Mapping[str, str] = {}
+                while told != self._adapters:  # before the first request; the list may change meanwhile
+                    told = dict(self._adapters)
+                    facts = await self._told_adapters(stub, facts)
             has_orders = asyncio.Event()
             engine = EngineView(facts, report, Attempts(self.number, self._counts, has_orders.set))
             return await self._serve(stub, work, news, engine, has_orders)
@@ -168,30 +174,46 @@ class EngineConnection:
         return str(answer.refusal)
 
     async def tell_adapters(self) -> None:
-        """Tells the engine of all adapters. An engine that does not answer is told when it is connected again."""
-        answer = await self._ask_adapters(_adapters_to_pb(self._adapters), HEALTH_S)
-        if not isinstance(answer, str) and not answer.refusal:
-            self._note_adapters(self._adapters)
+        """Tells the engine of all adapters. An engine that is not connected is told when it is, and one that does not
+        answer is left."""
+        for _ in range(TELL_TRIES):
+            answer = await self._ask_adapters(_adapters_to_pb(self._adapters), HEALTH_S)
+            if not isinstance(answer, str):
+                if not answer.refusal:
+                    self._note_adapters(self._adapters)
+                return
+            if answer in (NOT_CONNECTED, OLDER):
+                return
+            await asyncio.sleep(TELL_AGAIN_S)
+        self._untold.set()
 
     async def num_with_adapter(self, digest: str) -> int:
-        """Number of the engine's requests of an adapter. An engine that is not connected has none."""
+        """Number of the engine's requests of an adapter. An engine that is not connected has none, and one that does
+        not answer may have one."""
         answer = await self._ask_adapters(pb.AdaptersRequest(count=digest), HEALTH_S)
-        return 0 if isinstance(answer, str) else int(answer.requests)
+        if not isinstance(answer, str):
+            return int(answer.requests)
+        if answer in (NOT_CONNECTED, OLDER):
+            return 0
+        if answer not in self._logged:
+            self._logged.add(answer)
+            logger.warning("engine %s: whether it has requests of an adapter: %s", self._endpoint.target, answer)
+        return 1
 
     async def _ask_adapters(self, request: pb.AdaptersRequest, timeout_s: float) -> pb.AdaptersResponse | str:
         """The engine's answer, or why there is none."""
         if self._stub is None:
-            return "it is not connected"
+            return NOT_CONNECTED
         try:
             answer: pb.AdaptersResponse = await self._stub.Adapters(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return "its version loads no adapters while it runs"
-            return str(error.details() or error.code().name)
+                return OLDER
+            return f"{NO_ANSWER}: {error.details() or error.code().name}"
         except (grpc.aio.UsageError, asyncio.CancelledError):
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
-            return "its connection is lost"
+            return f"{NO_ANSWER}: its connection is lost"
         return answer
 
     def _note_adapters(self, digests: Iterable[str]) -> None:
@@ -209,6 +231,7 @@ class EngineConnection:
         engine.heard_s = asyncio.get_running_loop().time()
         self._stub, loss, problem = stub, EngineLoss.OUTSIDE, "closed"
         self._logged.clear()
+        self._untold.clear()
         logger.info("engine %s is connected, term %d", self._endpoint.target, engine.facts.term)
         self._books.joined(self.number, engine)
         self.states.connected(stub)
@@ -220,6 +243,7 @@ class EngineConnection:
                 self._write(work, engine.attempts, has_orders),
                 self._listen(stub, news, engine),
                 self._watch(engine),
+                self._until_untold(),
             )
         ]
         try:
@@ -309,6 +333,10 @@ class EngineConnection:
             await asyncio.sleep(WATCH_S)
             wants_cache, self._pace_ms = self._fleet.wants_cache, next_pace_ms(self._pace_ms, len(self._fleet.engines))
             news = self._news(stub, wants_cache)
+
+    async def _until_untold(self) -> None:
+        await self._untold.wait()
+        raise SilentError("it did not take the list of adapters")
 
     def _wants_same_news(self, wants_cache: bool) -> bool:
         pace_ms = next_pace_ms(self._pace_ms, len(self._fleet.engines))

@@ -38,7 +38,12 @@ TEMPLATE: Errors = (errors.TemplateError,)
 MODEL: Errors = (errors.UnknownModelError,)
 PROMPTS: Errors = (errors.TooManyPromptsError, errors.SuffixError)
 SCALING: Errors = (errors.UnauthorizedError, errors.ScalingError)
-ADAPTERS: Errors = (errors.UnauthorizedError, errors.AdapterError, errors.NoSuchAdapterError)
+ADAPTERS: Errors = (
+    errors.UnauthorizedError,
+    errors.AdapterError,
+    errors.NoSuchAdapterError,
+    errors.AdapterUnsettledError,
+)
 VIEW_FULL: Errors = (errors.UnauthorizedError, errors.OverloadedError)
 UNKNOWN_REQUEST: Errors = (errors.UnauthorizedError, errors.NoSuchRouteError)
 UNHEALTHY: Errors = (errors.UnhealthyError,)

@@ -102,6 +102,7 @@ class UnloadAdapterRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     lora_name: Annotated[str, Field(min_length=1, description="The name that clients give.")]
+    lora_int_id: Annotated[int | None, Field(description="vLLM's number of the adapter, which is not read.")] = None
 
 
 class Instances(BaseModel):
@@ -173,7 +174,8 @@ ADAPTER_OPERATIONS: tuple[Operation, ...] = (
         name="load_lora_adapter",
         tag=Tag.SERVER,
         summary="Serves a LoRA adapter from now on.",
-        description="It is there on every front and engine when the answer comes, or nothing has changed.",
+        description="It is there on every front and engine when the answer comes. After an error nothing has changed,"
+        " unless the error says otherwise.",
         access=Access.ADMIN,
         body=LoadAdapterRequest,
         examples={"An adapter": {"lora_name": "sql", "lora_path": "/adapters/sql"}},

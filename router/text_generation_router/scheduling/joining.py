@@ -233,7 +233,8 @@ class Joining:
                 skipped.add(request.id)
             if (
                 obstacle not in (None, "prefix", "adapter")
-                or request.blame.runs_alone
+                # A suspect that waits for its adapter must hold up no request whose adapter is in a slot.
+                or (request.blame.runs_alone and obstacle != "adapter")
                 or len(joined) + len(skipped) >= WINDOW
             ):
                 break

@@ -19,7 +19,7 @@ from text_generation_router.errors import StartError
 from text_generation_router.http.limits import SEND_BUFFER_BYTES, ConnectionLimits, LimitHits
 from text_generation_router.http.server import uvicorn_config
 from text_generation_router.metrics.metrics import Metrics
-from text_generation_router.resolve import check, resolve
+from text_generation_router.resolve import adapters_of, check, resolve
 from text_generation_router.serve import allow_descriptors, bind, mention_addresses
 from text_generation_router.serve import run as run_router
 
@@ -199,6 +199,13 @@ def test_contradictions_have_tgis_texts(changes, text):
     with pytest.raises(StartError) as caught:
         check(with_flags(FLAGS, **changes), has_keys=False)
     assert str(caught.value) == text
+
+
+def test_no_adapter_has_a_name_of_the_model():
+    for name in ("tgi", "mine"):
+        flags = with_flags(FLAGS, served_model_name="mine", lora_adapters=f"good=/x@{'0' * 64},{name}=/y@{'1' * 64}")
+        with pytest.raises(StartError, match=f"--lora-adapters names {name}, which means the model itself"):
+            adapters_of(flags)
 
 
 def test_defaults_contradict_nothing():

@@ -1,6 +1,7 @@
 """The matrices of adapters in the order in which the model's layers want them: in slots, which steps read, and in the
 host's memory."""
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from text_generation_common.adapters.content import AdapterContent, digest_of, read_content
 from text_generation_common.adapters.files import (
+    MAX_HEADER_BYTES,
     NO_ROOM,
+    NOWHERE,
     LayerRoom,
     ModulePair,
     adapter_of,
@@ -37,6 +40,8 @@ from text_generation_common.models.gguf_names import rows_before
 from text_generation_server.device.kept import KeptMemory, SmallKept
 from text_generation_server.kernels.interface import AdapterMatrices
 from text_generation_server.layers.adapted import StepAdapters
+
+logger = logging.getLogger(__name__)
 
 # Picks the rows or columns of an adapter's matrix that belong to this rank's weight, in the order of the weight.
 Pick = Callable[[Tensor], Tensor]
@@ -245,20 +250,20 @@ class TablePlace:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownAdapter:
-    """An adapter whose numbers may be on disk alone."""
+class AdapterRules:
+    """What is asked of adapters. `folders`: where those may lie that come while the server runs; none: none comes."""
 
-    listed: ListedAdapter
-    modules: Mapping[str, ModulePair]
+    config: ModelConfig
+    max_rank: int
+    folders: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Visitors:
-    """Adapters that may come while the server runs: where they may lie, and what is asked of them."""
+class CheckedAdapter:
+    """An adapter whose files were read once: where they were, and what they change."""
 
-    folders: tuple[Path, ...]
-    config: ModelConfig
-    max_rank: int
+    path: str
+    modules: Mapping[str, ModulePair]
 
 
 class AdapterBank:
@@ -266,33 +271,33 @@ class AdapterBank:
 
     def __init__(
         self,
-        known: dict[str, KnownAdapter] | None = None,
+        known: dict[str, ListedAdapter] | None = None,
         count: int = 0,
         in_host: int = 0,
-        visitors: Visitors | None = None,
+        rules: AdapterRules | None = None,
+        rooms: Mapping[str, LayerRoom] = NOWHERE,
         rows: Mapping[str, list[int]] = NO_ROWS,
         kept: KeptMemory | None = None,
     ) -> None:
         """`known`: those of the start, by their digests. `count`: number of slots. `in_host`: number of adapters that
-        are kept in the host's memory beside those in slots. `visitors` None: no other adapters come. `rows`: see
-        LoadedAdapter. `kept`: where slots lie that are to outlive this process, with books of what is in them."""
+        are kept in the host's memory beside those in slots. `rules` None: there are no adapters. `rooms`: what a slot
+        has room for. `rows`: see LoadedAdapter. `kept`: where slots lie that are to outlive this process, with books of
+        what is in them."""
         self.known = known or {}
-        self.count = count if visitors else min(count, len(self.known))
+        self._rules = rules
+        self.takes_visitors = rules is not None and bool(rules.folders)
+        self.count = count if self.takes_visitors else min(count, len(self.known))
         self.slots: dict[str, int] = {}  # by the digest of the adapter's files
         # Whether other adapters may come into the slots.
-        self._changes = visitors is not None or self.count < len(self.known)
+        self._changes = self.takes_visitors or self.count < len(self.known)
         self.zeros: Zeros = SmallKept(kept).zeros if kept is not None and self._changes else _zeros
         # What each slot has: zeros, or the digest of an adapter all of whose numbers are there.
         self._books = self.zeros((self.count, DIGEST_BYTES), torch.uint8, torch.device("cpu"))
         self.of_step = StepAdapters()
         self.in_host = in_host
-        self._rooms = rooms_of(
-            [each.modules for each in self.known.values()],
-            any_rooms(visitors.config, visitors.max_rank) if visitors else {},
-        )
-        self._visitors = visitors
+        self._rooms = rooms
         self._rows = rows
-        self._visiting: OrderedDict[str, KnownAdapter] = OrderedDict()  # adapters that came, the newest last
+        self._checked: OrderedDict[str, CheckedAdapter] = OrderedDict()  # by digest, the one that was read last is last
         self._places: list[AdapterPlace] = []
         self._first: dict[str, LoadedAdapter] = {}  # the first adapters of the slots, until the model is loaded
         self._prepared: OrderedDict[str, list[PreparedLayer]] = OrderedDict()
@@ -326,17 +331,19 @@ class AdapterBank:
             for place in self._places:
                 _rows_of(place.matrices.ranks, slot, self.count).zero_()
 
-    @property
-    def takes_visitors(self) -> bool:
-        return self._visitors is not None
-
     def room_of(self, layer: str) -> LayerRoom:
         return self._rooms.get(plain_name(layer), NO_ROOM)
 
     def begin(self) -> None:
-        """Reads the first adapters of the slots. To be called before the model's layers are made."""
+        """Reads the first adapters of the slots. To be called before the model's layers are made. A slot stays empty
+        whose adapter's files were removed or changed after they were listed: the other adapters go on."""
         for slot, digest in enumerate(list(self.known)[: self.count]):
-            self._first[digest] = self._read(digest)
+            try:
+                content = self._content(digest)
+            except ModelError as error:
+                logger.error("%s. The adapter is not loaded, and its requests fail", error)
+                continue
+            self._first[digest] = self._loaded(content)
             self._note(slot, digest)
 
     def settle(self) -> None:
@@ -385,10 +392,15 @@ class AdapterBank:
 
     def prepare(self, digest: str, folder: str = "") -> str:
         """Reads an adapter into the host's memory, if it is not there. Returns why it cannot be loaded, or "". May be
-        called in any thread. `folder`: where its files are, if the adapter was not there at the start."""
+        called in any thread. `folder`: where its files are now; "": where they were."""
+        if digest in self.known and not self._changes:  # nothing but the start fills slots
+            missing = f"{self._name(digest)}the shards did not find its files at their start"
+            return "" if digest in self.slots else missing
         with self._lock:
             if digest in self._prepared:
                 self._prepared.move_to_end(digest)
+                if folder and digest in self._checked:
+                    self._checked[digest] = replace(self._checked[digest], path=folder)
                 return ""
         try:
             adapter = self._read(digest, folder)
@@ -419,36 +431,49 @@ class AdapterBank:
         self._books[slot] = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)
 
     def _read(self, digest: str, folder: str = "") -> LoadedAdapter:
-        """ModelError if the files have changed since the start, or those of another adapter cannot be served."""
-        with self._lock:
-            if digest in self._visiting:
-                self._visiting.move_to_end(digest)
-            known = self.known.get(digest) or self._visiting.get(digest)
-        if known is None and not folder:
-            raise ModelError("this shard does not know the adapter")
-        is_visitor = self._visitors is not None and digest not in self.known
-        path = Path(known.listed.path if known is not None else folder)
-        content = read_content(path, self._visitors.folders if self._visitors is not None and is_visitor else ())
-        if content.digest != digest:
-            name = f"--lora-adapters {known.listed.name}: " if known is not None and known.listed.name else ""
-            raise ModelError(f"{name}the files in {path} have changed since the start")
-        if known is None:
-            known = self._visit(digest, content)
-        return LoadedAdapter(path, known.modules, load(content.weights), self._rows)
+        return self._loaded(self._content(digest, folder))
 
-    def _visit(self, digest: str, content: AdapterContent) -> KnownAdapter:
-        """Checks an adapter that comes while the server runs."""
-        if (visitors := self._visitors) is None:
-            raise ModelError("this shard takes no adapters but those of its start")
-        files = adapter_of(content, visitors.max_rank)
-        modules = modules_of(files, visitors.config)
-        check_room(files, modules, self._rooms)
+    def _content(self, digest: str, folder: str = "") -> AdapterContent:
+        """ModelError if the files are not there, or are not those of the digest."""
+        own = self.known.get(digest)
         with self._lock:
-            known = self._visiting[digest] = KnownAdapter(ListedAdapter("", str(content.folder)), modules)
+            checked = self._checked.get(digest)
+        path = folder or (checked.path if checked else own.path if own else "")
+        if not path:
+            raise ModelError("this shard does not know the adapter")
+        is_own = own is not None and Path(path) == Path(own.path)
+        if self._rules is None or not (is_own or self.takes_visitors):
+            raise ModelError("this shard takes no adapters but those of its start")
+        content = read_content(Path(path), () if is_own else self._rules.folders)
+        if content.digest != digest:
+            raise ModelError(f"{self._name(digest)}the files in {path} have changed since they were checked")
+        return content
+
+    def _loaded(self, content: AdapterContent) -> LoadedAdapter:
+        """ModelError if the adapter cannot be served."""
+        assert self._rules is not None
+        digest, path, own = content.digest, str(content.folder), self.known.get(content.digest)
+        with self._lock:
+            checked = self._checked.get(digest)
+        if checked is None:
+            # The launcher has read the header of an adapter of the start, beside no steps.
+            largest = MAX_HEADER_BYTES if own is None else None
+            files = adapter_of(content, self._rules.max_rank, largest)
+            modules = modules_of(files, self._rules.config)
+            check_room(files, modules, self._rooms)
+        else:
+            modules = dict(checked.modules)
+        with self._lock:
+            self._checked[digest] = CheckedAdapter(path, modules)
+            self._checked.move_to_end(digest)
             # Served adapters are at most as many, and are named with their folders again before a step.
-            while len(self._visiting) > MAX_ADAPTERS:
-                self._visiting.popitem(last=False)
-        return known
+            while len(self._checked) > MAX_ADAPTERS:
+                self._checked.popitem(last=False)
+        return LoadedAdapter(content.folder, modules, load(content.weights), self._rows)
+
+    def _name(self, digest: str) -> str:
+        own = self.known.get(digest)
+        return f"--lora-adapters {own.name}: " if own is not None else ""
 
 
 def _rows_of(whole: Tensor, slot: int, count: int) -> Tensor:
@@ -504,16 +529,29 @@ def load_adapters(
     kept: KeptMemory | None = None,
 ) -> AdapterBank:
     """Reads what the adapters are, and the numbers of the first `count`. `folders`: those from which other adapters may
-    come later. `kept`: see AdapterBank. ModelError for files that do not fit the model, or are not those that were
-    checked at the start."""
-    known: dict[str, KnownAdapter] = {}
+    come later. `kept`: see AdapterBank. ModelError for files that do not fit the model. An adapter whose files were
+    removed or changed since its digest was listed is left out: shards start again with the list of the first start."""
+    known: dict[str, ListedAdapter] = {}
+    found: list[Mapping[str, ModulePair]] = []
     for adapter in adapters:
-        folder = Path(adapter.path)
-        files = read_adapter(folder, max_rank)
-        digest = adapter.digest or digest_of(folder)
-        known.setdefault(digest, KnownAdapter(adapter, modules_of(files, config)))
-    visitors = Visitors(tuple(folders), config, max_rank) if folders else None
+        try:
+            found.append(modules_of(read_adapter(Path(adapter.path), max_rank), config))
+        except ModelError:
+            if adapter.digest is None or _is_as_listed(adapter):
+                raise
+            known.setdefault(adapter.digest, adapter)
+        else:
+            known[adapter.digest or digest_of(Path(adapter.path))] = adapter
+    rules = AdapterRules(config, max_rank, tuple(folders))
+    rooms = rooms_of(found, any_rooms(config, max_rank) if folders else NOWHERE)
     rows = {plain_name(layer): numbers for layer, numbers in rows_before(config).items()}
-    bank = AdapterBank(known, count, in_host, visitors, rows=rows, kept=kept)
+    bank = AdapterBank(known, count, in_host, rules, rooms, rows=rows, kept=kept)
     bank.begin()
     return bank
+
+
+def _is_as_listed(adapter: ListedAdapter) -> bool:
+    try:
+        return digest_of(Path(adapter.path)) == adapter.digest
+    except ModelError:
+        return False

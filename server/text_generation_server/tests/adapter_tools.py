@@ -135,7 +135,7 @@ def load_on_one_rank_alone(group: Group, model: Path, listed: Sequence[ListedAda
     runner.warmup(256, None, 16, 1024)
     digest, folder = digest_of(Path(listed[1].path)), listed[1].path
     if group.rank == group.size - 1:
-        bank.known[digest] = replace(bank.known[digest], listed=replace(listed[1], path=f"{folder}-gone"))
+        bank.known[digest] = replace(listed[1], path=f"{folder}-gone")
     refusal, slots = runner.load_adapter(0, digest), list(bank.slots)
-    bank.known[digest] = replace(bank.known[digest], listed=listed[1])
+    bank.known[digest] = listed[1]
     return refusal, slots, runner.load_adapter(0, digest)

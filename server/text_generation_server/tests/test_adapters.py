@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from shard_tools import ALONE, SAMPLED, Client, fresh_client, make_runner, random_ids, scattered_slots
 
 from text_generation_common.adapters.content import digest_of
-from text_generation_common.adapters.listed import ListedAdapter
-from text_generation_common.errors import NOT_FINITE
+from text_generation_common.adapters.listed import ListedAdapter, identified
+from text_generation_common.errors import NOT_FINITE, ModelError
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import LinearSize
 from text_generation_common.quantized.tensors.matrix import exact_weight
@@ -222,7 +222,9 @@ def test_an_adapter_that_is_loaded_later_has_the_bits_that_it_has_from_the_start
     path, prompt = checkpoints("qwen3").path, random_ids(21)
     sizes = sizes_of(path)
     listed = [write_adapter(tmp_path / name, sizes, 3 + seed, seed=seed) for seed, name in enumerate("abc")]
-    whole, digests = runner_of(path, listed, dtype=dtype)
+    nothing = write_adapter(tmp_path / "nothing", sizes_of(path), 5, gain=0.0)
+    whole, (*digests, neutral) = runner_of(path, [*listed, nothing], dtype=dtype)
+    assert greedy(whole, prompt, neutral) == greedy(whole, prompt, ""), "second matrices of zeros change no bit"
     bank = load_adapters(listed, read_config(path), 64, count=1, in_host=2, kept=KeptMemory())
     runner = make_runner(path, dtype, adapters=bank)
     runner.warmup(256, None, 16, 1024)
@@ -253,12 +255,67 @@ def test_files_that_have_changed_are_not_loaded_and_the_slot_keeps_its_adapter(
     file = tmp_path / "b/adapter_model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-1] + b"\x00")
-    assert "have changed since the start" in runner.load_adapter(0, digests[1])
+    assert "have changed since they were checked" in runner.load_adapter(0, digests[1])
     file.unlink()
     assert "cannot be read: No such file or directory" in runner.load_adapter(0, digests[1])
     assert bank.slots == {digests[0]: 0}
     file.write_bytes(content)
     assert runner.load_adapter(0, digests[1]) == "" and bank.slots == {digests[1]: 0}
+
+
+@pytest.mark.parametrize("count", [64, 2])
+def test_shards_start_again_without_adapters_whose_files_were_removed_or_changed(
+    checkpoints: Checkpoints, tmp_path: Path, count: int
+) -> None:
+    path, prompt = checkpoints("qwen3").path, random_ids(21)
+    listed = [identified(write_adapter(tmp_path / name, sizes_of(path), 4, seed=i)) for i, name in enumerate("abc")]
+    whole, digests = runner_of(path, listed)
+    text = greedy(whole, prompt, digests[2])
+    kept, changed = tmp_path / "kept", tmp_path / "b/adapter_config.json"
+    (tmp_path / "a").rename(kept)
+    fields = changed.read_text()
+    changed.write_text(fields.replace('"r": 4', '"r": 5'))  # which does not fit the matrices
+    bank = load_adapters(listed, read_config(path), 64, count=count)
+    assert list(bank.known) == digests and bank.in_slots == (["", "", digests[2]] if count == 64 else ["", ""])
+    runner = make_runner(path, adapters=bank)
+    runner.warmup(256, None, 16, 1024)
+    for digest, name in zip(digests, "ab", strict=False):
+        refusal = bank.prepare(digest)
+        assert refusal.startswith(f"--lora-adapters {name}: ") or f"/{name}/adapter_config.json cannot be" in refusal
+    if count == 2:
+        assert runner.load_adapter(1, digests[2]) == ""
+    assert greedy(runner, prompt, digests[2]) == text
+    kept.rename(tmp_path / "a")
+    changed.write_text(fields)
+    if count == 64:  # the next start of the shards finds them
+        assert "did not find its files" in runner.load_adapter(0, digests[0]) and bank.slots == {digests[2]: 2}
+    else:
+        assert runner.load_adapter(0, digests[0]) == ""
+        assert greedy(runner, prompt, digests[0]) == greedy(whole, prompt, digests[0])
+    with pytest.raises(ModelError, match="at most 3 is served"):
+        load_adapters(listed, read_config(path), 3)
+
+
+def test_an_adapter_that_has_moved_is_read_where_it_is_now(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    path, folder = checkpoints("qwen3").path, tmp_path / "allowed"
+    own, guest = (
+        identified(write_adapter(folder / name, sizes_of(path), 4, seed=i)) for i, name in enumerate(("own", "guest"))
+    )
+    bank = visited_bank(path, folder, [own])
+    runner = make_runner(path, adapters=bank)
+    runner.warmup(256, None, 16, 1024)
+    assert bank.prepare(guest.revision, guest.path) == ""
+    for number, (adapter, name) in enumerate(((own, "own"), (guest, "guest"))):
+        (folder / name).rename(folder / f"{name}-moved")
+        bank._prepared.clear()
+        assert "cannot be read" in bank.prepare(adapter.revision, adapter.path)
+        assert bank.prepare(adapter.revision, str(folder / f"{name}-moved")) == ""
+        bank._prepared.clear()  # as when others have taken its place
+        assert runner.load_adapter(number, adapter.revision) == ""
+    (folder / "guest-moved").rename(folder / "again")
+    assert bank.prepare(guest.revision, str(folder / "again")) == ""  # without reading it
+    bank._prepared.clear()
+    assert bank.prepare(guest.revision) == ""
 
 
 def test_all_ranks_load_an_adapter_or_none(ranks: Ranks, checkpoints: Checkpoints, tmp_path: Path) -> None:
@@ -314,7 +371,7 @@ def test_an_adapter_that_comes_is_refused_in_one_line_before_anything_changes(
         refusal = bank.prepare(digest_of(Path(adapter.path)), adapter.path)
         assert says in refusal and "\n" not in refusal
     digest = digest_of(Path(good.path))
-    assert "have changed since the start" in bank.prepare("0" * 64, good.path)
+    assert "have changed since they were checked" in bank.prepare("0" * 64, good.path)
     assert "does not know the adapter" in bank.prepare(digest)
     assert "does not know the adapter" in runner.load_adapter(0, digest)
     assert bank.prepare(digest, good.path) == "" == runner.load_adapter(1, digest)

@@ -254,7 +254,7 @@ def test_a_wrong_list_is_refused(text: str, says: str, tmp_path: Path) -> None:
 
 def test_a_base_of_transformers_takes_no_adapters() -> None:
     check_base(is_native=True)
-    with pytest.raises(ModelError, match="--lora-adapters is not supported for a model that transformers computes"):
+    with pytest.raises(ModelError, match="--lora-dirs are not supported for a model that transformers computes"):
         check_base(is_native=False)
 
 

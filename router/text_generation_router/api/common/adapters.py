@@ -8,6 +8,7 @@ name the adapters to every engine before its first request.
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from text_generation_common.errors import ModelError
 from text_generation_common.flags.model import MAX_ADAPTERS
 from text_generation_common.link import AdapterNote, Link, LinkEvent, LinkMessage, read_adapters
 from text_generation_common.tasks import cancelled
-from text_generation_router.engine.protocol import AdapterEngine
-from text_generation_router.errors import AdapterError, NoSuchAdapterError
+from text_generation_router.engine.protocol import TEMPORARY, AdapterEngine
+from text_generation_router.errors import AdapterError, AdapterUnsettledError, NoSuchAdapterError
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ class ServedAdapters:
         self._notes = {name: AdapterNote(name, "", digest) for name, digest in digests.items()}
         self._version = 0
         self._changing, self._reading = asyncio.Lock(), asyncio.Lock()
-        self._answer: asyncio.Future[str] | None = None  # the launcher's
+        # The launcher's, by the numbers of changes; not those that came too late.
+        self._answers: dict[int, asyncio.Future[str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -62,7 +64,8 @@ class ServedAdapters:
 
     async def load(self, name: str, path: str, in_place: bool | None) -> None:
         """Serves the adapter in the folder `path` by this name. `in_place`: whether an adapter that has the name may be
-        replaced; None: if its files are others. Its requests go on with it. AdapterError: nothing has changed."""
+        replaced; None: if its files are others. Its requests go on with it. AdapterError: nothing has changed, unless
+        its text says otherwise."""
         if not 0 < len(name) <= MAX_NAME or not name.isprintable() or name in self._other_names:
             raise AdapterError("`lora_name` is not a name that an adapter can have here", "lora_name")
         async with self._changing:
@@ -78,7 +81,9 @@ class ServedAdapters:
                 raise AdapterError(f"{MAX_ADAPTERS} adapters are served, and there cannot be more")
             assert self.engine is not None
             if refusals := await self.engine.load_adapter(digest, str(folder)):
-                raise AdapterError("; ".join(f"{engine}: {why}" for engine, why in refusals.items()), "lora_path")
+                is_temporary = all(why.startswith(TEMPORARY) for why in refusals.values())
+                kind = AdapterUnsettledError if is_temporary else AdapterError
+                raise kind("; ".join(f"{engine}: {why}" for engine, why in refusals.items()), "lora_path")
             await self._commit(AdapterNote(name, str(folder), digest))
             logger.info("The adapter %s is served: %s in %s", ascii(name), digest, folder)
 
@@ -111,14 +116,17 @@ class ServedAdapters:
         if self._link is None:
             await self._set({**self._notes, note.name: note} if note.digest else self._without(note.name))
             return
-        self._answer = asyncio.get_running_loop().create_future()
-        self._link.send(LinkMessage(LinkEvent.ADAPTER, adapter=note))
+        number = random.getrandbits(32)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._link.send(LinkMessage(LinkEvent.ADAPTER, number, adapter=note))
         try:
-            reason = await asyncio.wait_for(self._answer, ANSWER_S)
+            reason = await asyncio.wait_for(answer, ANSWER_S)
         except TimeoutError:
-            reason = f"the launcher did not answer within {ANSWER_S:g} s"
+            reason = f"the launcher did not answer within {ANSWER_S:g} s, and may make the change later"
+        finally:
+            self._answers.pop(number, None)
         if reason:
-            raise AdapterError(reason)
+            raise AdapterUnsettledError(reason)
 
     def _without(self, name: str) -> dict[str, AdapterNote]:
         return {other: note for other, note in self._notes.items() if other != name}
@@ -129,8 +137,10 @@ class ServedAdapters:
             task = asyncio.create_task(self._read(message.address, message.epoch))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        elif message.event is LinkEvent.ADAPTER_SET and self._answer is not None and not self._answer.done():
-            self._answer.set_result(message.reason)
+        elif message.event is LinkEvent.ADAPTER_SET:
+            answer = self._answers.get(message.epoch)
+            if answer is not None and not answer.done():
+                answer.set_result(message.reason)
 
     async def _read(self, file: str, version: int) -> None:
         assert self._link is not None

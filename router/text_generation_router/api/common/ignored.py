@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
+from text_generation_common.adapters.listed import ANY_MODEL
 from text_generation_router.api.common.adapters import ServedAdapters
 from text_generation_router.api.common.contract import MAX_NAME_CHARS, unknown_parameter
 from text_generation_router.errors import UnknownModelError, UnsupportedParameterError
@@ -19,8 +20,6 @@ logger = logging.getLogger(__name__)
 HEADER = "x-ignored-parameters"
 # Maximum number of names of fields that get a log line and a count of their own; clients choose the names.
 MAX_NAMES = 64
-# Models' names of clients that mean whatever is served.
-ANY_MODEL = ("", "tgi", "dummy")
 UNPRINTABLE = re.compile(r"[^!-+.-~-]")
 
 

@@ -13,7 +13,8 @@ from text_generation_common.adapters.content import digest_of
 from text_generation_common.flags.model import MAX_ADAPTERS
 from text_generation_common.link import AdapterNote, LinkEvent, LinkMessage, write_adapters
 from text_generation_router.api.common.adapters import ServedAdapters
-from text_generation_router.errors import AdapterError, NoSuchAdapterError
+from text_generation_router.engine.protocol import NO_ANSWER, NOT_READY
+from text_generation_router.errors import AdapterUnsettledError, NoSuchAdapterError
 from text_generation_router.openapi.document import document_of
 from text_generation_router.openapi.operation_json import Interface
 
@@ -87,7 +88,7 @@ def test_an_adapter_is_loaded_asked_for_and_unloaded(server, allowed):
     unloaded = server.post(UNLOAD, {"lora_name": "new"}, KEY)
     assert (unloaded.status, unloaded.body.decode()) == (200, "Success: LoRA adapter 'new' removed successfully.")
     assert names_of(server) == ["old"] and generate(server, "new")[0] == 422
-    assert server.post(UNLOAD, {"lora_name": "old"}, KEY).status == 200 and names_of(server) == []
+    assert server.post(UNLOAD, {"lora_name": "old", "lora_int_id": 7}, KEY).status == 200 and names_of(server) == []
     # A client may mean an adapter that has gone: it is not answered by the model itself.
     body = {"model": "old", "prompt": "Hi"}
     assert server.post("/v1/completions", body, CALLER).status == 404
@@ -133,6 +134,9 @@ def test_paths_lead_into_the_named_folders_or_are_refused(server, allowed, tmp_p
         answer = load(server, "x", path)
         assert answer.status == 400 and "\n" not in answer.body.decode() and len(answer.body) < 1000
     assert load(server, "x", allowed / "gone").status == 404
+    (allowed / "pickle").mkdir()
+    (allowed / "pickle/adapter_model.bin").touch()
+    assert "adapter_model.bin is a pickle, which is not read" in load(server, "x", allowed / "pickle").body.decode()
     file = allowed / "a/adapter_model.safetensors"
     file.unlink()
     file.symlink_to(tmp_path / "outside/adapter_model.safetensors")
@@ -150,7 +154,8 @@ def test_paths_lead_into_the_named_folders_or_are_refused(server, allowed, tmp_p
     [
         (b"{", 400), ([], 422), ({}, 400), ({"lora_name": "x"}, 400), ({"lora_path": "/x"}, 400),
         ({"lora_name": 1, "lora_path": "/x"}, 422), ({"lora_name": "x", "lora_path": "/x", "other": 1}, 422),
-        ({"lora_name": "x", "lora_path": "/x", "load_inplace": 1}, 422), (b" " * 20_000, 413),
+        ({"lora_name": "x", "lora_path": "/x", "load_inplace": 1}, 422),
+        ({"lora_name": "x", "lora_path": "/x", "lora_int_id": 1}, 422), (b" " * 20_000, 413),
         ({"lora_name": "local/model", "lora_path": "/x"}, 400), ({"lora_name": "a\nb", "lora_path": "/x"}, 400),
         ({"lora_name": "x" * 257, "lora_path": "/x"}, 400),
     ],
@@ -172,6 +177,10 @@ def test_engines_that_refuse_an_adapter_are_named_and_nothing_changes(server, al
     server.adapters.engine.refusals = {"engine 2": "the rank is 9"}
     answer = load(server, "x", allowed / "a")
     assert answer.status == 400 and "engine 2: the rank is 9" in answer.body.decode()
+    server.adapters.engine.refusals = {"engine 2": NOT_READY, "engine 3": f"{NO_ANSWER}: Deadline Exceeded"}
+    assert load(server, "x", allowed / "a").status == 503
+    server.adapters.engine.refusals |= {"engine 1": "the rank is 9"}
+    assert load(server, "x", allowed / "a").status == 400
     assert names_of(server) == ["old"] and not server.adapters.engine.known
 
 
@@ -221,6 +230,7 @@ class PretendedLine:
 
     def __init__(self, file: Path, reason: str = "") -> None:
         self.file, self.reason = file, reason
+        self.asked = 0  # the number of the last change
         self.sent: list[LinkMessage] = []
         self.served: ServedAdapters | None = None
         self.notes: dict[str, AdapterNote] = {}
@@ -230,10 +240,13 @@ class PretendedLine:
         assert self.served is not None
         if message.event is LinkEvent.ADAPTER and message.adapter is not None:
             self.notes[message.adapter.name] = message.adapter
+            # The late answer to an earlier change.
+            self.served.take(LinkMessage(LinkEvent.ADAPTER_SET, self.asked, reason="an earlier one was in vain"))
+            self.asked = message.epoch
             write_adapters(str(self.file), [note for note in self.notes.values() if note.digest])
             self.served.take(LinkMessage(LinkEvent.ADAPTERS, len(self.sent), address=str(self.file)))
         if message.event is LinkEvent.ADAPTERS_TAKEN:
-            self.served.take(LinkMessage(LinkEvent.ADAPTER_SET, reason=self.reason))
+            self.served.take(LinkMessage(LinkEvent.ADAPTER_SET, self.asked, reason=self.reason))
 
 
 async def test_the_launcher_has_the_list_and_its_reason_is_told(allowed: Path, tmp_path: Path) -> None:
@@ -249,6 +262,6 @@ async def test_the_launcher_has_the_list_and_its_reason_is_told(allowed: Path, t
         LinkEvent.ADAPTER, LinkEvent.ADAPTERS_TAKEN, LinkEvent.ADAPTER, LinkEvent.ADAPTERS_TAKEN,
     ]  # fmt: skip
     line.reason = "Webserver 1 did not take the new list"
-    with pytest.raises(AdapterError, match="Webserver 1 did not take"):
+    with pytest.raises(AdapterUnsettledError, match="Webserver 1 did not take"):
         await served.load("x", str(allowed / "a"), None)
     await served.close()

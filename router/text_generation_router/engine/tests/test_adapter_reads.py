@@ -13,6 +13,7 @@ from text_generation_router.engine.tests.fakes import (
     prompt,
     served,
 )
+from text_generation_router.errors import ShardsError
 from text_generation_router.scheduling.adapter_slots import AdapterRoom
 from text_generation_router.scheduling.request import GenerationRequest
 from text_generation_router.scheduling.step import AdapterStep, ForwardStep, Step, StepAnswer
@@ -72,3 +73,39 @@ async def test_requests_of_an_adapter_that_cannot_be_read_or_loaded_fail_alone()
                 expected_tokens(prompt(0), 5),
                 expected_tokens(prompt(2), 5),
             ]
+
+
+class SlowShards(ShardsWithOneSlot):
+    """Do not answer the first time, and live."""
+
+    async def prepare_adapter(self, digest: str, folder: str = "") -> str:
+        if digest not in self.read:
+            self.read.append(digest)
+            raise ShardsError("Deadline Exceeded")
+        return await super().prepare_adapter(digest, folder)
+
+
+async def test_shards_that_did_not_answer_are_asked_again() -> None:
+    async with served(SlowShards) as world:
+        assert await ask(world, 1, B).all_ids() == expected_tokens(prompt(1), 5)
+        shards = world.groups.made[-1]
+        assert isinstance(shards, SlowShards) and shards.read == [B, B]
+
+
+class ShardsThatLackOne(ShardsWithOneSlot):
+    """Room for all, and the files of B had gone when they started."""
+
+    info = replace(INFO, adapters=frozenset((A, B)), adapter_room=AdapterRoom((A, B), 2, 4))
+
+    async def warmup(self, *wanted: int | None, content: int, known_content: int) -> WarmupAnswer:
+        return replace(
+            await super().warmup(*wanted, content=content, known_content=known_content), adapters_in_slots=(A, "")
+        )
+
+
+async def test_only_requests_of_an_adapter_that_the_shards_did_not_find_fail() -> None:
+    async with served(lambda: ShardsThatLackOne(unreadable=B)) as world:
+        good, bad, other = (ask(world, number, adapter) for number, adapter in enumerate((A, B, "")))
+        assert "the files have gone" in await bad.failure()
+        assert [await good.all_ids(), await other.all_ids()] == [expected_tokens(prompt(n), 5) for n in (0, 2)]
+        assert not any(isinstance(step, AdapterStep) for step in world.groups.made[-1].steps)

@@ -6,15 +6,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from text_generation_common.cluster.endpoints import UnixEndpoint
 from text_generation_common.cluster.identity import Role
 from text_generation_common.cluster.security import Security
+from text_generation_common.flags.model import MAX_ADAPTERS
+from text_generation_proto import engine_pb2 as pb
 from text_generation_router.engine.local import OWN_NAME, TAKES_NONE
 from text_generation_router.engine.tests.fakes import INFO, FakeShards, Listener, World, expected_tokens, prompt
 from text_generation_router.errors import Refusal, RefusedError
+from text_generation_router.fleet import connection
 from text_generation_router.fleet.engine import RemoteEngine
 from text_generation_router.fleet.tests.fake_service import FakeService
 from text_generation_router.fleet.tests.test_real_engines import LOGGER, Replica
@@ -119,6 +124,51 @@ async def test_an_engine_of_an_older_build_or_without_room_gets_no_request_of_a_
                 with pytest.raises(RefusedError):
                     ask(front, 2, A)
     await closed.stop()
+
+
+class ForgetfulService(FakeService):
+    """An engine that does not answer some calls about adapters, and lives."""
+
+    failures = 0
+    told = 0
+
+    async def Adapters(self, request: pb.AdaptersRequest, context: Any) -> pb.AdaptersResponse:
+        self.told += bool(request.adapters)
+        if self.failures:
+            self.failures -= 1
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "busy")
+        return pb.AdaptersResponse()
+
+
+async def test_an_engine_that_does_not_answer_is_told_again_then_left_and_unloading_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "TELL_AGAIN_S", 0.01)
+    async with ForgetfulService(str(tmp_path / "e")) as engine, fronted(UnixEndpoint(engine.path)) as front:
+        engine.failures = connection.TELL_TRIES - 1
+        await front.learn_adapters({A: "/a"})
+        assert front.num_engines == 1 and not front._fleet.lacks_adapter(A)
+        engine.failures = 2
+        assert [await front.num_with_adapter(A) for _ in range(3)] == [1, 1, 0]
+        assert [r.message for r in caplog.records if "requests of an adapter: it did not answer: busy" in r.message]
+        engine.failures = connection.TELL_TRIES
+        await front.learn_adapters({B: "/b"})
+        await until(lambda: len(engine.hellos) == 2 and front.num_engines == 1)
+        assert not front._fleet.lacks_adapter(B), "it was told when it was connected again"
+
+
+async def test_adapters_that_are_served_no_more_and_have_requests_count_beside_the_thousand(tmp_path: Path) -> None:
+    replica = Replica(tmp_path / "a", 1, OpenShards)
+    await replica.start()
+    async with fronted(replica.endpoint) as front:
+        front._adapters |= {f"{number:064x}": "/old" for number in range(MAX_ADAPTERS)}
+        assert await front.load_adapter(A, "/a") == {}
+        await front.connect([])
+        front._adapters[B] = "/b"
+        await front.connect([replica.endpoint])
+        await until(lambda: front.num_engines == 1)
+    await replica.stop()
+    await replica.world.engine.close()
 
 
 async def test_an_engine_keeps_what_it_was_told_when_its_shards_are_lost() -> None:

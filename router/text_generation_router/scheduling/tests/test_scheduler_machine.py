@@ -132,7 +132,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.unready.clear()
         self.shard = successor or ShardModel(MAX_ROWS, has_slots=self.room.is_short)
         self.shard.adapters = {slot: name for slot, name in enumerate(self.room.resident) if name}
-        self.room = replace(self.room, resident=())
+        if self.room.is_short:
+            self.room = replace(self.room, resident=())
 
     @rule(
         length=st.integers(1, 40),
