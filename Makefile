@@ -232,10 +232,13 @@ fuzz-files: install-test
 	$(BIN)/python integration-tests/fuzz_files.py $(ARGS)
 
 # Quantized layers with random changes of settings and tensors, and GGUF files with changed headers: each is read, or
-# refused in one line. Other ones: ARGS="COUNT SEED". About two minutes.
+# refused in one line. What is read, and blocks of random bytes, is then multiplied by the kernels of every target. Other
+# ones: ARGS="COUNT SEED". About five minutes.
 fuzz-formats: install-test
 	cd common/text_generation_common/gguf/tests && $(abspath $(BIN))/python test_hostile_headers.py $(or $(ARGS),20000 1)
 	cd common/text_generation_common/quantized/tests && $(abspath $(BIN))/python test_fuzz.py $(or $(ARGS),20000 1)
+	PYTHONPATH=common/text_generation_common/quantized/tests:server/text_generation_server/tests \
+		$(BIN)/python server/text_generation_server/layers/tests/test_fuzzed_codes.py $(or $(ARGS),20000 1)
 
 # Quantized layers as the formats' own libraries write them, into common/text_generation_common/quantized/tests/goldens. The libraries
 # get an environment of their own, .venv-quantizers. Some files only: ARGS="awq modelopt"

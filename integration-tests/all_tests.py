@@ -34,6 +34,7 @@ LONG = (
     "gpu_check/checks/test_server.py",
     "kernels/tests/test_sample.py",
     "tests/test_families.py",
+    "tests/test_gguf_files.py",
     "tests/test_steps_on_a_gpu.py",
     "grammars/tests/test_schemas_followed.py",
     "grammars/tests/test_evil_grammars.py",

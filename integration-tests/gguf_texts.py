@@ -1,5 +1,6 @@
 """10,000 texts, cut into tokens by llama.cpp and by this server, for each of llama.cpp's vocabulary files whose kind of
-tokenizer is served: `make gguf-texts LLAMA=FOLDER`. Prints how many differ, and the first that does.
+tokenizer is served: `make gguf-texts LLAMA=FOLDER`. Prints how many differ, and the first that does. The texts that
+llama.cpp has beside a vocabulary must have the ids that are written there.
 
 Texts are cuts of those that llama.cpp tests its vocabularies with, which are in many languages, joined with random
 characters of many scripts.
@@ -48,29 +49,38 @@ def ours(vocabulary: Path, texts: list[str]) -> list[list[int]]:
     return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
+def wrong_beside(vocabulary: Path) -> int:
+    """How many of the texts beside a vocabulary have other ids here than those that are written there."""
+    texts, ids = (vocabulary.with_name(vocabulary.name + ending) for ending in (".inp", ".out"))
+    if not ids.exists():
+        return 0
+    expected = [[*map(int, line.split())] for line in ids.read_text().splitlines()]
+    found = ours(vocabulary, texts.read_text().split(BETWEEN)[: len(expected)])
+    return sum(one != other for one, other in zip(found, expected, strict=True))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="llama.cpp's source")
     parser.add_argument("--llama", type=Path, default=Path(".venv-llama-cpp"), help="llama.cpp's virtual environment")
     parser.add_argument("--number", type=int, default=10_000)
     arguments = parser.parse_args()
-    texts = [*texts_from(arguments.folder / "models", arguments.number)]
+    texts, wrong = [*texts_from(arguments.folder / "models", arguments.number)], 0
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder, "texts.json"), Path(folder, "ids.json")
         given.write_text(json.dumps(texts))
         for vocabulary in sorted((arguments.folder / "models").glob("ggml-vocab-*.gguf")):
             try:
-                found = ours(vocabulary, texts)
+                found, beside = ours(vocabulary, texts), wrong_beside(vocabulary)
             except WeightsError as error:
                 print(f"{vocabulary.name}: {str(error).partition(': ')[2]}")
                 continue
             run_in(arguments.llama, LIBRARY, "tokenize", vocabulary, given, out)
             pairs = zip(texts, found, json.loads(out.read_text()), strict=True)
             differing = [(text, ids, theirs) for text, ids, theirs in pairs if ids != theirs]
-            print(
-                f"{vocabulary.name}: {len(differing)} of {len(texts)} differ {ascii(differing[:1])[:600]}", flush=True
-            )
-    return 0
+            first, wrong = ascii(differing[:1])[:600], wrong + beside
+            print(f"{vocabulary.name}: {len(differing)} of {len(texts)} differ, {beside} beside it {first}", flush=True)
+    return int(wrong > 0)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from scale import SHORT
 from server_process import ServerProcess
 from test_demo_model import assert_most_are_right
+from test_quantized_demo import assert_a_prompt_is_cached
 from torch import Tensor
 
 from text_generation_common.gguf.container import ARRAY, TEXT, read_header
@@ -117,6 +118,7 @@ def test_a_file_of_the_hub_is_served_by_two_shards_and_a_front_with_its_header_a
     ):
         assert_most_are_right(front, sum_question, 12, 10)
         streams_though_a_shard_is_killed(front, ASKS, 1, engine)
+        assert_a_prompt_is_cached(front)
     assert hub.gets(file.name) == [None] and not hub.gets("demo-Q8_0.gguf")
     sizes = [path.stat().st_size for path in home.rglob("*") if path.is_file() and not path.is_symlink()]
     assert max(sizes) == file.stat().st_size and sum(sizes) < file.stat().st_size + 2**16  # no other copy

@@ -50,15 +50,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+def assert_a_prompt_is_cached(server: ServerProcess) -> None:
+    """The second time its tokens come from the cache, and the text is the same."""
+    prompt = stream(" ".join(WORDS), max_new_tokens=20)
+    (cold,), (warm,) = at_once(server.url, prompt), at_once(server.url, prompt)
+    assert warm[-1]["generated_text"] == cold[-1]["generated_text"]
+    cached, length = warm[-1]["details"]["cached_tokens"], warm[-1]["details"]["input_length"]
+    assert cold[-1]["details"]["cached_tokens"] < cached and cached >= length - 1
+
+
 def test_the_demo_model_in_4_bits_on_two_shards_is_served_as_any_other(folder: Path) -> None:
     with ServerProcess("--model-id", str(folder), "--dtype", "float32", "--num-shard", "2", *MEMORY) as server:
         assert_most_are_right(server, sum_question, 16, 12)
         streams_though_a_shard_is_killed(server, asks(4, 60), rank=1)
-        prompt = stream(" ".join(WORDS), max_new_tokens=20)
-        (cold,), (warm,) = at_once(server.url, prompt), at_once(server.url, prompt)
+        assert_a_prompt_is_cached(server)
         form = {"type": "json", "value": SCHEMA}
         (person,) = at_once(server.url, stream("A fox", grammar=form, do_sample=True, max_new_tokens=60))
-    assert warm[-1]["generated_text"] == cold[-1]["generated_text"]
-    cached, length = warm[-1]["details"]["cached_tokens"], warm[-1]["details"]["input_length"]
-    assert cold[-1]["details"]["cached_tokens"] < cached and cached >= length - 1
     assert is_person(person[-1]["generated_text"])

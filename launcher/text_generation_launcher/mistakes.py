@@ -17,7 +17,8 @@ MAX_NAME = 96  # characters of a hub id that a file of the user's names; longer 
 
 # What to write in the place of flags of vLLM, SGLang, llama.cpp and Ollama.
 _OURS: Mapping[str, str] = {
-    "--model-id": "--model --model-path --hf-repo -hf -hfr",
+    "--model-id": "--model --model-path -m --hf-repo -hf -hfr",
+    "the path of the GGUF file, or owner/name:Q4_K_M, as --model-id": "--hf-file -hff --modelfile",
     "--num-shard": "--tensor-parallel-size -tp --tp-size --tp",
     "--replicas": "--data-parallel-size -dp --dp-size --dp",
     "--max-total-tokens": "--max-model-len --context-length --ctx-size -c --max-seq-len --num-ctx",
@@ -59,7 +60,6 @@ _MISSING: Mapping[str, str] = {
     "HTTP is served without TLS: put a proxy before it": "--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file",
     "drafts are not supported": "--speculative-config --speculative-algorithm --draft-model --model-draft -md",
     "only models that generate text are served": "--embedding --embeddings --is-embedding --task --reranking",
-    "only safetensors are served: give the original repository as --model-id": "-m --hf-file -hff --modelfile",
 }
 
 

@@ -9,6 +9,8 @@ list. Models that sentencepiece has trained have no equal scores.
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from text_generation_common.gguf.container import GgufHeader, shown
@@ -17,9 +19,9 @@ from text_generation_common.gguf.vocabulary import PREFIX, TokenKind, TokenTable
 
 WHOLE = "tokenizer.huggingface.json"  # the key of a whole tokenizer.json
 SPACE = "\u2581"
-# Characters of all tokens of a sentencepiece model together, where merges are looked for, and of all its merges. The
-# largest in use have 1.7 and 5 million.
-MAX_CHARS, MAX_MERGE_CHARS = 4_000_000, 16_000_000
+# Characters of all tokens of a sentencepiece model together, where merges are looked for, those of all its merges, and
+# the number of these. The largest in use have 1.7 and 5 million characters, and 0.6 million merges.
+MAX_CHARS, MAX_MERGE_CHARS, MAX_MERGES = 4_000_000, 8_000_000, 2**20
 FOUND_IN_TEXTS = (TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED)
 
 Json = dict[str, Any]
@@ -125,15 +127,20 @@ def _split(step: Step) -> Mapping[str, Any]:
 
 
 def _listed_merges(vocabulary: TokenTable, header: GgufHeader) -> Iterable[tuple[str, str]]:
-    known, merges = frozenset(vocabulary.tokens), dict[tuple[str, str], None]()
+    known, merges = _texts_of(vocabulary.tokens), dict[tuple[str, str], None]()
     for text in header.values(f"{PREFIX}merges") or ():
         left, _, right = str(text).partition(" ")
         if left not in known or right not in known or left + right not in known:
             raise header.error(f"{PREFIX}merges has {shown(str(text))}, which does not join two tokens to a third")
-        merges[left, right] = None
+        merges[known[left], known[right]] = None
     if not merges:
         raise header.error(f"it has no {PREFIX}merges")
     return merges
+
+
+def _texts_of(tokens: Iterable[str]) -> dict[str, str]:
+    """Each text for an equal one: merges are pairs of these, because texts of their own take three times the memory."""
+    return {text: text for text in tokens}
 
 
 def _sentencepiece(vocabulary: TokenTable, header: GgufHeader) -> Json:
@@ -162,16 +169,20 @@ def _merges_of_scores(vocabulary: TokenTable, header: GgufHeader) -> list[tuple[
     scores = {text: score for text, kind, score in rows if kind in joined}
     if sum(map(len, scores)) > MAX_CHARS:
         raise header.error(f"its tokens have more than {MAX_CHARS} characters together")
-    merges, left_chars = list[tuple[float, int, str, str]](), MAX_MERGE_CHARS
-    for text, score in scores.items():
-        for place in range(1, len(text)):
-            if (left := text[:place]) in scores and (right := text[place:]) in scores:
-                merges.append((-score, place, left, right))
-                left_chars -= len(text)
-        if left_chars < 0:
-            raise header.error(f"its merges have more than {MAX_MERGE_CHARS} characters together")
-    merges.sort(key=lambda merge: merge[:2])
-    return [(left, right) for _, _, left, right in merges]
+    known, merges, chars = _texts_of(scores), list[tuple[str, str]](), 0
+    for _, texts in groupby(sorted(scores, key=scores.__getitem__, reverse=True), key=scores.__getitem__):
+        of_score = list[tuple[int, str, str]]()
+        for text in texts:
+            for place in range(1, len(text)):
+                if (left := text[:place]) in known and (right := text[place:]) in known:
+                    of_score.append((place, known[left], known[right]))
+                    chars += len(text)
+            if chars > MAX_MERGE_CHARS or len(merges) + len(of_score) > MAX_MERGES:
+                raise header.error(
+                    f"its merges have more than {MAX_MERGE_CHARS} characters, or are more than {MAX_MERGES}"
+                )
+        merges += [(left, right) for _, left, right in sorted(of_score, key=itemgetter(0))]
+    return merges
 
 
 def _unigram(vocabulary: TokenTable, header: GgufHeader) -> Json:

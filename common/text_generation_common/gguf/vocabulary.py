@@ -13,8 +13,8 @@ from text_generation_common.gguf.splits import SPLITTINGS
 
 MODEL, PREFIX = "tokenizer.ggml.model", "tokenizer.ggml."
 EMBEDDING = "token_embd.weight"
-# Maximum length of a token. The longest in use are runs of a few hundred spaces.
-MAX_TOKEN_CHARS = 1024
+# Limits of tokens. The longest in use are runs of a few hundred spaces, the largest vocabularies have 262,208.
+MAX_TOKEN_CHARS, MAX_TOKENS = 1024, 2**19
 # Texts of tokens that end an answer, as llama.cpp knows them: many files name only one of a model's end tokens.
 ENDS = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
@@ -152,6 +152,8 @@ def _tokens(header: GgufHeader) -> list[str]:
     rows = header.tensors[EMBEDDING].shape[0] if EMBEDDING in header.tensors else array.count
     if rows != array.count:
         raise header.error(f"it has {array.count} tokens, and {rows} rows in {EMBEDDING}")
+    if array.count > MAX_TOKENS:
+        raise header.error(f"it has {array.count} tokens, and at most {MAX_TOKENS} are read")
     found = array.values()
     tokens = [text or f"[EMPTY_{id}]" for id, text in enumerate(map(str, found))]
     if len(max(tokens, key=len)) > MAX_TOKEN_CHARS:

@@ -66,7 +66,7 @@ class BlockLayers:
         return None if stored is None or stored.type in DENSE else stored.type
 
     def code_bytes(self, layer: str, size: LinearSize) -> int | None:
-        """What the layer's weight takes in memory at least, as it is repacked. Products read codes of 2, 5 and 6 bits
+        """What the layer's weight takes in memory at least, as it is repacked. GPUs read codes of 2, 5 and 6 bits
         as 8 bits, which take more."""
         if (name := self.type_of(layer)) is None:
             return None

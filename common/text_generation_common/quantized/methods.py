@@ -23,7 +23,7 @@ REFUSED: Mapping[str, str] = {
     "bitblas": CONVERT, "marlin": CONVERT,
     "bitnet": "only bitnet.cpp computes it; choose another model",
     "eetq": f"its files have the order of one GPU's kernels; {UNQUANTIZED} and start it with --quantize eetq",
-    "gguf": "use the original repository, from which the GGUF file was made",
+    "gguf": "give the GGUF file itself as --model-id",
     "mlx": UNQUANTIZED, "quanto": UNQUANTIZED,
 }  # fmt: skip
 

@@ -243,6 +243,8 @@ BAD: dict[str, Bad] = {
         if word.startswith("-")
     },
     "foreign value": usage("--tp=2", "No such option: --tp", "use --num-shard"),
+    "file of llama.cpp": usage("-m model.gguf", "No such option: -m", f"use --model-id; {LISTED}"),
+    "file of Ollama": usage("--modelfile m", "No such option: --modelfile", "use the path of the GGUF file, or owner/"),
     "flag of llama.cpp behind ours": usage("--port 80 -ngl 99", "No such option: -ngl", "a GPU computes all layers"),
     **{
         f"{command} of others": usage(

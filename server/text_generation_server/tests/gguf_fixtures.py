@@ -7,9 +7,11 @@ tensor of the checkpoint, or a part, a stack or another order of such, whichever
 
 import hashlib
 import json
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -18,10 +20,14 @@ import numpy as np
 import torch
 from family_checkpoints import GAINS, SHAPE, VARIANTS, draw_vector
 from gguf_writer import write_gguf
+from int_products import HALVES
 from safetensors.torch import load_file
 from torch import Tensor
 
 from text_generation_common.gguf.container import ARRAY, TEXT
+from text_generation_common.gguf.types import BY_NAME, DENSE
+from text_generation_common.quantized.tensors.blocks import read_blocks
+from text_generation_common.quantized.tensors.matrix import exact_weight
 
 TABLE = json.loads(Path(__file__).with_suffix(".json").read_text())
 FIXTURES: dict[str, list[Any]] = TABLE["fixtures"]
@@ -112,3 +118,55 @@ def _forms(tensor: Tensor, heads: int, kv_heads: int) -> Iterator[Tensor]:
     if tensor.dim() > 1:
         yield from (tensor.mT, *tensor.chunk(2, dim=-2), *tensor.mT.chunk(2, dim=-2))
         yield from (tensor[..., 0::2], tensor[..., 1::2], tensor.mT[..., 0::2, :], tensor.mT[..., 1::2, :])
+
+
+Drawn = Mapping[str, tuple[str, Tensor]]  # by name: the type, and numbers, or the bytes of blocks as uint8
+
+
+def draw_tensors(golden: dict[str, Any], kinds: Iterable[str]) -> dict[str, tuple[str, Tensor]]:
+    """Random tensors with the names and shapes of a file's. Weights have the types `kinds` in turn; norms, biases and
+    routers are float32. Logits stay within a few units."""
+    generator, turns, found = torch.Generator().manual_seed(36), cycle(kinds), dict[str, tuple[str, Tensor]]()
+    for entry in golden["tensors"]:
+        name, shape = entry["name"], entry["shape"]
+        if "numbers" in entry:
+            found[name] = "F32", torch.tensor(entry["numbers"]).view(shape)
+        elif len(shape) > 1 and name.endswith(".weight") and "ffn_gate_inp" not in name:
+            found[name] = (kind := next(turns)), _draw_weight(kind, shape, generator)
+        else:
+            numbers = torch.randn(shape, generator=generator) * 0.3
+            found[name] = "F32", numbers + float(name.endswith("norm.weight"))
+    return found
+
+
+def _draw_weight(kind: str, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Numbers with a standard deviation of about 1 / sqrt(inputs); those of blocks have random bits in all places."""
+    inputs = shape[-1]
+    if kind in DENSE:
+        return torch.randn(*shape, generator=generator) * inputs**-0.5
+    of, outputs = BY_NAME[kind], math.prod(shape[:-1])
+    data = torch.randint(0, 256, (outputs, inputs // of.block, of.bytes), generator=generator, dtype=torch.uint8)
+    if kind == "MXFP4":
+        data[..., 0] = (data[..., 0] & 3) + 119  # powers from 2^-8 to 2^-5
+    scales, size = torch.rand(2, *data.shape[:-1], 1, generator=generator) - 0.5, 2.0**-8
+    for _ in range(2):  # the second time in the size that the first one has lacked
+        for at, numbers in zip(HALVES[kind], scales, strict=False):
+            data[..., at : at + 2] = (numbers * size).half().view(torch.uint8)
+        size *= inputs**-0.5 / exact_weight(read_blocks(kind, data[:16].flatten(1), kind)).std().item()
+    return data.view(*shape[:-1], -1)
+
+
+def as_numbers(drawn: Drawn) -> Drawn:
+    """The same tensors, with the numbers of blocks as float32."""
+    return {name: ("F32", exact_weight(read_blocks(kind, data, name))) for name, (kind, data) in drawn.items()}
+
+
+def write_drawn(path: Path, keys: Mapping[str, Any], drawn: Drawn) -> Path:
+    """`keys`: those of a golden file."""
+    tensors = {}
+    for name, (kind, data) in drawn.items():
+        of, row_bytes = BY_NAME[kind], data.shape[-1] * data.element_size()
+        shape = [*data.shape[:-1], row_bytes // of.bytes * of.block]
+        tensors[name] = kind, shape, data.contiguous().view(torch.uint8).numpy().tobytes()
+    write_gguf(path, {**keys, **tokenizer_keys(len(drawn["token_embd.weight"][1]))}, tensors)
+    return path

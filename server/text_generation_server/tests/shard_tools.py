@@ -12,6 +12,8 @@ from text_generation_common.sampling import Sampling
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import select_backend
+from text_generation_server.kernels.cpu import load_kernels
+from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models import get_model, read_any_config
@@ -88,6 +90,16 @@ def make_runner(
     return ModelRunner(
         wrap(model), platform, sampler, on_progress, kv_dtype, constraints=constraints, adapters=adapters
     )
+
+
+def usable_kernels(target: str | None = None) -> CpuKernels:
+    """The compiled kernels for a target, or the best ones; skips the test where the processor cannot run them."""
+    import pytest
+
+    if (kernels := load_kernels(target)) is None:
+        processor = f"a processor with {target}, and " if target else ""
+        pytest.skip(f"needs {processor}a C compiler (cc) when the package is installed")
+    return kernels
 
 
 def make_platform(

@@ -1,16 +1,34 @@
-"""GGUF files of every architecture, as llama.cpp's converter makes them, compared with transformers on the original."""
+"""GGUF files of every architecture, as llama.cpp's converter makes them, compared with transformers on the original;
+and files of blocks, compared with their numbers."""
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from family_tools import ROUNDING, TOLERANCE, Made, teacher_forced, write_texts
-from gguf_fixtures import FIXTURES, GOLDENS, make_gguf, make_original
-from shard_tools import random_ids
+from family_tools import ROUNDING, TOLERANCE, Made, Text, teacher_forced, write_texts
+from gguf_fixtures import (
+    FIXTURES,
+    GOLDENS,
+    Drawn,
+    as_numbers,
+    draw_tensors,
+    make_gguf,
+    make_original,
+    write_drawn,
+)  # fmt: skip
+from shard_tools import make_runner, random_ids, usable_kernels
 
+from text_generation_common.cpu_features import NEEDS
 from text_generation_common.gguf.config import ARCHITECTURES
 from text_generation_common.models.families import FAMILIES
+from text_generation_common.quantized.tensors.blocks import READERS
+from text_generation_server.kernels.interface import Kernels
 
 WRITTEN = json.loads(GOLDENS.read_text())
 # Each of the converter's changes once. `-m slow` takes the others.
@@ -46,3 +64,92 @@ def test_every_family_that_llama_cpp_converts_has_a_fixture() -> None:
     assert architectures == ARCHITECTURES.keys()
     served = {row.model_type for row in ARCHITECTURES.values()} | {"mixtral", "olmo3"}
     assert served == FAMILIES.keys() - WITHOUT_CONVERTER
+
+
+def texts_of(path: Path, kernels: Kernels | None = None) -> list[Text]:
+    runner = make_runner(path, kernels=kernels)
+    runner.warmup(128, None, 16, 1024)
+    texts = write_texts(runner, [random_ids(length) for length in PROMPTS], NEW)
+    runner.close()
+    return texts
+
+
+# Fixtures whose weights are made of blocks, the first one on every target. `-m slow` takes the others on each, too.
+OF_BLOCKS = ("llama3", "phi3", "qwen3_moe", "gpt_oss")
+ON_TARGETS = [
+    *((OF_BLOCKS[0], target) for target in NEEDS),
+    *((fixture, None) for fixture in OF_BLOCKS[1:]),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in product(OF_BLOCKS[1:], NEEDS)),
+]
+
+
+@dataclass(frozen=True)
+class Pair:
+    packed: Path
+    exact: list[Text]  # texts of the same weights in float32, by the best kernels of this machine
+
+
+Pairs = Callable[[str], Pair]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    @cache
+    def pair(fixture: str) -> Pair:
+        folder, golden = tmp_path_factory.mktemp("blocks"), WRITTEN[fixture]
+        drawn = draw_tensors(golden, READERS)
+        assert READERS.keys() <= {kind for kind, _ in drawn.values()}
+        packed = write_drawn(folder / "packed.gguf", golden["keys"], drawn)
+        return Pair(packed, texts_of(write_drawn(folder / "exact.gguf", golden["keys"], as_numbers(drawn))))
+
+    return pair
+
+
+@pytest.mark.parametrize(("fixture", "target"), ON_TARGETS)
+def test_blocks_of_all_types_are_computed_as_their_numbers(pairs: Pairs, fixture: str, target: str | None) -> None:
+    """`target`: None for the best of this processor."""
+    kernels, pair = usable_kernels(target), pairs(fixture)
+    for ours, expected in zip(texts_of(pair.packed, kernels), pair.exact, strict=True):
+        assert ours.tokens == expected.tokens
+        assert (ours.rows - expected.rows).abs().max() <= 1e-4
+
+
+def merged(drawn: Drawn) -> Drawn:
+    """Gates and ups of all experts in one tensor."""
+    found = dict(drawn)
+    for name in [name for name in drawn if "ffn_gate_exps" in name]:
+        (kind, gates), (_, ups) = found.pop(name), found.pop(name.replace("gate", "up"))
+        found[name.replace("gate", "gate_up")] = kind, torch.cat([gates, ups], dim=1)
+    return found
+
+
+def apart(drawn: Drawn) -> Drawn:
+    """A tensor for each expert, as in 2023."""
+    found = dict(drawn)
+    for name in [name for name in drawn if "_exps" in name]:
+        kind, experts = found.pop(name)
+        found |= {name.replace("_exps", f".{i}"): (kind, expert) for i, expert in enumerate(experts)}
+    return found
+
+
+def with_further_layer(drawn: Drawn) -> Drawn:
+    """A layer at the end that only predicts further tokens."""
+    return {**drawn, **{name.replace("blk.0.", "blk.3."): drawn[name] for name in drawn if name.startswith("blk.0.")}}
+
+
+FURTHER = {"qwen3moe.block_count": (4, 4), "qwen3moe.nextn_predict_layers": (4, 1)}
+
+
+LAYOUTS = [("qwen3_moe", merged, {}), ("mixtral", apart, {}), ("qwen3_moe", with_further_layer, FURTHER)]
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", pytest.param("F32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("fixture", "change", "keys"), LAYOUTS)
+def test_other_layouts_of_the_same_weights_compute_the_same(
+    tmp_path: Path, fixture: str, change: Callable[[Drawn], Drawn], keys: dict[str, Any], kind: str
+) -> None:
+    drawn, of_file = draw_tensors(WRITTEN[fixture], [kind]), WRITTEN[fixture]["keys"]
+    plain = texts_of(write_drawn(tmp_path / "plain.gguf", of_file, drawn))
+    other = texts_of(write_drawn(tmp_path / "other.gguf", of_file | keys, change(drawn)))
+    assert [text.tokens for text in other] == [text.tokens for text in plain]
+    assert all(torch.equal(ours.rows, theirs.rows) for ours, theirs in zip(other, plain, strict=True))

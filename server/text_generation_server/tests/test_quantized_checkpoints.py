@@ -4,6 +4,7 @@ that transformers computes with the same numbers in float32."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import model_tasks as tasks
@@ -12,11 +13,25 @@ import torch
 from collective_tasks import Ranks
 from fallback_checkpoints import expected_logprobs
 from family_checkpoints import make_family
+from family_tools import FIRST
 from safetensors.torch import load_file, save_file
-from shard_tools import ALONE, CPU, Client, generate, make_checkpoint, make_runner, random_ids, warm_runner
+from shard_tools import (
+    ALONE,
+    CPU,
+    Client,
+    generate,
+    make_checkpoint,
+    make_runner,
+    random_ids,
+    usable_kernels,
+    warm_runner,
+)  # fmt: skip
 from torch import Tensor
 from written_codes import FORMATS, quantize
 
+from text_generation_common.cpu_features import NEEDS
+from text_generation_common.models.config import read_config
+from text_generation_common.models.tensors import linear_sizes
 from text_generation_common.weights.headers import verify
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.cpu.backend import CpuKernels
@@ -62,11 +77,24 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
     return pair
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_quantized_checkpoint_is_computed_as_its_numbers(pairs: Pairs, name: str) -> None:
+# Formats whose products run on every target, one for each form of weights. `-m slow` takes the others, too.
+ON_ALL_TARGETS = ("gptq 3 bits", "gptq act-order", "int8", "fp8 blocks", "nvfp4")
+ON_TARGETS = [
+    *((name, None) for name in FORMATS),
+    *(
+        pytest.param(name, target, marks=() if name in ON_ALL_TARGETS else pytest.mark.slow)
+        for name, target in product(FORMATS, NEEDS)
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "target"), ON_TARGETS)
+def test_a_quantized_checkpoint_is_computed_as_its_numbers(pairs: Pairs, name: str, target: str | None) -> None:
+    """`target`: None for the best kernels of this machine, which may be torch's."""
+    kernels = None if target is None else usable_kernels(target)
     pair = pairs(name)
     verify(pair.packed)
-    client = generate(warm_runner(pair.packed), PROMPT, LONG)
+    client = generate(warm_runner(pair.packed, kernels=kernels), PROMPT, LONG)
     assert pair.errors(client).max() <= 1e-4
     assert client.tokens[7] == pair.expected(client.tokens[7]).argmax(-1).tolist()
 
@@ -105,13 +133,30 @@ def test_two_ranks_compute_the_same_as_one(pairs: Pairs, ranks: Ranks, name: str
         torch.testing.assert_close(logprobs, whole_logprobs, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["phi3", "gemma2"])
-def test_families_whose_layers_share_a_tensor_or_have_other_sizes(tmp_path: Path, family: str) -> None:
-    (dense := tmp_path / "dense").mkdir()
-    model = make_family(dense, family)
-    model.load_state_dict(quantize(dense, "gptq 4 bits", tmp_path / "packed", tmp_path / "exact"), strict=False)
-    pair = Pair(tmp_path / "packed", tmp_path / "exact", model)
-    assert pair.errors(generate(warm_runner(pair.packed), PROMPT, NEW)).max() <= 1e-3
+# Ends of the names of linear layers in families that do not have Llama's.
+OTHERS = (
+    "dense", "dense_h_to_4h", "dense_4h_to_h", "query_key_value", "Wqkv", "out_proj", "fc1", "fc2", "fc_in", "fc_out",
+    "c_attn", "c_fc", "c_proj",
+)  # fmt: skip
+# Families with experts have tests of their own (test_quantized_parts.py, test_mxfp4.py).
+DENSE = [name for name in FIRST if "moe" not in name and name not in ("mixtral", "gpt_oss")]
+QUICK = ("granite", "phi3, windows")  # constant factors; layers that share a tensor
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in DENSE]
+)
+def test_all_linear_layers_of_a_family_may_be_quantized(tmp_path: Path, family: str) -> None:
+    packed, exact, dense = (tmp_path / name for name in ("packed", "exact", "dense"))
+    model = make_family(dense, family, calm=True)
+    config = read_config(dense)
+    numbers = quantize(dense, "gptq 4 bits", packed, exact, OTHERS, turned=config.names.transposed)
+    model.load_state_dict(numbers, strict=False)
+    assert {f"{name}.qweight" for name in linear_sizes(config)} <= load_file(packed / "model.safetensors").keys()
+    pair = Pair(packed, exact, model)
+    client = generate(warm_runner(packed), PROMPT, NEW)
+    assert pair.errors(client).max() <= 1e-4
+    assert client.tokens[7] == pair.expected(client.tokens[7]).argmax(-1).tolist()
 
 
 def changed(folder: Path, into: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:

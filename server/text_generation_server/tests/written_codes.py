@@ -172,9 +172,12 @@ def stacked(write: Write, experts: int, n: int, k: int) -> Written:
     return Written(tensors, torch.stack([each.matrix for each in slices]))
 
 
-def quantize(dense: Path, name: str, packed: Path, exact: Path, also: tuple[str, ...] = ()) -> dict[str, Tensor]:
+def quantize(
+    dense: Path, name: str, packed: Path, exact: Path, also: tuple[str, ...] = (), turned: bool = False
+) -> dict[str, Tensor]:
     """Makes of a dense checkpoint two others with new linear layers: `packed` in the format, and `exact` with the same
-    numbers in float32, whose tensors are returned. `also`: the ends of the names of further layers."""
+    numbers in float32, whose tensors are returned. `also`: the ends of the names of further layers. `turned`: dense
+    weights are [inputs, outputs]."""
     write, settings = FORMATS[name]
     settings = json.loads(json.dumps(settings))
     if also and "config_groups" in settings:
@@ -184,11 +187,11 @@ def quantize(dense: Path, name: str, packed: Path, exact: Path, also: tuple[str,
     config = json.loads((dense / "config.json").read_text())
     codes, numbers = load_file(dense / "model.safetensors"), load_file(dense / "model.safetensors")
     for key in [key for key in codes if key.removesuffix(".weight").endswith(LINEAR + also)]:
-        shape = codes.pop(key).shape
+        shape = codes.pop(key).shape[:: -1 if turned else 1]
         written = write(*shape) if len(shape) == 2 else stacked(write, *shape)
         layer = key.removesuffix(".weight")
         codes = {layer + ending: tensor.contiguous() for ending, tensor in written.tensors.items()} | codes
-        numbers[key] = written.matrix
+        numbers[key] = written.matrix.T.contiguous() if turned else written.matrix
     if "kv_cache_quant_algo" in settings:
         codes["model.layers.0.self_attn.k_proj.k_scale"] = torch.tensor(1.0)
     for folder, tensors, changes in ((packed, codes, {"quantization_config": settings}), (exact, numbers, {})):

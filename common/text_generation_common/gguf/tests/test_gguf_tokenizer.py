@@ -1,7 +1,10 @@
 """The tokenizer, the templates and the sampling parameters of a GGUF file; files that lie end in one line."""
 
 import json
+import string
 import time
+import tracemalloc
+from itertools import islice, product
 
 import pytest
 from gguf_headers import (
@@ -26,7 +29,7 @@ from gguf_headers import (
 from tokenizers import Tokenizer
 
 from text_generation_common.errors import WeightsError
-from text_generation_common.gguf.container import TEXT
+from text_generation_common.gguf.container import TEXT, GgufArray
 from text_generation_common.gguf.generation import generation_config, tokenizer_config
 from text_generation_common.gguf.tokenizer import tokenizer_json
 from text_generation_common.gguf.vocabulary import read_vocabulary
@@ -145,7 +148,8 @@ LIES = {
     "no merges": (byte_level(ASCII, []), "it has no tokenizer.ggml.merges"),
     "a merge of one": (byte_level(ASCII, ["ab"]), "merges has ab, which does not join two tokens to a third"),
     "a merge to no token": (byte_level(ASCII, ["b a"]), "merges has b a, which does not"),
-    "many merges of scores": (sentencepiece([*FIRST, *LONG]), "its merges have more than 16000000 characters"),
+    "many merges of scores": (sentencepiece([*FIRST, *LONG]), "its merges have more than 8000000 characters"),
+    "a million tokens": (byte_level(ASCII, MERGES, tokens=GgufArray(TEXT, 2**20, b"", 0)), "at most 524288 are read"),
     "fractions as bytes": (unigram(PIECES, precompiled_charsmap=array(FLOAT, [1.5])), "is not a list of bytes"),
     "cut replacements": (unigram(PIECES, precompiled_charsmap=array(BYTE, [9, 0, 0, 0, 1])), "charsmap is cut off"),
 }  # fmt: skip
@@ -157,4 +161,29 @@ def test_a_lie_ends_in_one_line(file, told):
     with pytest.raises(WeightsError, match=told) as refused:
         tokenizer_json(file)
     assert "\n" not in str(refused.value) and str(refused.value).startswith("m.gguf")
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 1
+
+
+def cost_of(tokens, letters):
+    """Seconds and bytes at most that a tokenizer takes whose tokens are the first texts of `letters`, and its message
+    if it is refused."""
+    texts = ("".join(each) for length in range(1, 8) for each in product(string.ascii_letters[:letters], repeat=length))
+    file = sentencepiece([*FIRST, *((text, float(-id), NORMAL) for id, text in enumerate(islice(texts, tokens)))])
+    tracemalloc.start()
+    started, message = time.process_time(), ""
+    try:
+        tokenizer_json(file)
+    except WeightsError as error:
+        message = str(error)
+    taken_s, taken = time.process_time() - started, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return taken_s, taken, message
+
+
+@pytest.mark.slow
+def test_the_largest_lie_costs_64_mib_more_than_the_largest_vocabulary_in_use_and_hardly_more_time():
+    good_s, good, message = cost_of(210_000, letters=26)  # with 610,000 merges, as Gemma's
+    assert not message
+    lie_s, lie, message = cost_of(2**19 - 8, letters=9)
+    assert "its merges have more than" in message
+    assert lie - good <= 64 * 2**20 and lie_s <= 2 * good_s

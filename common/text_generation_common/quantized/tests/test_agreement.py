@@ -8,7 +8,7 @@ from text_generation_common.quantized.agreement import Use, use_of
 
 METHODS = [
     "gptq", "awq", "auto-round", "compressed-tensors (pack-quantized)", "fp8", "fbgemm_fp8", "modelopt (FP8)",
-    "modelopt (NVFP4)", "bitsandbytes", "bitsandbytes (nf4)", "bitsandbytes (fp4)", "mxfp4",
+    "modelopt (NVFP4)", "bitsandbytes", "bitsandbytes (nf4)", "bitsandbytes (fp4)", "mxfp4", "gguf",
 ]  # fmt: skip
 # For each flag: what it does with weights that are not quantized, and the methods whose files it reads.
 TABLE = {

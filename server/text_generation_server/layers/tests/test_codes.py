@@ -1,15 +1,19 @@
 """Products of weights in every form, for every processor that has a compiled library."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from golden_layers import Case
 from safetensors.torch import load_file
+from shard_tools import usable_kernels
 from torch import Tensor
 from weight_forms import FORMS, random_weight
+from written_codes import FORMATS
 
 from text_generation_common.cpu_features import NEEDS
 from text_generation_common.gguf.types import BY_NAME
@@ -28,7 +32,6 @@ from text_generation_common.quantized.values import (
     Table4,
     Weight,
 )  # fmt: skip
-from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.codes import CodesLinear
 from text_generation_server.kernels.interface import HoldsRows, LinearKernel
@@ -40,10 +43,7 @@ GUARD = 77.0
 
 @pytest.fixture(params=NEEDS)
 def kernels(request: pytest.FixtureRequest) -> CpuKernels:
-    kernels = load_kernels(request.param)
-    if kernels is None:
-        pytest.skip(f"needs a processor with {request.param}, and a C compiler when the package is installed")
-    return kernels
+    return usable_kernels(request.param)
 
 
 def random(*shape: int) -> Tensor:
@@ -208,6 +208,27 @@ def test_panels_take_the_bits_of_the_files(kernels: CpuKernels, kind: str, size:
     linear = layer(kernels, coded_weight(kind, 64, 4096, size))
     assert isinstance(linear, CodesLinear)
     assert 8 * linear.nbytes / (64 * 4096) <= bits * 1.03
+
+
+FEW_BITS = ("gptq 2 bits", "gptq 3 bits")
+
+
+@pytest.mark.parametrize(
+    "name", [*(name for name in FORMATS if name not in FEW_BITS), *(f"{name}, large groups" for name in FEW_BITS)]
+)
+def test_panels_of_a_format_take_the_bits_of_its_files(kernels: CpuKernels, name: str) -> None:
+    """Codes of 2 and 3 bits may lie in 4.6."""
+    format, _, is_large = name.partition(", ")
+    write, settings = FORMATS[format]
+    if is_large:
+        write, settings = partial(write, size=128), {**settings, "group_size": 128}
+    tensors = write(64, 1024).tensors
+    case = Case({**settings}, (64, 1024), {f"l{end}": tensor for end, tensor in tensors.items()}, torch.empty(0))
+    # Without an order of inputs the groups of inputs are those of their places.
+    unread = {".bias"} if settings.get("desc_act") else {".bias", ".g_idx"}
+    stored = sum(tensor.nbytes for end, tensor in tensors.items() if end not in unread)
+    most = 4.6 * 64 * 1024 / 8 if is_large else 1.03 * stored
+    assert layer(kernels, case.read(), x_type=torch.float32).nbytes <= most
 
 
 GOLDEN = load_file(Path(*of_common.__path__).parent / "tests" / "goldens" / "gguf" / "blocks.safetensors")
