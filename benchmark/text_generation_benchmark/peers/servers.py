@@ -30,7 +30,7 @@ EVERY_CORE = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"}
 WRITER = Path(__file__).with_name("gguf_file.py")
 LIBRARY = Path(__file__).with_name("llama_library.py")
 LLAMA_SLOTS = 64  # streams at a time
-# What makes llama.cpp's server fastest: with one cache for all streams a prompt takes 1.4 times as long, and its cache of
+# What makes llama.cpp's server fastest: with one cache for all streams a prompt takes 1.4 times as long, and a cache of
 # earlier prompts would copy the keys and values of each request.
 LLAMA_FLAGS = "--no-kv-unified", "--flash-attn", "on", "--cache-ram", "0", "--no-ui", "--offline"
 TRAINED = "demo"
