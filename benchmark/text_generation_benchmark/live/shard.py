@@ -40,6 +40,7 @@ class TimedRunner:
     longest_pause_s = 0.0
     measured = None
     has_kept_cache = False
+    kept = None
 
     def __init__(self, cost: StepCost, slots: int, token_ids: Sequence[int]) -> None:
         """`cost`: of rows and prompt tokens. What rows and prompts attend to is not known here."""
