@@ -21,7 +21,7 @@ WHOLE = "tokenizer.huggingface.json"  # the key of a whole tokenizer.json
 SPACE = "\u2581"
 # Characters of all tokens of a sentencepiece model together, where merges are looked for, those of all its merges, and
 # the number of these. The largest in use have 1.7 and 5 million characters, and 0.6 million merges.
-MAX_CHARS, MAX_MERGE_CHARS, MAX_MERGES = 4_000_000, 8_000_000, 2**20
+MAX_CHARS, MAX_MERGE_CHARS, MAX_MERGES = 4_000_000, 8_000_000, 800_000
 FOUND_IN_TEXTS = (TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED)
 
 Json = dict[str, Any]

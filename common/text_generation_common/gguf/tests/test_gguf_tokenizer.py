@@ -182,7 +182,7 @@ def cost_of(tokens, letters):
 
 @pytest.mark.slow
 def test_the_largest_lie_costs_64_mib_more_than_the_largest_vocabulary_in_use_and_hardly_more_time():
-    good_s, good, message = cost_of(210_000, letters=26)  # with 610,000 merges, as Gemma's
+    good_s, good, message = cost_of(210_000, letters=26)  # with 610,000 merges, as many as Gemma has
     assert not message
     lie_s, lie, message = cost_of(2**19 - 8, letters=9)
     assert "its merges have more than" in message
