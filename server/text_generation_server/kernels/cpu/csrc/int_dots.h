@@ -18,10 +18,10 @@
 struct ints_part {
   const struct ints_product *p;
   const char *codes;
-  long first, end; /* rows of x that are multiplied, a number of them at a time */
+  long first, end; /* rows of the block that are multiplied now, a number of them at a time */
   long count;      /* rows of the block */
   long from, inputs;
-  char *rows;
+  char *rows;          /* where the integers of the block begin */
   long left;           /* inputs of the first group that lie in this part, or beyond it */
   const float *scales; /* [groups, 32] of this part, as are offsets; null where they are not used */
   const float *offsets;

@@ -46,8 +46,8 @@ long first_of_int_block(const struct ints_product *p, long rows, long block);
 /* Makes integers of row `row` of x, which begin at `to`. */
 void make_integers(const struct ints_product *p, long row, char *to);
 
-/* The sums of `count` rows of integers, whose first lies with none before it, and a pair of panels. The second is for
-   processors with VPDPBUSD. */
+/* The sums of `count` rows of integers and a pair of panels. `rows`: where rows that lie together begin, the first of
+   which is the first of these. The second function is for processors with VPDPBUSD. */
 void sum_ints(const struct ints_product *p, char *rows, long count, long pair, float sums[][PAIR_OUTPUTS]);
 void sum_ints_at_once(const struct ints_product *p, char *rows, long count, long pair, float sums[][PAIR_OUTPUTS]);
 
