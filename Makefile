@@ -446,7 +446,7 @@ neighbours: install-test
 test-served-calls: install-test
 	$(BIN)/pytest integration-tests/test_calls_served.py -m "formats or not formats" $(ARGS)
 
-# Cases that `make test` leaves out, because another case of the same test shows the same. 12 minutes of
+# Cases that `make test` leaves out, because another case of the same test shows the same. 14 minutes of
 # processors.
 test-slow: install-test
 	$(BIN)/pytest -m slow $(ARGS)

@@ -5,7 +5,7 @@ import select
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from threading import Lock
@@ -100,10 +100,13 @@ class ThrowingConnection:
     def __init__(self, port: int) -> None:
         self._connection = HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
 
+    def close(self) -> None:
+        self._connection.close()
+
     def post(self, route: str, body: Body) -> ThrownAnswer:
         """Raises OSError or HTTPException if no answer comes."""
         if self._connection.sock is not None and select.select([self._connection.sock], [], [], 0)[0]:
-            self._connection.close()  # as the server has done
+            self.close()  # as the server has done
         try:
             # The server may answer, and close, before it has read a large body.
             with suppress(BrokenPipeError, ConnectionResetError):
@@ -111,7 +114,7 @@ class ThrowingConnection:
             with self._connection.getresponse() as response:
                 return ThrownAnswer(response.status, response.read())
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
 
 
@@ -126,19 +129,19 @@ def throw(
             return next(shots, None)
 
     def send() -> None:
-        connection = ThrowingConnection(server.port)
-        while (shot := take()) is not None:
-            route, body = shot
-            what = f"{route}, {body.name}"
-            try:
-                answer = connection.post(route, body)
-            except (OSError, HTTPException) as error:
-                with turn:
-                    findings.broken(what, len(body.content), error)
-            else:
-                with turn:
-                    findings.answer(what, answer.status_code, answer.content)
-                    check(findings, what, route, body, answer)
+        with closing(ThrowingConnection(server.port)) as connection:
+            while (shot := take()) is not None:
+                route, body = shot
+                what = f"{route}, {body.name}"
+                try:
+                    answer = connection.post(route, body)
+                except (OSError, HTTPException) as error:
+                    with turn:
+                        findings.broken(what, len(body.content), error)
+                else:
+                    with turn:
+                        findings.answer(what, answer.status_code, answer.content)
+                        check(findings, what, route, body, answer)
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         for sender in [pool.submit(send) for _ in range(CONCURRENCY)]:

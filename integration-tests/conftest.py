@@ -26,10 +26,16 @@ def few_slots() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ServerProcess]:
+def shared_server() -> Iterator[ServerProcess]:
     # A run of SHORT has 72 requests at a time.
     with ServerProcess("--dtype", "float32", "--max-concurrent-requests", "80", "--enable-prefill-logprobs") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def server(shared_server: ServerProcess) -> ServerProcess:
+    """Some files have a server of their own by this name."""
+    return shared_server
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +49,7 @@ def one_shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     with (folder / "one_shard.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
-            server = request.getfixturevalue("server")
+            server = request.getfixturevalue("shared_server")
             kept.write_text(json.dumps([asdict(answer) for answer in undisturbed_answers(server.url, SHORT.asks())]))
     answers = json.loads(kept.read_text())
     tuples = ("arrivals_s", "outcome")
