@@ -158,9 +158,11 @@ run: install
 
 # All tests, in parts (integration-tests/all_tests.py): packages, whole servers and launcher in three processes, and then alone
 # those that a busy machine would fail. Prints the seconds of each part and the 20 slowest tests. With ARGS pytest
-# gets these, and runs in one process.
+# gets these, and runs in one process. Before all tests, code that has changed since the installation is compiled once: where
+# PYTHONDONTWRITEBYTECODE is set, each process of each server would compile it again.
 test: install-test
 ifeq ($(ARGS),)
+	@$(BYTECODE) -x $(UNUSED_IN_A_START) $(OWN_PACKAGES) || :
 	$(BIN)/python integration-tests/all_tests.py $(PACKAGES)
 else
 	$(BIN)/pytest $(ARGS)
@@ -444,7 +446,7 @@ neighbours: install-test
 test-served-calls: install-test
 	$(BIN)/pytest integration-tests/test_calls_served.py -m "formats or not formats" $(ARGS)
 
-# Cases that `make test` leaves out, because another case of the same test shows the same. 12 minutes of
+# Cases that `make test` leaves out, because another case of the same test shows the same. 14 minutes of
 # processors.
 test-slow: install-test
 	$(BIN)/pytest -m slow $(ARGS)

@@ -1,17 +1,20 @@
 """Sends hostile bodies, and cases generated from the OpenAPI document, to a server, and checks the answers."""
 
-import asyncio
 import re
+import select
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from threading import Lock
 from typing import Any
 
 import hostile
 import httpx
 import processes
 import schemathesis
-from calls import client_of
 from hostile import Body
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
@@ -19,6 +22,7 @@ from server_process import ServerProcess
 
 CELLS = "requests|answers|5xx, tracebacks, no answer|restarts"
 CONCURRENCY = 16
+ANSWER_S = 120.0
 SEED = 7
 TRACEBACK = re.compile(rb'Traceback \(most recent|File "[^"]+", line \d+')
 # Bytes of the largest body that must be answered. The server may answer a larger body and close before the body was
@@ -72,8 +76,8 @@ class Findings:
     def wrong(self, what: str) -> None:
         self._found.append(what)
 
-    def broken(self, what: str, size: int, error: httpx.TransportError) -> None:
-        if size > MUST_BE_ANSWERED and not isinstance(error, httpx.ConnectError | httpx.TimeoutException):
+    def broken(self, what: str, size: int, error: OSError | HTTPException) -> None:
+        if size > MUST_BE_ANSWERED and not isinstance(error, ConnectionRefusedError | TimeoutError):
             self._cut_off += 1
         else:
             self._found.append(f"{what}: no answer, {type(error).__name__}")
@@ -84,28 +88,64 @@ class Findings:
         return Attacked(sent, dict(sorted(self._statuses.items())), self._cut_off, self._found, restarted)
 
 
+@dataclass(frozen=True, slots=True)
+class ThrownAnswer:
+    status_code: int
+    content: bytes
+
+
+class ThrowingConnection:
+    """Sends one body after the other. For thousands of bodies a client of httpx would take longer than the server."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def post(self, route: str, body: Body) -> ThrownAnswer:
+        """Raises OSError or HTTPException if no answer comes."""
+        if self._connection.sock is not None and select.select([self._connection.sock], [], [], 0)[0]:
+            self.close()  # as the server has done
+        try:
+            # The server may answer, and close, before it has read a large body.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self._connection.request("POST", route, body.content, {"content-type": body.content_type})
+            with self._connection.getresponse() as response:
+                return ThrownAnswer(response.status, response.read())
+        except BaseException:
+            self.close()
+            raise
+
+
 def throw(
     server: ServerProcess, shots: Iterable[tuple[str, Body]], check: Callable[[Findings, str, str, Body, Any], None]
 ) -> Attacked:
-    """Sends each body to its route, and has each answer checked: findings, what was sent, route, body, response."""
-    findings, shots = Findings(server), iter(shots)
+    """Sends each body to its route, and has each answer checked: findings, what was sent, route, body, answer."""
+    findings, shots, turn = Findings(server), iter(shots), Lock()
 
-    async def send(client: httpx.AsyncClient) -> None:
-        for route, body in shots:
-            what = f"{route}, {body.name}"
-            try:
-                response = await client.post(route, content=body.content, headers={"content-type": body.content_type})
-            except httpx.TransportError as error:
-                findings.broken(what, len(body.content), error)
-            else:
-                findings.answer(what, response.status_code, response.content)
-                check(findings, what, route, body, response)
+    def take() -> tuple[str, Body] | None:
+        with turn:
+            return next(shots, None)
 
-    async def run() -> None:
-        async with client_of(server.url) as client:
-            await asyncio.gather(*(send(client) for _ in range(CONCURRENCY)))
+    def send() -> None:
+        with closing(ThrowingConnection(server.port)) as connection:
+            while (shot := take()) is not None:
+                route, body = shot
+                what = f"{route}, {body.name}"
+                try:
+                    answer = connection.post(route, body)
+                except (OSError, HTTPException) as error:
+                    with turn:
+                        findings.broken(what, len(body.content), error)
+                else:
+                    with turn:
+                        findings.answer(what, answer.status_code, answer.content)
+                        check(findings, what, route, body, answer)
 
-    asyncio.run(run())
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        for sender in [pool.submit(send) for _ in range(CONCURRENCY)]:
+            sender.result()
     return findings.result()
 
 
@@ -115,9 +155,9 @@ def throw_bodies(server: ServerProcess, bodies: Iterable[Body], on_every_route: 
     made = enumerate(bodies)
     shots = ((r, body) for i, body in made for r in (routes if on_every_route else [routes[i % len(routes)]]))
 
-    def check(findings: Findings, what: str, route: str, body: Body, response: httpx.Response) -> None:
+    def check(findings: Findings, what: str, route: str, body: Body, answer: ThrownAnswer) -> None:
         if body.refused:
-            findings.refusal(what, response.status_code, response.content)
+            findings.refusal(what, answer.status_code, answer.content)
 
     return throw(server, shots, check)
 

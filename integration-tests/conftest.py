@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from scale import SHORT
 from server_process import NUM_WORKERS, ServerProcess
-from streams import StreamAnswer
+from streams import StreamAnswer, undisturbed_answers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,15 +26,22 @@ def few_slots() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--dtype", "float32", "--max-concurrent-requests", "64", "--enable-prefill-logprobs") as server:
+def shared_server() -> Iterator[ServerProcess]:
+    # A run of SHORT has 72 requests at a time.
+    with ServerProcess("--dtype", "float32", "--max-concurrent-requests", "80", "--enable-prefill-logprobs") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def one_shard(tmp_path_factory: pytest.TempPathFactory) -> list[StreamAnswer]:
+def server(shared_server: ServerProcess) -> ServerProcess:
+    """Some files have a server of their own by this name."""
+    return shared_server
+
+
+@pytest.fixture(scope="session")
+def one_shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[StreamAnswer]:
     """The answer of each stream in a run without faults, with one shard. The first of the processes that run tests to
-    need it makes it for all."""
+    need it makes it for all, with the server that its tests share."""
     folder = tmp_path_factory.getbasetemp()
     if NUM_WORKERS > 1:
         folder = folder.parent
@@ -42,7 +49,8 @@ def one_shard(tmp_path_factory: pytest.TempPathFactory) -> list[StreamAnswer]:
     with (folder / "one_shard.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
-            kept.write_text(json.dumps([asdict(answer) for answer in SHORT.undisturbed(1)]))
+            server = request.getfixturevalue("shared_server")
+            kept.write_text(json.dumps([asdict(answer) for answer in undisturbed_answers(server.url, SHORT.asks())]))
     answers = json.loads(kept.read_text())
     tuples = ("arrivals_s", "outcome")
     return [StreamAnswer(**each | {name: tuple(each[name]) for name in tuples}) for each in answers]

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
-from attacks import Attacked, Findings, document, throw
+from attacks import Attacked, Findings, ThrownAnswer, document, throw
 from hostile import Body
 from scale import SHORT
 from server_process import ServerProcess
@@ -92,11 +91,11 @@ def wrong_form(route: str, status: int, content: bytes) -> str:
 def throw_mutants(server: ServerProcess, seed: int, count: int) -> Attacked:
     shots = ((route, Body(f"{body[:300]!r}", body, False)) for route, body in mutants(document(server), seed, count))
 
-    def check(findings: Findings, what: str, route: str, body: Body, response: httpx.Response) -> None:
-        if wrong := wrong_form(route, response.status_code, response.content):
+    def check(findings: Findings, what: str, route: str, body: Body, answer: ThrownAnswer) -> None:
+        if wrong := wrong_form(route, answer.status_code, answer.content):
             findings.wrong(f"{what}: {wrong}")
-        if b'"type":"server_error"' in response.content or b'"api_error"' in response.content:
-            findings.wrong(f"{what}: a server error in a stream, {response.content[-300:]!r}")
+        if b'"type":"server_error"' in answer.content or b'"api_error"' in answer.content:
+            findings.wrong(f"{what}: a server error in a stream, {answer.content[-300:]!r}")
 
     return throw(server, shots, check)
 

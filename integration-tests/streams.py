@@ -23,7 +23,7 @@ SLOW_PAUSE_S = 0.05
 # Seconds that a stream may take. Long, because shards that die every few seconds have little time to make tokens.
 STREAM_LIMIT_S = 1800.0
 RUN_LIMIT_S = 600.0  # seconds that a run of plain streams may take
-AT_ONCE = 64  # requests that are asked again at a time: the server refuses those beyond its permits
+AT_ONCE = 64  # requests at a time that nothing is done to: the server refuses those beyond its permits
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,12 +340,18 @@ def answers_meanwhile(
 
 
 def all_answers(url: str, asked: Sequence[Ask]) -> list[StreamAnswer]:
-    """The answers to all requests, sent at the same time."""
+    """The answers to all requests, AT_ONCE at a time."""
 
     async def run() -> list[StreamAnswer]:
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def answer(client: httpx.AsyncClient, place: int) -> StreamAnswer:
+            async with slots:
+                return await answer_of(client, asked, place)
+
         async with client_of(url) as client:
             client.timeout = httpx.Timeout(STREAM_LIMIT_S)
-            return await asyncio.gather(*(answer_of(client, asked, place) for place in range(len(asked))))
+            return await asyncio.gather(*(answer(client, place) for place in range(len(asked))))
 
     return asyncio.run(run())
 
@@ -373,8 +379,6 @@ def ask_again(url: str, asked: Sequence[Ask], answers: Sequence[StreamAnswer]) -
         if asked[answer.ask].kind == "best_of" and not answer.error
         for pair in asks_for_each_text(asked[answer.ask], answer)
     ]
-    found = []
-    for first in range(0, len(again), AT_ONCE):
-        found += all_answers(url, [ask for ask, _ in again[first : first + AT_ONCE]])
+    found = all_answers(url, [ask for ask, _ in again])
     outcomes = zip(found, again, strict=True)
     return [f"best_of {answer.error}".strip() for answer, (_, text) in outcomes if answer.outcome != (text,)]

@@ -41,9 +41,10 @@ def listed(folder: Path) -> str:
 
 
 FLAGS = (
-    pytest.param(["--replicas", "2"], id="replicas"),
+    pytest.param(["--max-loras", "1", "--replicas", "2"], id="one slot, replicas"),
     pytest.param(["--num-shard", "2"], id="two shards"),
-    pytest.param(["--max-loras", "1", "--num-shard", "2"], id="one slot, two shards"),
+    pytest.param(["--max-loras", "1", "--num-shard", "2"], id="one slot, two shards", marks=pytest.mark.slow),
+    pytest.param(["--replicas", "2"], id="replicas", marks=pytest.mark.slow),
     pytest.param([], id="one shard", marks=pytest.mark.slow),
     pytest.param(["--max-loras", "1"], id="one slot", marks=pytest.mark.slow),
 )

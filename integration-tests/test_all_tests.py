@@ -61,7 +61,9 @@ def shared(tmp_path: Path) -> tuple[Path, Path]:
     """A folder with tests in three files, and what they write; and a file without tests to run."""
     journal = tmp_path / "journal"
     (tmp_path / "tests").mkdir()
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = other\naddopts = -q -p no:cacheprovider\n")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nmarkers = other\naddopts = -q -p no:cacheprovider -p no:schemathesis\n"
+    )
     (tmp_path / "tests" / "conftest.py").write_text(CONFTEST.format(journal=str(journal)))
     for name in "abc":
         content = TESTS.format(journal=str(journal), name=name)

@@ -42,10 +42,6 @@ def test_exceptions_in_steps_restart_nothing_and_no_stream_notices(one_shard: li
     assert faults.raise_in_steps(Run(SHORT, expected=one_shard)).failures() == []
 
 
-def test_sigterm_lets_all_streams_finish(one_shard: list[StreamAnswer]) -> None:
-    assert faults.terminate(Run(SHORT, expected=one_shard)).failures() == []
-
-
 def test_a_killed_router_is_started_again_and_leaves_nothing(kept: ServerProcess) -> None:
     assert faults.kill_router(Run(SHORT, kept=kept)).failures() == []
 
@@ -68,22 +64,20 @@ def test_a_router_that_is_stopped_is_replaced_and_the_shard_is_kept(kept: Server
     assert faults.replace_stopped(Run(SHORT, kept=kept)).failures() == []
 
 
+def test_sigterm_lets_all_streams_finish(kept: ServerProcess, one_shard: list[StreamAnswer]) -> None:
+    """The last test of this server, which it ends."""
+    assert faults.terminate(Run(SHORT, expected=one_shard, kept=kept)).failures() == []
+
+
 def test_a_router_whose_event_loop_is_stuck_is_replaced_and_the_shard_is_kept() -> None:
     assert faults.replace_stuck(Run(SHORT)).failures() == []
-
-
-@pytest.fixture(scope="module")
-def spared() -> Iterator[ServerProcess]:
-    """A server whose router is never replaced, so that several tests can harm it one after the other."""
-    with SHORT.server(1) as server:
-        yield server
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize(("victim", "seconds"), [("router", 2.0), ("launcher", 10.0), ("machine", 5.0)])
 def test_a_router_that_is_only_slow_is_kept_and_no_stream_notices(
-    spared: ServerProcess, one_shard: list[StreamAnswer], victim: str, seconds: float
+    server: ServerProcess, one_shard: list[StreamAnswer], victim: str, seconds: float
 ) -> None:
     """`make chaos` takes the processor away for a minute."""
     run = Run(SHORT, expected=one_shard)
-    assert faults.leave_server_alone(spared, run, victim, seconds).failures() == []
+    assert faults.leave_server_alone(server, run, victim, seconds).failures() == []

@@ -19,9 +19,10 @@ MEMORY = [
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--dtype", "bfloat16", "--quantize", "int8"],
+        ["--dtype", "bfloat16", "--quantize", "int8", "--kv-cache-dtype", "fp8_e4m3fn"],
         ["--dtype", "float32", "--kv-cache-dtype", "int8"],
-        ["--dtype", "bfloat16", "--kv-cache-dtype", "fp8_e4m3fn"],
+        pytest.param(["--dtype", "bfloat16", "--quantize", "int8"], marks=pytest.mark.slow),
+        pytest.param(["--dtype", "bfloat16", "--kv-cache-dtype", "fp8_e4m3fn"], marks=pytest.mark.slow),
     ],
     ids=lambda flags: "-".join(flags[2:]),
 )

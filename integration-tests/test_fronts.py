@@ -219,8 +219,9 @@ def value_of(server: ServerProcess, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[ {{]", line))
 
 
-def test_sigterm_lets_all_streams_finish(one_shard: list[StreamAnswer]) -> None:
-    with SHORT.server(1, "--api-workers", str(FRONTS)) as server:
-        answers, _ = SHORT.beside(server.url, psutil.Process(server.pid).terminate, early_only=True)
-        assert compare(one_shard[: SHORT.num_streams], answers).failures() == []
-        assert server.stop() == 0
+def test_sigterm_lets_all_streams_finish(server: ServerProcess, one_shard: list[StreamAnswer]) -> None:
+    """The last test, because it ends the server."""
+    wait_until_all_accept(server)
+    answers, _ = SHORT.beside(server.url, psutil.Process(server.pid).terminate, early_only=True)
+    assert compare(one_shard[: SHORT.num_streams], answers).failures() == []
+    assert server.stop() == 0

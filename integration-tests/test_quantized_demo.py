@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from server_process import ServerProcess
 from test_demo_model import assert_most_are_right
 from test_forms import SCHEMA, is_person
+from test_sockets import assert_two_shards_listen_on_the_loopback_only
 from written_codes import LINEAR, words
 
 from text_generation_common.model_files import demo_directory
@@ -61,6 +62,7 @@ def assert_a_prompt_is_cached(server: ServerProcess) -> None:
 
 def test_the_demo_model_in_4_bits_on_two_shards_is_served_as_any_other(folder: Path) -> None:
     with ServerProcess("--model-id", str(folder), "--dtype", "float32", "--num-shard", "2", *MEMORY) as server:
+        assert_two_shards_listen_on_the_loopback_only(server)
         assert_most_are_right(server, sum_question, 16, 12)
         streams_though_a_shard_is_killed(server, asks(4, 60), rank=1)
         assert_a_prompt_is_cached(server)

@@ -47,10 +47,9 @@ def plain() -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def caching() -> Iterator[ServerProcess]:
-    with ServerProcess(*BASE) as server:
-        yield server
+@pytest.fixture
+def caching(server: ServerProcess) -> ServerProcess:
+    return server
 
 
 @pytest.fixture(scope="module")

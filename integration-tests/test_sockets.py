@@ -14,7 +14,6 @@ import httpx
 import processes
 import reach
 from calls import DEMO_MODEL
-from scale import SHORT
 from server_process import ServerProcess
 
 
@@ -22,16 +21,16 @@ def test_one_shard_listens_on_the_api_port_only(server: ServerProcess) -> None:
     assert reach.addresses(server.pid) == {("127.0.0.1", server.port)}
 
 
-def test_two_shards_listen_on_the_loopback_only() -> None:
-    with SHORT.server(2) as server:
-        api = ("127.0.0.1", server.port)
-        shards = processes.shards(server.pid)
-        others = [process for process in processes.family(server.pid) if process not in shards.values()]
-        assert processes.listening(others) == {api}
-        assert {address for address, _ in processes.listening(shards.values())} <= {"127.0.0.1"}
-        assert api not in processes.listening(shards.values())
-        assert reach.open_to_others(server.pid) == []
-        assert_private(server, 2)
+def assert_two_shards_listen_on_the_loopback_only(server: ServerProcess) -> None:
+    """Called by a test that has a server with two shards (test_quantized_demo.py)."""
+    api = ("127.0.0.1", server.port)
+    shards = processes.shards(server.pid)
+    others = [process for process in processes.family(server.pid) if process not in shards.values()]
+    assert processes.listening(others) == {api}
+    assert {address for address, _ in processes.listening(shards.values())} <= {"127.0.0.1"}
+    assert api not in processes.listening(shards.values())
+    assert reach.open_to_others(server.pid) == []
+    assert_private(server, 2)
 
 
 def test_sockets_are_for_their_owner_alone(server: ServerProcess) -> None:

@@ -3,6 +3,7 @@ the packages, except in the clients, whose users know the names of classes."""
 
 import ast
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,11 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 CONVERTER = "server/text_generation_server/weights/convert.py"
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if "tests" not in path.relative_to(ROOT).parts:
-                yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+@cache
+def sources() -> tuple[tuple[str, ast.Module], ...]:
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    ours = [path for path in paths if "tests" not in path.relative_to(ROOT).parts]
+    return tuple((str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in ours)
 
 
 def offences(name: str, tree: ast.Module) -> list[str]:

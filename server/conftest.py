@@ -38,8 +38,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[None]:
+    """The process that forks ranks, of all modules, ends with the last one."""
+    yield
+    from collective_tasks import end_forks
+
+    end_forks()
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Ranks]":
+def ranks(forks: None, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Ranks]":
     """Processes that take the roles of a group's ranks."""
     from collective_tasks import start_ranks
 

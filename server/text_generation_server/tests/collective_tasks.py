@@ -3,12 +3,12 @@ pipes."""
 
 import hashlib
 import itertools
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +136,21 @@ class Ranks:
         return [call.result(TEST_S) for call in calls]
 
 
+# What the ranks of all tests need is imported by one process, which forks them.
+FORKS = get_context("forkserver")
+FORKS.set_forkserver_preload(["text_generation_server.load", "safetensors.torch"])
+
+
 @contextmanager
 def start_ranks(folder: Path, count: int = 4) -> Iterator[Ranks]:
-    """Starts `count` processes once for several tests, because each of them must import torch."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    """Starts at most `count` processes, once for several tests."""
+    with ProcessPoolExecutor(count, mp_context=FORKS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         yield Ranks(pool, folder)
+
+
+def end_forks() -> None:
+    """Ends the process that forks ranks. Nothing else would wait for it, and count what it has used."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def _play_rank(

@@ -6,7 +6,7 @@ the warm-up.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -187,14 +187,15 @@ def warm_runner(
         yield runner
 
 
-def served(*case: Any) -> dict[str, Any]:
+def served(*case: Any, alone: Iterable[str] = NAMES) -> dict[str, Any]:
+    """`alone`: options that are tried alone, besides all together."""
     gpu = FakeGpu()
     compiled = KernelForms(gpu)
     with warm_runner(gpu, *case) as runner:
         assert runner.row_state.batches.rows.length == SLOTS
         warm, compiled.forms = compiled.forms, set()
         load = VariedLoad(gpu, runner)
-        for name in NAMES:
+        for name in alone:
             if name not in AWAITING:
                 load.options(replace(NEUTRAL, **{name: getattr(EVERY_OPTION, name)}))
         load.options(NOT_AWAITING)
@@ -221,4 +222,5 @@ if __name__ == "__main__":
     driver.set_active(AbsentDriver())
     print(json.dumps(served(LLAMA, 2, SIZES, torch.bfloat16)), flush=True)
     print(json.dumps(served(GPT2, 1, (), torch.int8, int8)), flush=True)
-    print(json.dumps(served(MIXTRAL, 1, (), torch.bfloat16)), flush=True)
+    # What samples is that of the GPT-2.
+    print(json.dumps(served(MIXTRAL, 1, (), torch.bfloat16, alone=())), flush=True)

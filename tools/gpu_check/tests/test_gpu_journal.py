@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpu_check import __main__ as check
@@ -87,17 +89,43 @@ def test_no_suite_begins_without_time(tmp_path: Path) -> None:
     assert check.run([str(tmp_path)], 1, (), tmp_path / "journal", time.time() - 60) == check.LATE
 
 
-def test_a_rehearsal_runs_all_suites_and_meets_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "JOURNALS", tmp_path / "journals")
+def rehearse(folder: Path, monkeypatch: pytest.MonkeyPatch, keyword: str) -> dict[str, Any]:
+    """The results of a call of the check."""
+    monkeypatch.setattr(check, "JOURNALS", folder / "journals")
     monkeypatch.setattr(check, "LIMIT_S", 10**5)
-    monkeypatch.setenv("OUT", str(tmp_path / "lent"))
-    monkeypatch.setattr(sys, "argv", ["gpu_check", "-k", "embed_picks or prefill_attention or sanitizer"])
+    monkeypatch.setenv("OUT", str(folder / "lent"))
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "-k", keyword])
     with pytest.raises(SystemExit) as ended:
         check.main()
     assert not ended.value.code
-    out = tmp_path / "lent"
+    out = folder / "lent"
     assert sorted(path.suffix for path in out.iterdir()) == [".json", ".jsonl", ".md"]
-    content = json.loads(next(out.glob("*.json")).read_text())
+    content: dict[str, Any] = json.loads(next(out.glob("*.json")).read_text())
+    assert not content["on_gpu"] and set(content["targets"].values()) == {"not run"}
+    return content
+
+
+def test_all_suites_run_and_meet_no_target_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suites, names = [], ("one", "two", "three")
+    for name in names:
+        tests = (f"chosen_{name}", f"left_{name}", f"chosen_of_another_{name}")
+        (tmp_path / f"test_{name}.py").write_text("".join(f"def test_{test}(): pass\n" for test in tests))
+        suites.append(([str(tmp_path / f"test_{name}.py")], 1, "not of_another" if name == "two" else ""))
+    monkeypatch.setattr(check, "SUITES", suites)
+    ran = {test["test"].rpartition("::test_")[2] for test in rehearse(tmp_path, monkeypatch, "chosen")["tests"]}
+    assert ran == {*(f"chosen_{name}" for name in names), "chosen_of_another_one", "chosen_of_another_three"}
+
+
+def test_the_suites_name_files_and_tests_that_are_there() -> None:
+    for paths, _, _ in check.SUITES:
+        assert all((check.ROOT / path.removeprefix("--ignore=")).exists() for path in paths)
+    table = (check.ROOT / check.TABLE / "test_kernels.py").read_text()
+    names = re.findall(r"[a-z]+(?:_[a-z]+)+", check.TABLE_KEYWORD)
+    assert (names or check.GPU) and all(name in table for name in names)
+
+
+@pytest.mark.slow
+def test_a_rehearsal_runs_all_suites_and_meets_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = rehearse(tmp_path, monkeypatch, "embed_picks or prefill_attention or sanitizer")
     files = {test["test"].partition("::")[0].rpartition("/")[2] for test in content["tests"]}
     assert files == {"test_roofline.py", "test_kernels.py", "test_machine.py"}
-    assert not content["on_gpu"] and set(content["targets"].values()) == {"not run"}

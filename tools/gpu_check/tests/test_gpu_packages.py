@@ -13,12 +13,12 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[3]
 # What docs/gpu.md says that the machine has.
 THERE = ("torch", "triton", "transformers", "grpcio", "protobuf", "prometheus_client")
-# The processes that the check starts.
+# The processes that the check starts. The module that needs llguidance and little else comes first.
 MODULES = (
+    "text_generation_router.text.grammars.checking_child",
     *("text_generation_server.cli", "text_generation_server.server", "text_generation_server.load"),
     *("text_generation_server.grammars.compiler", "text_generation_server.grammars.constraints"),
     *("text_generation_router.cli", "text_generation_router.serve", "text_generation_launcher.cli"),
-    "text_generation_router.text.grammars.checking_child",
     *("text_generation_launcher.supervisor", "pytest", "xdist.plugin"),
 )
 PROGRAM = """

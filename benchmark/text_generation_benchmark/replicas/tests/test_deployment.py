@@ -37,7 +37,7 @@ def end_s(deployment: Deployment) -> float:
     return max(sent.progress.last_s for sent in deployment.done)
 
 
-@pytest.mark.parametrize("num_fronts", [1, 2])
+@pytest.mark.parametrize("num_fronts", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_score_finds_more_of_chats_in_caches_than_policies_that_do_not_look(num_fronts: int) -> None:
     found = {policy: cached(simulate(replace(PLAN, policy=policy, num_fronts=num_fronts))) for policy in Policy}
     assert found[Policy.SCORE] > 0.1 + max(found[Policy.ROUND_ROBIN], found[Policy.LEAST_REQUESTS])

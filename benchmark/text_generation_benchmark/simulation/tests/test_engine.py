@@ -106,7 +106,7 @@ def test_a_simulation_that_jumps_has_exactly_the_same_outcome(
     ratio: float,
     prefix_caching: bool,
 ) -> None:
-    trace = generate(workload, rate, 30 / rate + 1, seed)
+    trace = generate(workload, rate, 15 / rate + 1, seed)
     stepped, jumped = (
         run(
             trace,

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -368,6 +369,12 @@ async def _leave(gone: asyncio.Event, after: int | None, when: Callable[[], bool
         gone.set()
 
 
+# Most tests make a server of their own, and most servers have the same template: it is compiled once.
+chat_template = cache(lambda source: ChatTemplate(source, {}))
+reading_handlers = cache(reading_child.make_handlers)
+rendering_handlers = cache(rendering_child.make_handlers)
+
+
 class Server:
     """The application and its parts. `leave_after`: number of body messages after which the client disconnects; if 0,
     it disconnects 0.3 s after the call. `leave_when`: it disconnects when this is true."""
@@ -401,16 +408,14 @@ class Server:
             defaults or {},
         )
         inference = Inference(self.engine, self.engine.vocabulary, validator, self.permits, self.metrics, tracer)
-        chats = ChatTemplate(template, {})
+        chats = chat_template(template)
         chat_formats = ChatFormats.of(chats, self.config.formats, frozenset({"</s>"}))
         self.gate, self.limit_hits = Gate(), LimitHits(self.metrics)
         callers = Callers(
             bool(self.config.api_keys), self.config.trusted_proxies, self.config.scheduling.prefix_cache_scope
         )
         chat_ways = chat_formats.ways_in(style_of(self.config.http.tgi_dialect))
-        self.offload = InProcess(
-            reading_child.make_handlers(reading_child.setup_of(chats, chat_formats.ways, chat_ways))
-        )
+        self.offload = InProcess(reading_handlers(reading_child.setup_of(chats, chat_formats.ways, chat_ways)))
         requests = self.config.requests
         lists = ListLimits(
             limits.max_input_tokens,
@@ -429,7 +434,7 @@ class Server:
             Bodies(self.config.requests.payload_limit, lambda: lists, callers, self.offload, ignored),
             self.metrics,
             self.tokenizer,
-            Renderer(chats, InProcess(rendering_child.make_handlers(orjson.dumps(chats.setup))), max_waiting=16),
+            Renderer(chats, InProcess(rendering_handlers(orjson.dumps(chats.setup))), max_waiting=16),
             chat_formats,
             None,
             defaults or {},

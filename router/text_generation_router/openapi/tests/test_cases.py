@@ -28,6 +28,11 @@ CASES = MANY if settings.default.max_examples == MANY else 4  # valid cases of e
 
 
 @cache
+def document_schema() -> Any:
+    return schemathesis.openapi.from_dict(DOCUMENT)
+
+
+@cache
 def validator_of(schema: str) -> jsonschema_rs.Validator:
     return jsonschema_rs.validator_for(json.loads(schema) | {"components": DOCUMENT["components"]})
 
@@ -93,8 +98,7 @@ def test_every_answer_is_documented(session_server, label, mode):
     operation = DOCUMENT["paths"][path][method.lower()]
     if mode is GenerationMode.NEGATIVE and "requestBody" not in operation:
         return  # there is no invalid case
-    schema: Any = schemathesis.openapi.from_dict(DOCUMENT)
-    cases = requests_for(schema, label, mode)
+    cases = requests_for(document_schema(), label, mode)
     # A body on /invocations may be one of OpenAI's, whose stream has OpenAI's errors.
     told = error_schemas(operation) + (error_schemas(DOCUMENT["paths"]["/v1/completions"]["post"]))
 

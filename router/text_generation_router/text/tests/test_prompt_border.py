@@ -1,6 +1,7 @@
 """The border between prompt and generated text, byte by byte, for every kind of tokenizer."""
 
 import itertools
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ CHARACTERS = st.sampled_from([*"🦊🎉é�a \n", "the", " end", "</s>"])
 TEXTS = st.lists(CHARACTERS, max_size=12).map("".join)
 
 
+@cache
 def is_begun(data: bytes) -> bool:
     """Whether `data` is the beginning of a UTF-8 character. Tries all continuation bytes that make a difference."""
     for length in range(1, 5 - len(data)):

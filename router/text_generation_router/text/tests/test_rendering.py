@@ -33,6 +33,8 @@ JOB_S = 3.0
 A, B = Share("a"), Share("b")
 
 HUGE = 10**9
+# Numbers of parts that never end nor need memory, and the seconds after which these are killed.
+ENDLESS, ENDLESS_S = {0, 1, 10, 14}, 1.0
 EVIL_PARTS = [
     "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3,
     *TABLES["evil_parts"],
@@ -41,7 +43,11 @@ EVIL_PARTS = [
 
 
 def run(
-    source: str, test: Callable[[Renderer], Awaitable[Any]], tokens: dict[str, str] | None = None, job_s: float = JOB_S
+    source: str,
+    test: Callable[[Renderer], Awaitable[Any]],
+    tokens: dict[str, str] | None = None,
+    job_s: float = JOB_S,
+    limit_s: float = 60,
 ) -> Any:
     async def rendered() -> Any:
         template = ChatTemplate(source, tokens or {})
@@ -50,7 +56,7 @@ def run(
         children.start()
         try:
             await renderer.check()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(limit_s):
                 return await test(renderer)
         finally:
             await children.close()
@@ -128,21 +134,27 @@ def test_prompts_are_those_of_transformers(source, unknown):
     run(source, test, tokens)
 
 
-@pytest.mark.parametrize("part", EVIL_PARTS, ids=range(len(EVIL_PARTS)))
-def test_whatever_a_template_does_it_is_stopped(part):
-    """A chat that triggers the hostile part gets an error, the next chat gets its prompt, and the router's peak memory
-    does not grow."""
-    source = "{% if messages[0].content == 'evil' %}" + part + "{% endif %}" + ORDINARY
+def test_whatever_a_template_does_it_is_stopped():
+    """A chat that triggers a hostile part gets an error, the next chat gets its prompt, and the router's peak memory
+    does not grow. One template has all parts, because children that render it take longer to start than most parts."""
+    # Alone, no part makes its template one that the router itself renders.
+    assert not [part for part in EVIL_PARTS if ChatTemplate(part + ORDINARY, {}).is_cheap(USER)]
+    # A macro has a name of its own.
+    named = (part.replace("again", f"again_{number}") for number, part in enumerate(EVIL_PARTS))
+    parts = (f"{{% if messages[0].content == 'evil {n}' %}}{part}{{% endif %}}" for n, part in enumerate(named))
 
     async def test(renderer: Renderer) -> None:
-        before = peak_bytes() if sys.platform == "linux" else 0
-        with pytest.raises(TemplateError):
-            await renderer.render(EVIL, A)
-        assert await renderer.render(USER, A) == "<user>Hi 😀<assistant>"
-        if sys.platform == "linux":
-            assert peak_bytes() - before < 16 * 2**20
+        for number, part in enumerate(EVIL_PARTS):
+            before = peak_bytes() if sys.platform == "linux" else 0
+            renderer._job_s = ENDLESS_S if number in ENDLESS else JOB_S
+            with pytest.raises(TemplateError):
+                print(part, await renderer.render(Conversation((Message("user", f"evil {number}"),)), A))
+            renderer._job_s = JOB_S
+            assert await renderer.render(USER, A) == "<user>Hi 😀<assistant>", part
+            if sys.platform == "linux":
+                assert peak_bytes() - before < 16 * 2**20, part
 
-    run(source, test)
+    run("".join(parts) + ORDINARY, test, limit_s=20 * JOB_S)
 
 
 def test_constant_expressions_are_not_evaluated_in_the_router():

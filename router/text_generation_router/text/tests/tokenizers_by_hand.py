@@ -3,6 +3,7 @@
 The bytes are written down beside the tokens, so the tests do not depend on the tested code for them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.decoders import Decoder
@@ -19,7 +20,7 @@ class HandMade:
     tokenizer: Tokenizer
     bytes_of: dict[int, bytes]  # bytes of each token id; special tokens have none
 
-    @property
+    @cached_property
     def special(self) -> dict[int, str]:
         return {self.tokenizer.token_to_id(text): text for text in SPECIAL}
 

@@ -1,12 +1,14 @@
 """Compiles the Triton kernels for GPUs, without a GPU. Prints one line of JSON for each launch.
 
-This is a script and not a test, because Triton's interpreter must be off in its process. `types` with a capability: all
-kernels in all forms, for types of numbers that GPUs of this capability serve; `each`: one form of each kernel in types
-other than bfloat16; `products`: one form of those kernels that multiply matrices; `serving`: what Triton would compile
-for steps of many sizes, without compiling it.
+This is a script and not a test, because Triton's interpreter must be off in its process. Its arguments are jobs, each
+of which is named in a line before its launches. `types-90`: all kernels in all forms, for types of numbers that GPUs of
+compute capability 9.0 serve; `each-90`: one form of each kernel in types other than bfloat16; `products-90`: one form
+of those kernels that multiply matrices; `serving`: what Triton would compile for steps of many sizes, without compiling
+it.
 """
 
 import json
+import os
 import sys
 from dataclasses import replace
 from typing import Any
@@ -276,8 +278,21 @@ def compile_masks(rows: torch.Tensor) -> None:
             apply_masks(logits, Masks(rows, bits))
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "serving":
+def run(job: str) -> None:
+    what, _, capability = job.partition("-")
+    if what == "serving":
         compile_serving()
     else:
-        compile_types(int(sys.argv[2]), sys.argv[1])
+        compile_types(int(capability), what)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    for job in sys.argv[1:]:
+        print(json.dumps({"of": job}), flush=True)
+        # A process of its own: what Triton keeps of one job would be found by the next.
+        if not (child := os.fork()):
+            run(job)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(1)

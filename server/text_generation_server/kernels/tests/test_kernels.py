@@ -1092,7 +1092,8 @@ def test_adapt_embeddings_adds_the_product_of_each_tokens_id(subject: Subject, w
 @pytest.mark.parametrize("size", [20] + [4096] * GPU)
 def test_embed_picks_rows(subject: Subject, size: int) -> None:
     weight = torch.randn(9, size).to(subject.dtype)
-    ids = torch.randint(0, 9, (1030,), dtype=torch.int32)
+    # A program of Triton's kernel has one row, however many there are.
+    ids = torch.randint(0, 9, (70 if subject.interpreted else 1030,), dtype=torch.int32)
     assert torch.equal(subject.kernels.embed(ids.to(subject.device), weight.to(subject.device)).cpu(), weight[ids])
 
 

@@ -32,15 +32,33 @@ LEAST_SHARED_MEMORY = 99 << 10
 EIGHT_BITS = 1.8
 
 
-def compiled(*what: str) -> list[dict[str, Any]]:
+# Jobs of the script that `make test` runs, in one process, because importing torch and Triton takes seconds.
+QUICK = ("products-80", "each-90", "serving")
+Kernels = list[dict[str, Any]]
+
+
+def compiled(*jobs: str) -> dict[str, Kernels]:
+    """What the script prints of each job."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, SCRIPT, *what]
+    command = [sys.executable, SCRIPT, *jobs]
     result = subprocess.run(command, capture_output=True, text=True, timeout=3000, env=environment)
     assert result.returncode == 0, result.stderr[-4000:]
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    found: dict[str, Kernels] = {}
+    for line in map(json.loads, result.stdout.splitlines()):
+        if (job := line.get("of")) is not None:
+            found[job] = kernels = []
+        else:
+            kernels.append(line)
+    assert tuple(found) == jobs
+    return found
 
 
-@pytest.mark.limit(240)
+@pytest.fixture(scope="module")
+def quick() -> dict[str, Kernels]:
+    return compiled(*QUICK)
+
+
+@pytest.mark.limit(360)  # the first test runs all jobs of QUICK
 @pytest.mark.parametrize(
     ("what", "capability"),
     [
@@ -52,9 +70,12 @@ def compiled(*what: str) -> list[dict[str, Any]]:
         *(pytest.param("types", number, marks=pytest.mark.slow) for number in (80, 89, 90, 100)),
     ],
 )
-def test_all_kernels_compile_fit_their_gpu_and_spill_in_no_loop(what: str, capability: int) -> None:
+def test_all_kernels_compile_fit_their_gpu_and_spill_in_no_loop(
+    request: pytest.FixtureRequest, what: str, capability: int
+) -> None:
     """GPUs of capabilities 8.x share their tables with those that have the least shared memory."""
-    kernels = compiled(what, str(capability))
+    job = f"{what}-{capability}"
+    kernels = request.getfixturevalue("quick")[job] if job in QUICK else compiled(job)[job]
     names = {kernel["kernel"] for kernel in kernels}
     if what == "products":
         assert names >= PRODUCTS
@@ -72,10 +93,10 @@ def test_all_kernels_compile_fit_their_gpu_and_spill_in_no_loop(what: str, capab
         assert per_key and max(per_key.values()) <= EIGHT_BITS * plain
 
 
-@pytest.mark.limit(240)
-def test_nothing_is_compiled_again_while_serving() -> None:
+@pytest.mark.limit(360)
+def test_nothing_is_compiled_again_while_serving(quick: dict[str, Kernels]) -> None:
     """No size of a step, no address of its vectors, and no width of the tables makes Triton compile a kernel again."""
-    forms = {(kernel["kernel"], kernel["hash"]) for kernel in compiled("serving")}
+    forms = {(kernel["kernel"], kernel["hash"]) for kernel in quick["serving"]}
     of_each = Counter(name for name, _ in forms)
     assert of_each.pop("_rms_norm") == 2  # compiled twice: with and without the addition of the residual
     assert set(of_each.values()) == {1}

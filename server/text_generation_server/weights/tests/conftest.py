@@ -20,6 +20,16 @@ def hub() -> Iterator[FakeHub]:
         yield fake
 
 
+@pytest.fixture
+def asking_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    """The fake hub, which this process asks, too."""
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    return hub
+
+
 @dataclass(frozen=True)
 class Shell:
     """Runs `text-generation-server` commands with the fake hub and with a cache for this test."""

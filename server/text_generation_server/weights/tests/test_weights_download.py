@@ -19,11 +19,12 @@ from safetensors.torch import load_file, save
 from sentencepiece_files import byte_pieces
 from tokenizers import Tokenizer
 
-from text_generation_common.errors import WeightsError
+from text_generation_common.errors import ShardError, WeightsError
 from text_generation_common.weights.headers import verify
 from text_generation_server.errors import NetworkError, SilentHub
 from text_generation_server.weights.files import HubAccess
 from text_generation_server.weights.hub import download, hub_errors, resolve
+from text_generation_server.weights.prepare import prepare
 from text_generation_server.weights.transfer import Retries
 
 PRESENT = "Files are already present on the host. Skipping download."
@@ -52,10 +53,13 @@ def test_the_files_needed_to_serve_are_fetched_once(hub, shell, Model, tiny_file
     assert hub.log == []
 
 
+NO_WIDTH = ("config.json", b'{"model_type": "llama"}', "config.json has no field hidden_size")
+
+
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
-        ("config.json", b'{"model_type": "llama"}', "config.json has no field hidden_size"),
+        NO_WIDTH,
         ("config.json", b'{"model_type": "lama"}', 'model type "lama" is not supported: did you mean llama?'),
         ("config.json", b'{"model_type": "stablelm"}', "transformers does not declare that its attention"),
         ("config.json", b'{"model_type": "llama4"}', "it is more than a text model"),
@@ -66,12 +70,21 @@ def test_the_files_needed_to_serve_are_fetched_once(hub, shell, Model, tiny_file
     ],
 )
 def test_a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched(
-    hub, shell, Model, tiny_files, one_error_line, file, content, named
+    asking_hub, Model, tiny_files, tmp_path, file, content, named
 ):
+    asking_hub.models["owner/tiny"] = Model({"main": tiny_files() | {file: content}})
+    with pytest.raises(ShardError) as refused:
+        prepare("owner/tiny", None, HubAccess(cache_dir=tmp_path), auto_convert=True)
+    assert named in str(refused.value) and "\n" not in str(refused.value)
+    assert asking_hub.gets("model.safetensors") == [] and asking_hub.gets("generation_config.json") == []
+
+
+def test_a_refused_model_ends_the_command_with_one_line(hub, shell, Model, tiny_files, one_error_line):
+    file, content, named = NO_WIDTH
     hub.models["owner/tiny"] = Model({"main": tiny_files() | {file: content}})
     refused = shell.download("owner/tiny")
     assert refused.returncode == 1 and named in one_error_line(refused.stderr)
-    assert hub.gets("model.safetensors") == [] and hub.gets("generation_config.json") == []
+    assert hub.gets("model.safetensors") == []
 
 
 def test_a_revision_is_its_own_download(hub, shell, Model, tiny_files, one_error_line):

@@ -61,13 +61,9 @@ LISTING = {
 
 
 @pytest.fixture
-def fetch(hub, tmp_path, monkeypatch, Model):
+def fetch(asking_hub, tmp_path, Model):
     """Downloads a model id from a hub that has LISTING and other files as `org/name`. The names of files fetched."""
-    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    access = HubAccess(cache_dir=tmp_path)
+    hub, access = asking_hub, HubAccess(cache_dir=tmp_path)
 
     def fetch(model_id: str, **others: bytes) -> list[str]:
         hub.models["org/name"] = Model({"main": LISTING | others})
