@@ -13,13 +13,14 @@ from tempfile import TemporaryDirectory
 
 from text_generation_benchmark.checkpoint import write_checkpoint
 from text_generation_benchmark.live.reading import TICK_S
-from text_generation_benchmark.ours import server_command
+from text_generation_benchmark.ours import LAUNCHER
 from text_generation_benchmark.output import columns
-from text_generation_benchmark.process import ChildServer
+from text_generation_benchmark.process import ChildServer, ServerCommand, free_port
 from text_generation_benchmark.shapes import SHAPES
 from text_generation_common.model_files import demo_directory
 
 WAYS = ("on", "off")
+MAX_TOKENS = "32768"  # token slots, which all get memory at rest
 POLL_S = 0.02
 # Seconds from the first answer until nothing of the start is left to do: at least, and while the last of them took more
 # than a part of a processor, but no longer than the limit.
@@ -77,8 +78,10 @@ def rows(costs: Mapping[str, Sequence[Cost]]) -> list[dict[str, str]]:
 
 
 def measure(model: Path, folder: Path, way: str, rest_s: float, shards: int) -> Cost:
-    more = ("--standby", way, "--num-shard", str(shards))
-    server = ChildServer(server_command(model, folder, more=more), folder / "log")
+    port = free_port()
+    words = [str(LAUNCHER), "--model-id", str(model), "--port", str(port), "--shard-uds-path", f"{folder}/shard"]
+    words += ["--standby", way, "--num-shard", str(shards), "--max-batch-total-tokens", MAX_TOKENS]
+    server = ChildServer(ServerCommand("the server", words, port, "/health", SETTLE_LIMIT_S), folder / "log")
     started_s = time.monotonic()
     with server.started():
         while not server.is_ready():
