@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from text_generation_benchmark.checkpoint import write_checkpoint
 from text_generation_benchmark.live.reading import TICK_S
 from text_generation_benchmark.ours import LAUNCHER
-from text_generation_benchmark.output import columns
+from text_generation_benchmark.output import columns, say
 from text_generation_benchmark.process import ChildServer, ServerCommand, free_port
 from text_generation_benchmark.shapes import SHAPES
 from text_generation_common.model_files import demo_directory
@@ -60,7 +60,8 @@ def standby(model: str = "demo", turns: int = 7, rest: float = 60.0, shards: int
         measure(folder, Path(name), WAYS[0], 1, shards)  # fills the page cache
         for turn in range(turns):
             for way in WAYS[:: 1 if turn % 2 else -1]:
-                costs[way].append(measure(folder, Path(name), way, rest if turn == turns - 1 else 1, shards))
+                costs[way].append(cost := measure(folder, Path(name), way, rest if turn == turns - 1 else 1, shards))
+                say(f"{way}: ready after {cost.ready_s:.2f} s, {cost.ready_processor_s:.2f} s of processors")
     return columns(rows(costs))
 
 
