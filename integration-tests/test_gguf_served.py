@@ -10,6 +10,7 @@ from typing import Any
 
 import processes
 import psutil
+import pytest
 import torch
 from asks import WORDS, plain
 from calls import metric
@@ -111,17 +112,18 @@ def header_of(file: Path, copy: Path) -> Path:
     return copy
 
 
-def test_a_file_of_the_hub_is_served_by_replicas_of_two_shards_and_a_front_with_its_header_and_no_stream_notices_a_kill(
-    tmp_path: Path,
+@pytest.mark.parametrize("num_shard", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_file_of_the_hub_is_served_by_two_replicas_and_a_front_with_its_header_and_no_stream_notices_a_kill(
+    tmp_path: Path, num_shard: int
 ) -> None:
     file, home = tmp_path / "demo-Q4_K_M.gguf", tmp_path / "home"
     write_demo(file)
     flags = "--model-id", str(header_of(file, tmp_path / "header")), "--insecure-cluster", *SHORT.arguments
     with running_hub() as hub:
-        first, second = (on_the_hub(hub, file, home, "--num-shard", "2") for _ in range(2))
+        first, second = (on_the_hub(hub, file, home, "--num-shard", str(num_shard)) for _ in range(2))
         with first, ServerProcess("--engines", f"{first.address},{second.address}", *flags) as front:
             assert_most_are_right(front, sum_question, 12, 10)
-            alone, _ = streams_though_a_shard_is_killed(front, ASKS, 1, first)
+            alone, _ = streams_though_a_shard_is_killed(front, ASKS, num_shard - 1, first)
             assert_a_prompt_is_cached(front)
             with second:
                 killed = kill_a_shard_and_an_engine_of_two(front, first, second)
@@ -145,7 +147,7 @@ def kill_a_shard_and_an_engine_of_two(
     def are_ready() -> bool:
         return all(replica.is_ready() for replica in replicas) and metric(front.url, "tgi_front_engines") == 2
 
-    for victim in (lambda: processes.shards(second.pid)[1], lambda: processes.engine(first.pid)):
+    for victim in (lambda: processes.shards(second.pid)[0], lambda: processes.engine(first.pid)):
         wait_until(are_ready, START_LIMIT_S, "both replicas serve")
         answers, _ = answers_beside(front.url, ASKS, len(ASKS), len(ASKS) * NEW_TOKENS // 4, partial(kill, victim))
         found.append(answers)

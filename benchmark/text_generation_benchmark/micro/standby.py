@@ -21,6 +21,7 @@ from text_generation_common.model_files import demo_directory
 
 WAYS = ("on", "off")
 MAX_TOKENS = "32768"  # token slots, which all get memory at rest
+REST = "at rest"
 POLL_S = 0.02
 # Seconds from the first answer until nothing of the start is left to do: at least, and while the last of them took more
 # than a part of a processor, but no longer than the limit.
@@ -42,9 +43,9 @@ FIGURES = {
     "ready after, s": lambda cost: cost.ready_s,
     "processor seconds until then": lambda cost: cost.ready_processor_s,
     "processor seconds until at rest": lambda cost: cost.settled_processor_s,
-    "at rest: memory of all processes, MiB": lambda cost: cost.rest_bytes / MIB,
-    "at rest: memory that is not pages of files, MiB": lambda cost: cost.rest_own_bytes / MIB,
-    "at rest: processor time, ms for each s": lambda cost: cost.rest_ms,
+    f"{REST}: memory of all processes, MiB": lambda cost: cost.rest_bytes / MIB,
+    f"{REST}: memory that is not pages of files, MiB": lambda cost: cost.rest_own_bytes / MIB,
+    f"{REST}: processor time, ms for each s": lambda cost: cost.rest_ms,
 }
 
 
@@ -70,7 +71,7 @@ def rows(costs: Mapping[str, Sequence[Cost]]) -> list[dict[str, str]]:
     What is measured at rest is that of the last turn."""
     found = []
     for name, figure in FIGURES.items():
-        on, off = ([figure(cost) for cost in costs[way]][-1 if "at rest" in name else 0 :] for way in WAYS)
+        on, off = ([figure(cost) for cost in costs[way]][-1 if name.startswith(REST) else 0 :] for way in WAYS)
         more = [one - other for one, other in zip(on, off, strict=True)]
         spread = f" ({min(more):.2f} to {max(more):.2f})" if len(more) > 1 else ""
         cells = (f"{median(on):.2f}", f"{median(off):.2f}", f"{median(more):.2f}{spread}")
