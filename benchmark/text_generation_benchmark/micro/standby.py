@@ -5,7 +5,7 @@ those that have ended included. Memory is the proportional set size, which divid
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -39,7 +39,7 @@ class Cost:
     rest_ms: float  # processor time at rest, in milliseconds each second
 
 
-FIGURES = {
+FIGURES: Mapping[str, Callable[[Cost], float]] = {
     "ready after, s": lambda cost: cost.ready_s,
     "processor seconds until then": lambda cost: cost.ready_processor_s,
     "processor seconds until at rest": lambda cost: cost.settled_processor_s,
