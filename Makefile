@@ -374,9 +374,9 @@ compile-gpu: install-test
 chaos: install-test
 	$(BIN)/python integration-tests/chaos.py --write integration-tests/README.md $(ARGS)
 
-# How long streams pause when shards are killed, and what they lose in speed, with the targets, written into
-# integration-tests/README.md: 40 minutes for each model and number of shards. A part of it: ARGS="--minutes 4 --models m100
-# --shards 1".
+# How long streams pause when shards or engines are killed, and what they lose in speed, with the targets, written into
+# integration-tests/README.md: an hour for each model and number of shards. A part of it: ARGS="--minutes 4 --models m100
+# --shards 1 --victims engine".
 blinks: install-test
 	$(BIN)/python integration-tests/blinks.py --write integration-tests/README.md $(ARGS)
 

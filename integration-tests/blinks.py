@@ -1,9 +1,9 @@
-"""How long streams pause when a shard is killed, and what kills cost all streams together: `make blinks`.
+"""How long streams pause when a shard or an engine is killed, and what kills cost all streams together: `make blinks`.
 
 One server for each model and number of shards. Keys and values outlive SIGKILL and are computed again after SIGSEGV, so
 all is done with either signal, under 64 mixed streams: times without kills and with kills 5 to 25 s apart in turns,
-bursts of three kills within a second, and kills every 2 s. A lost stream or another outcome is a failure; a missed
-target is only printed."""
+bursts of three kills within a second, and kills every 2 s. Engines, which have a server with a front, are killed in
+turns only. A lost stream or another outcome is a failure; a missed target is only printed."""
 
 import argparse
 import asyncio
@@ -14,12 +14,13 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from statistics import mean, median
 
 from asks import SHARED_WORDS, WORDS, Ask, mixed_asks
 from calls import metric, tokenizer
-from killer import MAX_IN_A_ROW, Kill
+from killer import ENGINE, MAX_IN_A_ROW, SHARD, Kill
 from outcome import Report, innermost, on_this_machine, table
 from outside import ARGUMENTS, IN_FLIGHT_S, KillerProcess, waits
 from scale import LONG, MANY_SLOTS
@@ -30,9 +31,9 @@ from victim import percentile
 from text_generation_benchmark.checkpoint import write_checkpoint
 from text_generation_benchmark.shapes import SHAPES
 
-# How shards end, by what becomes of keys and values.
-WAYS = {"KV kept": signal.SIGKILL, "KV recomputed": signal.SIGSEGV}
-KEPT, RECOMPUTED = WAYS
+# How shards end, by what becomes of keys and values; and how engines end, of which the next one knows nothing.
+WAYS = {SHARD: {"KV kept": signal.SIGKILL, "KV recomputed": signal.SIGSEGV}, ENGINE: {"engine killed": signal.SIGKILL}}
+KEPT, RECOMPUTED = WAYS[SHARD]
 LEAST_S, LONGEST_S = 5.0, 25.0  # from one kill to the next
 FAST_S, BURST_S = 2.0, 1.0
 TURN_MINUTES = 2.0  # with kills; half of it without
@@ -140,6 +141,7 @@ class Crowd:
     signal: signal.Signals
     texts: Texts
     rng: random.Random
+    victim: str = SHARD
     answers: list[StreamAnswer] = field(default_factory=list)  # outcomes are kept of best_of only
     lost: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
@@ -179,7 +181,7 @@ class Crowd:
         """Kills shards with these flags of killer.py: a number of them, or as many as come in `seconds`."""
         end_s, limit = time.monotonic() + seconds, {"kills": MANY, "seconds": seconds} if seconds else {}
         options |= {"shards": self.num_shard, "signal": int(self.signal), "seed": self.rng.randrange(2**31)}
-        killer = KillerProcess(self.server, **options, **limit)
+        killer = KillerProcess(self.server, victim=self.victim, **options, **limit)
 
         async def work() -> list[Kill]:
             found = await killer.kills()
@@ -262,58 +264,73 @@ def spread(values: Sequence[float], *limits: float | None) -> tuple[Figure, Figu
 
 @dataclass(slots=True)
 class Blinks:
-    """All that is measured with one signal."""
+    """All that is measured with one signal; of engines, what is measured in turns."""
 
     way: str
     rate: float  # tokens of prompts a second
     turns: Crowd
-    bursts: Crowd
-    fast: Crowd
     recomputed: float  # tokens that the server computed again in the turns
+    bursts: Crowd | None = None
+    fast: Crowd | None = None
 
     def failures(self) -> list[str]:
         crowds = {"5 to 25 s apart": self.turns, "three kills": self.bursts, "every 2 s": self.fast}
-        return [f"{self.way}, {name}: {failure}" for name, crowd in crowds.items() for failure in crowd.failures()]
+        return [
+            f"{self.way}, {name}: {failure}" for name, crowd in crowds.items() if crowd for failure in crowd.failures()
+        ]
 
     def rows(self) -> dict[str, object]:
         """The cells of this way by the names of the rows."""
         kills = [kill for segment in self.turns.segments for kill in segment.kills]
         aboard = self.turns.aboard(kills)
-        is_kept, recompute_s = self.way == KEPT, aboard / self.rate
         plain, grammars = (
             [gap for kill in kills for gap in gaps(kill.at_s, streams)]
             for streams in (self.turns.arrivals(False), self.turns.arrivals(True))
         )
-        median_s, p99_s = spread(plain, 0.5 if is_kept else None, 1.5 if is_kept else 0.8 + 1.3 * recompute_s)
+        median_s, p99_s = spread(plain, 0.5 if self.way == KEPT else None, self._limit_s(aboard))
         grammar_s, grammar_p99_s = spread(grammars, None, None)
         interval_s = sum(segment.seconds for segment in self.turns.segments[1::2]) / max(1, len(kills))
         least = max(0.0, 0.95 * (1 - (median_s.value or 0.0) / interval_s))
-        burst_s = self.burst_times()
-        worst = Figure(max(burst_s, default=None), 2.5 if is_kept else 2.5 + recompute_s)
-        fast = self.fast
-        return {
+        found: dict[str, object] = {
             "longest gap of a stream per kill, s, median": median_s,
             "99th percentile": p99_s,
             "of streams with grammars, median": grammar_s,
             "of streams with grammars, 99th percentile": grammar_p99_s,
             "goodput ÷ undisturbed": Figure(goodput(self.turns.segments), least, is_least=True),
-            "three kills within 1 s: s until all streams go on, median": Figure(median(burst_s) if burst_s else None),
-            "worst": worst,
-            "bursts within 1 s, of all": f"{len(burst_s)} of {len(self.bursts.segments)}",
+            **self._burst_rows(aboard),
             "kills 5 to 25 s apart, mean interval in s": f"{len(kills)}, {interval_s:.1f}",
             "tokens aboard at a kill, median": f"{aboard:.0f}",
             "tokens computed again per kill": f"{self.recomputed / max(1, len(kills)):.0f}",
             "prefill, tokens/s": f"{self.rate:.0f}",
             "undisturbed, tokens/s of 64 streams": f"{median(each.rate for each in self.turns.segments[::2]):.0f}",
-            "streams, lost, different": _counts(self.turns, self.bursts),
-            "every 2 s: kills, streams at a time": f"{len(fast.segments[0].kills)}, {len(fast.texts.asked)}",
-            "every 2 s: streams, lost, different": _counts(fast),
+            "streams, lost, different": _counts(*filter(None, (self.turns, self.bursts))),
+        }
+        if (fast := self.fast) is not None:
+            found["every 2 s: kills, streams at a time"] = f"{len(fast.segments[0].kills)}, {len(fast.texts.asked)}"
+            found["every 2 s: streams, lost, different"] = _counts(fast)
+        return found
+
+    def _limit_s(self, aboard: float) -> float:
+        """The target of the longest gaps' 99th percentile."""
+        if self.turns.victim == ENGINE:
+            return 1.0 + self.turns.num_shard
+        return 1.5 if self.way == KEPT else 0.8 + 1.3 * aboard / self.rate
+
+    def _burst_rows(self, aboard: float) -> dict[str, object]:
+        if self.bursts is None:
+            return {}
+        found = self.burst_times(self.bursts)
+        worst = Figure(max(found, default=None), 2.5 if self.way == KEPT else 2.5 + aboard / self.rate)
+        return {
+            "three kills within 1 s: s until all streams go on, median": Figure(median(found) if found else None),
+            "worst": worst,
+            "bursts within 1 s, of all": f"{len(found)} of {len(self.bursts.segments)}",
         }
 
-    def burst_times(self) -> list[float]:
+    def burst_times(self, bursts: Crowd) -> list[float]:
         """Seconds from the first of three kills until each stream has received a token after them."""
-        streams = [*self.bursts.arrivals(False), *self.bursts.arrivals(True)]
-        groups = [[kill.at_s for kill in segment.kills] for segment in self.bursts.segments]
+        streams = [*bursts.arrivals(False), *bursts.arrivals(True)]
+        groups = [[kill.at_s for kill in segment.kills] for segment in bursts.segments]
         quick = [group for group in groups if len(group) == 3 and group[-1] - group[0] <= BURST_S]
         return [max(found) for group in quick if (found := [*waits(group, streams)])]
 
@@ -345,9 +362,9 @@ class Plan:
     def fast_s(self) -> float:
         return 12 * self.minutes
 
-    @property
-    def seconds(self) -> float:
-        return self.turn_s * (1.5 * self.num_turns + 0.5) + 8 * self.num_bursts + self.fast_s
+    def seconds(self, victim: str) -> float:
+        turns_s = self.turn_s * (1.5 * self.num_turns + 0.5)
+        return turns_s + 8 * self.num_bursts + self.fast_s if victim == SHARD else turns_s
 
     async def take_turns(self, crowd: Crowd) -> None:
         await crowd.peace(self.turn_s / 2)
@@ -363,21 +380,22 @@ class Plan:
         await crowd.kills(self.fast_s, size=1, least=FAST_S, longest=FAST_S)
 
 
-def measure(server: ServerProcess, num_shard: int, plan: Plan, seed: int) -> Iterator[Blinks]:
+def measure(server: ServerProcess, num_shard: int, victim: str, plan: Plan, seed: int) -> Iterator[Blinks]:
     texts, rate, rng = texts_of(server.url), prefill_rate(server.url), random.Random(seed)
 
-    def crowd(way: str, fewer: bool = False) -> Crowd:
+    def crowd(number: signal.Signals, fewer: bool = False) -> Crowd:
         # What is asked for in kills every 2 s is computed again within 1 s.
-        return Crowd(server, num_shard, WAYS[way], texts.few(rate) if fewer else texts, rng)
+        return Crowd(server, num_shard, number, texts.few(rate) if fewer else texts, rng, victim)
 
-    for way in WAYS:
-        print(f"{way}: about {plan.seconds / 60:.0f} minutes", flush=True)
+    for way, number in WAYS[victim].items():
+        print(f"{way}: about {plan.seconds(victim) / 60:.0f} minutes", flush=True)
         before = metric(server.url, "tgi_recomputed_tokens")
-        turns = crowd(way).run(plan.take_turns)
-        recomputed = metric(server.url, "tgi_recomputed_tokens") - before
-        bursts = crowd(way).run(plan.make_bursts)
-        fast = crowd(way, fewer=way == RECOMPUTED).run(plan.kill_fast)
-        yield Blinks(way, rate, turns, bursts, fast, recomputed)
+        turns = crowd(number).run(plan.take_turns)
+        found = Blinks(way, rate, turns, metric(server.url, "tgi_recomputed_tokens") - before)
+        if victim == SHARD:
+            found.bursts = crowd(number).run(plan.make_bursts)
+            found.fast = crowd(number, fewer=way == RECOMPUTED).run(plan.kill_fast)
+        yield found
     if errors := metric(server.url, "tgi_books_errors"):
         raise RuntimeError(f"token slots or rows did not add up {errors:.0f} times")
 
@@ -403,33 +421,36 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="of kills 5 to 25 s apart, with each signal")
     parser.add_argument("--models", nargs="+", default=["demo", "m100"], choices=["demo", *SHAPES])
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 2], choices=[1, 2])
+    parser.add_argument("--victims", nargs="+", default=[*WAYS], choices=[*WAYS])
     parser.add_argument("--seed", type=int, default=1, help="which shards are killed, and when")
     parser.add_argument("--write", type=Path, help="a Markdown file whose marked tables are replaced")
     asked = parser.parse_args()
     plan, report = Plan(asked.minutes), Report(asked.write)
-    num_servers = len(asked.models) * len(asked.shards)
-    print(f"{num_servers} servers, {num_servers * len(WAYS) * plan.seconds / 60:.0f} minutes at least", flush=True)
+    servers = [*product(asked.models, asked.shards, asked.victims)]
+    minutes = sum(len(WAYS[victim]) * plan.seconds(victim) for _, _, victim in servers) / 60
+    print(f"{len(servers)} servers, {minutes:.0f} minutes at least", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for model in asked.models:
-            flags = [*ARGUMENTS, *MANY_SLOTS]
+        for model, num_shard, victim in servers:
+            flags = [*ARGUMENTS, *MANY_SLOTS, *(("--api-workers", "1") if victim == ENGINE else ())]
             if model in SHAPES:
-                write_checkpoint(Path(folder, model), SHAPES[model])
+                if not Path(folder, model).exists():
+                    write_checkpoint(Path(folder, model), SHAPES[model])
                 flags += ["--model-id", str(Path(folder, model))]
-            for num_shard in asked.shards:
-                name, started_s = f"{model}, {num_shard} shard{'s' * (num_shard > 1)}", time.monotonic()
-                print(name, flush=True)
-                try:
-                    with LONG.server(num_shard, *flags) as server:
-                        found = [*measure(server, num_shard, plan, asked.seed)]
-                except Exception as error:
-                    report.fail(f"{name}: {innermost(error)!r}")
-                    continue
-                failures = [f"{name}, {failure}" for blinks in found for failure in blinks.failures()]
-                how = f"Seed {asked.seed}, {asked.minutes:g} minutes with kills 5 to 25 s apart"
-                report.take(f"blinks of {name}", as_markdown(name, found, how), failures)
-                for text in missed(found):
-                    print(f"missed: {name}, {text}")
-                print(f"{name}: {(time.monotonic() - started_s) / 60:.1f} minutes", flush=True)
+            name, started_s = f"{model}, {num_shard} shard{'s' * (num_shard > 1)}", time.monotonic()
+            name += ", engines" * (victim == ENGINE)
+            print(name, flush=True)
+            try:
+                with LONG.server(num_shard, *flags) as server:
+                    found = [*measure(server, num_shard, victim, plan, asked.seed)]
+            except Exception as error:
+                report.fail(f"{name}: {innermost(error)!r}")
+                continue
+            failures = [f"{name}, {failure}" for blinks in found for failure in blinks.failures()]
+            how = f"Seed {asked.seed}, {asked.minutes:g} minutes with kills 5 to 25 s apart"
+            report.take(f"blinks of {name}", as_markdown(name, found, how), failures)
+            for text in missed(found):
+                print(f"missed: {name}, {text}")
+            print(f"{name}: {(time.monotonic() - started_s) / 60:.1f} minutes", flush=True)
     return report.status
 
 

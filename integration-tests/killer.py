@@ -1,12 +1,12 @@
-"""Kills shards from a process of its own, at random times that do not depend on what the shards are doing.
+"""Kills shards, or the engine, from a process of its own, at random times that do not depend on what they are doing.
 
     python killer.py LAUNCHER_PID URL --kills 20 --shards 2 --seed 1
 
 Kills come in bursts of one, two or three, or of `--size`. If there are several shards, a kill takes one of them or all
 at once. All gaps are drawn uniformly, by the wall clock, with one exception: the server's promises hold only for fewer
 than MAX_IN_A_ROW kills without an answered step between them. One more kill therefore waits until a step has been
-answered, and reports the length of this wait. Prints one line of JSON for each kill. A time at which no shard's process
-is alive passes without a kill."""
+answered, and reports the length of this wait. Prints one line of JSON for each kill. A time at which no process of a
+victim is alive passes without a kill."""
 
 import argparse
 import json
@@ -26,6 +26,7 @@ import psutil
 from text_generation_benchmark.metrics import metric
 
 MAX_IN_A_ROW = 5
+SHARD, ENGINE = "shard", "engine"
 BURSTS = (1, 2, 3)
 # Seconds after a kill at which no answer is in flight any more, and the next epoch has not begun.
 SETTLED_S = 0.3
@@ -42,7 +43,7 @@ class Kill:
     burst: int
     size: int  # number of kills in the burst
     ranks: list[int]
-    epoch: int
+    epoch: int  # 0: the engine was killed
     waited_s: float  # seconds of waiting for an answered step, required by MAX_IN_A_ROW
     in_a_row: int  # kills since the last answered step, the present kill included
     lost: dict[str, int]  # number of steps that the kill left unanswered, by method
@@ -104,7 +105,7 @@ class Killer:
         return all_ranks if self._rng.random() < ALL_RANKS else [self._rng.choice(all_ranks)]
 
     def _kill(self, burst: int, size: int, ranks: list[int]) -> Kill | None:
-        """Kills the shards of `ranks`. Returns None if none of their processes was alive."""
+        """Kills the shards of `ranks`, or the engine. Returns None if no victim's process was alive."""
         waited_s = self._wait_where_the_limit_says()
         victims = self._alive(ranks)
         if not victims:
@@ -136,12 +137,13 @@ class Killer:
             time.sleep(0.05)
 
     def _alive(self, ranks: list[int]) -> dict[psutil.Process, int]:
-        """Living shards of `ranks` that this killer has not killed, with their epochs."""
-        found = {}
-        with suppress(psutil.Error):  # the launcher or a shard has ended meanwhile
-            for rank, shard in processes.shards(self._asked.launcher).items():
-                if rank in ranks and shard not in self._killed and processes.living([shard]):
-                    found[shard] = processes.epoch(shard)
+        """Living shards of `ranks`, or the engine, that this killer has not killed, with their epochs."""
+        found, is_shard = {}, self._asked.victim == SHARD
+        with suppress(psutil.Error):  # the launcher or a victim has ended meanwhile
+            victims = (processes.shards if is_shard else processes.engines)(self._asked.launcher)
+            for number, victim in victims.items():
+                if (number in ranks or not is_shard) and victim not in self._killed and processes.living([victim]):
+                    found[victim] = processes.epoch(victim) if is_shard else 0
         return found
 
     def _steps(self) -> Steps:
@@ -164,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("launcher", type=int, help="its process id")
     parser.add_argument("url")
+    parser.add_argument("--victim", choices=(SHARD, ENGINE), default=SHARD)
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=math.inf, help="no kill after them")

@@ -233,7 +233,7 @@ class Record:
 class KillerProcess:
     """Runs killer.py in another process, with the flags `options`. May be used once."""
 
-    def __init__(self, server: ServerProcess, **options: float) -> None:
+    def __init__(self, server: ServerProcess, **options: float | str) -> None:
         flags = [f"--{name}={value}" for name, value in options.items()]
         self._command = [sys.executable, str(KILLER), str(server.pid), server.url, *flags]
         self._process: asyncio.subprocess.Process | None = None

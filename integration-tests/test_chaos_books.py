@@ -18,7 +18,7 @@ import streams
 from asks import KINDS, asks, mixed_asks
 from blinks import Figure, Segment, Texts
 from faults import poisoned
-from killer import Kill
+from killer import ENGINE, SHARD, Kill
 from logs import Injected, mib_read
 from outside import KilledOutside, Record
 from streams import StreamAnswer, compare
@@ -235,19 +235,24 @@ def test_blinks_have_gaps_goodput_and_bursts_with_their_targets_in_a_table() -> 
     bursts = [[kill_at(5.0 + each) for each in late] for late in ((0.0, 0.4, 0.8), (0.0, 0.4, 1.2), (0.0, 0.4))]
     other = crowd_of([Segment(5.0, 10, kills) for kills in bursts], *answers)
     rows = {
-        way: blinks.Blinks(way, 10.0, turns, other, crowd_of([Segment(1.0, 10, [])]), 8.0).rows() for way in blinks.WAYS
+        way: blinks.Blinks(way, 10.0, turns, 8.0, other, crowd_of([Segment(1.0, 10, [])])).rows()
+        for way in blinks.WAYS[SHARD]
     }
     kept, recomputed = ([str(cell) for cell in each.values()] for each in rows.values())
     assert kept[:5] == ["4.00 (≤ 0.50), missed", "4.00 (≤ 1.50), missed", "5.00", "5.00", "0.60 (≥ 0.57)"]
     assert kept[5:8] == ["4.00", "4.00 (≤ 2.50), missed", "1 of 3"]
     aboard = 3 * 10 + 3 * 2
     assert recomputed[:2] == ["4.00", f"4.00 (≤ {0.8 + 1.3 * aboard / 10:.2f})"] and str(aboard) in recomputed
+    turns.victim = ENGINE
+    of_engines = blinks.Blinks("engine killed", 10.0, turns, 8.0).rows()
+    assert str(of_engines["99th percentile"]) == "4.00 (≤ 2.00), missed" and "worst" not in of_engines
 
 
 @pytest.mark.parametrize("name", ["demo, 1 shard", "demo, 2 shards", "m100, 1 shard", "m100, 2 shards"])
 def test_the_readme_has_a_place_for_each_table_of_blinks(name: str) -> None:
     readme = (Path(__file__).parent / "README.md").read_text()
-    assert "| gap |" in replace_table(readme, "| gap |", f"blinks of {name}")
+    for victims in ("", ", engines"):
+        assert "| gap |" in replace_table(readme, "| gap |", f"blinks of {name}{victims}")
 
 
 def test_the_launcher_survives_one_deadly_request_and_four_other_kills() -> None:

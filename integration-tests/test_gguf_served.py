@@ -1,13 +1,19 @@
 """The demo model as a GGUF file, served from a fake hub to a front that has the header of the file only: it still adds
-numbers, also after a shard was killed."""
+numbers, also after a shard was killed, and two replicas of it give the texts of one."""
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import processes
+import psutil
+import pytest
 import torch
 from asks import WORDS, plain
+from calls import metric
 from demo_model.corpus import sum_question
 from engine_port import EngineProcess
 from fake_hub import FakeHub, Model, running_hub
@@ -15,7 +21,8 @@ from faults import streams_though_a_shard_is_killed
 from gguf_writer import write_gguf
 from safetensors.torch import load_file
 from scale import SHORT
-from server_process import ServerProcess
+from server_process import START_LIMIT_S, ServerProcess, wait_until
+from streams import StreamAnswer, answers_beside, compare
 from test_demo_model import assert_most_are_right
 from test_quantized_demo import assert_a_prompt_is_cached
 from torch import Tensor
@@ -105,20 +112,43 @@ def header_of(file: Path, copy: Path) -> Path:
     return copy
 
 
-def test_a_file_of_the_hub_is_served_by_two_shards_and_a_front_with_its_header_and_no_stream_notices_a_killed_shard(
-    tmp_path: Path,
+@pytest.mark.parametrize("num_shard", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_file_of_the_hub_is_served_by_two_replicas_and_a_front_with_its_header_and_no_stream_notices_a_kill(
+    tmp_path: Path, num_shard: int
 ) -> None:
     file, home = tmp_path / "demo-Q4_K_M.gguf", tmp_path / "home"
     write_demo(file)
     flags = "--model-id", str(header_of(file, tmp_path / "header")), "--insecure-cluster", *SHORT.arguments
-    with (
-        running_hub() as hub,
-        on_the_hub(hub, file, home, "--num-shard", "2") as engine,
-        ServerProcess("--engines", engine.address, *flags) as front,
-    ):
-        assert_most_are_right(front, sum_question, 12, 10)
-        streams_though_a_shard_is_killed(front, ASKS, 1, engine)
-        assert_a_prompt_is_cached(front)
+    with running_hub() as hub:
+        first, second = (on_the_hub(hub, file, home, "--num-shard", str(num_shard)) for _ in range(2))
+        with first, ServerProcess("--engines", f"{first.address},{second.address}", *flags) as front:
+            assert_most_are_right(front, sum_question, 12, 10)
+            alone, _ = streams_though_a_shard_is_killed(front, ASKS, num_shard - 1, first)
+            assert_a_prompt_is_cached(front)
+            with second:
+                killed = kill_a_shard_and_an_engine_of_two(front, first, second)
+        assert all(compare(alone, answers).failures() == [] for answers in killed)
     assert hub.gets(file.name) == [None] and not hub.gets("demo-Q8_0.gguf")
     sizes = [path.stat().st_size for path in home.rglob("*") if path.is_file() and not path.is_symlink()]
     assert max(sizes) == file.stat().st_size and sum(sizes) < file.stat().st_size + 2**16  # no other copy
+
+
+def kill_a_shard_and_an_engine_of_two(
+    front: ServerProcess, first: EngineProcess, second: EngineProcess
+) -> list[list[StreamAnswer]]:
+    """The answers of two replicas, of which the second one loses a shard, and then the first one its engine."""
+    replicas, found = (first, second), []
+
+    def kill(victim: Callable[[], psutil.Process]) -> None:
+        rows = [metric(f"http://127.0.0.1:{replica.port}", "tgi_batch_current_size") for replica in replicas]
+        assert sum(map(bool, rows)) == 2, f"requests of the replicas: {rows}"
+        victim().kill()
+
+    def are_ready() -> bool:
+        return all(replica.is_ready() for replica in replicas) and metric(front.url, "tgi_front_engines") == 2
+
+    for victim in (lambda: processes.shards(second.pid)[0], lambda: processes.engine(first.pid)):
+        wait_until(are_ready, START_LIMIT_S, "both replicas serve")
+        answers, _ = answers_beside(front.url, ASKS, len(ASKS), len(ASKS) * NEW_TOKENS // 4, partial(kill, victim))
+        found.append(answers)
+    return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from text_generation_benchmark.micro import choice, loading, news, profile, router, scheduling, windows
+from text_generation_benchmark.micro import choice, loading, news, profile, router, scheduling, standby, windows
 from text_generation_benchmark.output import columns
 
 Times = Mapping[str, Sequence[float]]  # seconds of each call, or of each token, by what was called
@@ -62,6 +62,9 @@ MICROS = {
     "choice": Micro("a front with 125 engines, their loads and caches", "hashing; choosing", "µs", choice.choose),
     "news": Micro("a front and an engine, over gRPC", "processor time for a message on each side", "µs", news.news),
     "load": Micro("a shard that loads random codes", "its memory, and seconds for each GB", "MiB", loading.load),
+    "standby": Micro(
+        "servers with `--standby on` and `off`", "a start; memory and processor time at rest", "s", standby.standby
+    ),
     "router": Micro("a router, a shard without a model", "processor time for a token", "µs per token", router.router),
 }
 

@@ -1,5 +1,7 @@
 """Each micro-benchmark measures what it says, and the runner takes names and settings."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from typer.testing import CliRunner
 
 from text_generation_benchmark.cli import app
 from text_generation_benchmark.live.reading import ProcessTime, WriterTime, events_of
-from text_generation_benchmark.micro import choice, loading, news, scheduling, windows
+from text_generation_benchmark.micro import choice, loading, news, scheduling, standby, windows
 from text_generation_benchmark.micro.random_files import FORMATS, write_model
 from text_generation_benchmark.micro.router import RouterTime, measure, router_table
 from text_generation_benchmark.micro.table import MICROS, ratio, run_micros
@@ -42,6 +44,7 @@ def test_all_are_listed_with_their_settings() -> None:
         (["choice", "-s", "engines=few"], "engines=few is not a number"),
         (["choice", "-s", "engines=1"], "engines=1: a front chooses among 2 to"),
         (["router", "-s", "streams=3,0"], "streams=0 is too small"),
+        (["standby", "-s", "model=m7"], "m7 is not a model that is measured: choose demo, m100"),
         (["router", "-s", "route=sms"], "sms is not a route that is measured: choose generate, chat"),
     ],
 )
@@ -101,6 +104,29 @@ def test_a_router_and_a_program_that_only_writes_are_measured() -> None:
     assert [time.streams for time in times] == [3]
     assert times[0].router.tokens > 30 and times[0].floor.tokens > 30
     assert len(router_table(times).splitlines()) == 3
+
+
+def test_what_is_more_with_processes_that_wait_is_that_of_turns_and_at_rest_that_of_the_last() -> None:
+    costs = {
+        way: [standby.Cost(ready_s, 2.0, 3.0, rest_mib << 20, 2**20, 0.5) for ready_s, rest_mib in each]
+        for way, each in {"on": [(1.5, 0), (1.0, 0), (4.0, 70)], "off": [(1.0, 9), (1.25, 9), (2.0, 50)]}.items()
+    }
+    first, *_, memory, _, _ = standby.rows(costs)
+    assert [*first.values()][1:] == ["1.50", "1.25", "0.50 (-0.25 to 2.00)"]
+    assert [*memory.values()][1:] == ["70.00", "50.00", "20.00"]
+
+
+def test_time_and_memory_of_a_server_are_those_of_all_its_processes() -> None:
+    grandchild = "x = bytearray(64 << 20)\nfor _ in range(10**6): pass\nprint(flush=True)\ninput()"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
+    with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        whole, own = standby.memory(process.pid)
+        times = standby.processor_s(process.pid), standby.run_s(process.pid)
+        assert len(standby.family(process.pid)) == 2 and whole > own > 64 << 20 and min(times) > 0.01
+        assert standby.load(process.pid, 0.2) < 0.5
+        process.communicate(b"\n")
 
 
 def test_time_per_token_and_per_step_are_told_apart() -> None:
