@@ -47,7 +47,7 @@ DECODES = [
 PROMPT, CROWD = (4096, Workload(64, 808, 384)) if GPU else (256, Workload(2, 32, 900))
 RUNS = 3
 # A rehearsal needs few of the token slots that the memory of its machine would be enough for.
-SLOTS = () if GPU else ("--max-batch-total-tokens", "32768")
+SLOTS: tuple[str, ...] = () if GPU else ("--max-batch-total-tokens", "32768")
 
 # A rehearsal shows that the check runs: with one server. Each of the others takes 10 s.
 FURTHER = () if GPU else pytest.mark.slow

@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import pytest
 
@@ -18,8 +19,13 @@ Part = tuple[str, bool]  # a text, and whether it ends with a special token
 EVERY_TEXT = pytest.mark.parametrize("case", CALL_TEXTS, ids=lambda case: case.label)
 
 
+@cache
+def reading_of(calls: str, reasoning: str, special: frozenset[str]) -> Reading:
+    return Reading(CALL_FORMATS[calls], REASONING_FORMATS[reasoning], special)
+
+
 def reading(case: CallText, special: Iterable[str] = ()) -> Reading:
-    return Reading(CALL_FORMATS[case.format], REASONING_FORMATS[case.reasoning_format], frozenset(special))
+    return reading_of(case.format, case.reasoning_format, frozenset(special))
 
 
 def markers(case: CallText) -> list[str]:
