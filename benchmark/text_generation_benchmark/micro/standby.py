@@ -117,7 +117,7 @@ def load(launcher: int, seconds: float) -> float:
 
 def family(launcher: int) -> list[int]:
     """A process and all its descendants."""
-    parents = {}
+    parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
