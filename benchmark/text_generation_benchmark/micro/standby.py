@@ -82,16 +82,8 @@ def rows(costs: Mapping[str, Sequence[Cost]]) -> list[dict[str, str]]:
 def measure(model: Path, folder: Path, way: str, rest_s: float, shards: int) -> Cost:
     port = free_port()
     words = [str(LAUNCHER), "--model-id", str(model), "--hostname", "127.0.0.1", "--port", str(port)]
-    words += [
-        "--shard-uds-path",
-        f"{folder}/shard",
-        "--standby",
-        way,
-        "--num-shard",
-        str(shards),
-        "--max-batch-total-tokens",
-        MAX_TOKENS,
-    ]
+    words += ["--shard-uds-path", f"{folder}/shard", "--standby", way, "--num-shard", str(shards)]
+    words += ["--max-batch-total-tokens", MAX_TOKENS]
     server = ChildServer(ServerCommand("the server", words, port, "/health", SETTLE_LIMIT_S), folder / "log")
     started_s = time.monotonic()
     with server.started():
@@ -125,7 +117,7 @@ def load(launcher: int, seconds: float) -> float:
 
 def family(launcher: int) -> list[int]:
     """A process and all its descendants."""
-    parents = {}
+    parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
