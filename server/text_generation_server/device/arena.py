@@ -37,8 +37,8 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 class SharedPages:
-    """Gives tensors that are smaller than a huge page parts of mappings that they share, so that they lie on huge pages
-    too. A mapping is kept as long as one of its tensors."""
+    """Gives tensors parts of mappings that they share, so that small ones lie on huge pages too, and large ones take no
+    more than their own. A mapping is kept as long as one of its tensors."""
 
     def __init__(self) -> None:
         self._left = torch.empty(0, dtype=torch.uint8)  # what is left of the newest mapping
@@ -46,11 +46,9 @@ class SharedPages:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Like `empty` on a CPU. The tensor begins at a cache line."""
         size = math.prod(shape) * dtype.itemsize
-        if size >= HUGE_PAGE:
-            return empty(shape, dtype, torch.device("cpu"))
         taken = -(-size // LINE) * LINE
         if taken > len(self._left):
-            self._left = empty((SHARED_BYTES,), torch.uint8, torch.device("cpu"))
+            self._left = empty((max(taken, SHARED_BYTES),), torch.uint8, torch.device("cpu"))
         tensor, self._left = self._left[:size], self._left[taken:]
         return tensor.view(dtype).view(shape)
 

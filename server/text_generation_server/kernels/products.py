@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_common.quantized.tensors.matrix import exact_columns, exact_weight, order_of
-from text_generation_common.quantized.tensors.splits import on_outputs
+from text_generation_common.quantized.tensors.splits import on_outputs, on_tensors
+from text_generation_common.quantized.tensors.stored import converted
 from text_generation_common.quantized.values import Dense, Int8, Weight
 
 # Length of the pieces into which a long dot product in float32 is split if torch computes it, because no CPU kernels
@@ -66,6 +67,7 @@ def torch_linear(
     silu_mul: Callable[[Tensor], Tensor],
 ) -> TorchLinear:
     """The layer of `Kernels.linear`."""
+    weight = on_tensors(weight, converted)
     return TorchLinear(_multiply(weight, x_type), bias, y_type, factor, silu_mul if gated else None)
 
 

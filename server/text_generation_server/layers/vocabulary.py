@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_common.quantized.tensors.matrix import exact_weight
-from text_generation_common.quantized.tensors.splits import on_outputs
+from text_generation_common.quantized.tensors.splits import on_outputs, on_tensors
+from text_generation_common.quantized.tensors.stored import converted
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_server.distributed import Group
 from text_generation_server.kernels.interface import HoldsRows, Kernels, LinearKernel
@@ -25,6 +26,7 @@ def look_up_in(weight: Weight, kernels: Kernels, dtype: torch.dtype) -> LookUp:
         return lambda ids_T: kernels.embed(ids_T, values)
     if (rows := rows_of(make_linear(kernels, weight, None, x_type=dtype, y_type=torch.float32))) is not None:
         return rows
+    weight = on_tensors(weight, converted)
     return lambda ids_T: exact_weight(on_outputs(weight, lambda numbers: numbers[ids_T])).to(dtype)
 
 

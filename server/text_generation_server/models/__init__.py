@@ -7,6 +7,7 @@ Imports `layers/`, `step/` and what lies below them. Begin with `model.py`, what
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from text_generation_common.models.served import read_native
 from text_generation_common.models.tensors import no_codes, with_checked_tensors
 from text_generation_common.models.values import shown
 from text_generation_common.quantized import served
+from text_generation_common.quantized.tensors.codes import one_thread
 from text_generation_server.device.arena import give_back
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models.adapters import AdapterBank
@@ -76,7 +78,8 @@ def get_model(
         head_format=head_format,
         adapters=adapters,
     )
-    model = Decoder(config, platform, loader, max_total_tokens)
+    with nullcontext() if packed is None else one_thread():
+        model = Decoder(config, platform, loader, max_total_tokens)
     loader.adapters.settle()
     give_back()
     logger.info("loaded %d tensors, %.1f MiB read", loader.num_tensors, files.bytes_read / 2**20)

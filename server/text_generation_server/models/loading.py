@@ -24,6 +24,7 @@ from text_generation_common.quantized.tensors.splits import (
     padded_inputs,
     size_of,
 )
+from text_generation_common.quantized.tensors.stored import StoredCodes
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_common.weights.headers import Stored
 from text_generation_server.device.arena import empty, give_back
@@ -271,7 +272,8 @@ class Loader:
     def _packed_weight(self, layer: str) -> Weight | None:
         if self._packed is None or (weight := self._packed.weight(layer)) is None:
             return None
-        give_back()  # what was freed when this weight was unpacked, and the one before was packed
+        if not (isinstance(weight, Dense) or isinstance(weight.q, StoredCodes)):
+            give_back()  # what was freed when this weight was unpacked, and the one before was packed
         return on_tensors(weight, lambda tensor: self._place(tensor, tensor.dtype))
 
     def row_split(

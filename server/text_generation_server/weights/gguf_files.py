@@ -23,7 +23,7 @@ class GgufFiles:
     `describe` says its type and the shape of the numbers.
 
     Parts are mapped when the first of their tensors is read. Numbers are copies: a mapping that is alive would keep a
-    replaced file. Blocks are views of the mapping, of which values are made that have tensors of their own.
+    replaced file. Blocks are views of the mapping, and a value's codes are until a kernel has packed them.
     """
 
     def __init__(self, path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from text_generation_common.quantized.scheme import Scheme
 from text_generation_common.quantized.tensors.checks import Layer, broken
 from text_generation_common.quantized.tensors.codes import CODES_AT_ONCE, by_outputs, halves_swapped
+from text_generation_common.quantized.tensors.stored import Runs, Stored, StoredCodes
 from text_generation_common.quantized.values import CodedScales, Groups, SharedNumbers, Table4, Weight
 
 BLOCK_SIZES = frozenset(2**power for power in range(5, 13))
@@ -22,8 +23,12 @@ def read_bnb4(layer: Layer, scheme: Scheme) -> Weight:
     state = _state(layer)
     block = _block_size(layer, state, "blocksize")
     size = math.gcd(block, layer.inputs)
-    stored = layer[".weight"].reshape(layer.outputs, layer.inputs // 2)
-    q = by_outputs(layer.outputs, layer.inputs, lambda outputs: halves_swapped(stored[outputs]), CODES_AT_ONCE)
+    rows = layer[".weight"].reshape(layer.outputs, layer.inputs // 2)
+
+    def read() -> Tensor:
+        return by_outputs(layer.outputs, layer.inputs, lambda outputs: halves_swapped(rows[outputs]), CODES_AT_ONCE)
+
+    q = StoredCodes([Stored((layer.outputs, layer.inputs // 2), rows, Runs(swaps=True), read)])
     return Table4(q, Groups(size, _scales(layer, state, block, size)), layer.finite(".weight.quant_map"))
 
 

@@ -5,16 +5,17 @@ K-quants have scales of two levels: float16 for a block, integers for its groups
 8 bits in memory, those of Q3_K 4 bits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from text_generation_common.gguf.types import BY_NAME
 from text_generation_common.quantized.tensors.checks import broken
-from text_generation_common.quantized.tensors.codes import LOWER_HALVES, by_outputs, pack_pairs, repacked, spread
+from text_generation_common.quantized.tensors.codes import BYTE, LOWER_HALVES, by_outputs, pack_pairs, repacked, spread
 from text_generation_common.quantized.tensors.floats import MAGNITUDES, NO_NUMBER
 from text_generation_common.quantized.tensors.splits import on_outputs
+from text_generation_common.quantized.tensors.stored import Runs, Stored, StoredCodes
 from text_generation_common.quantized.values import (
     CodedScales,
     Dense,
@@ -42,16 +43,37 @@ class Blocks:
         self._data = data  # [N, blocks, bytes]
 
     def bytes(self, start: int, count: int) -> Tensor:
-        """[N, blocks, count]: a copy, because the data may be a file's mapping, which no value keeps."""
+        """[N, blocks, count]: a copy, because the data may be a file's mapping, which no scales keep."""
         return self._data[..., start : start + count].clone(memory_format=torch.contiguous_format)
 
     def words(self, start: int, word: torch.dtype) -> Tensor:
         """[N, blocks]: words that begin at a multiple of their size, in blocks of such multiples; a copy."""
         return self._data.view(word)[..., start // word.itemsize].clone(memory_format=torch.contiguous_format)
 
+    def beginnings(self) -> "Blocks":
+        """The first 16 bytes of each block, of blocks of a multiple, together."""
+        return Blocks(self._layer, self._data.view(torch.complex128)[..., :1].clone().view(torch.uint8))
+
     def codes(self, start: int, count: int, bits: int, run: int) -> Tensor:
         """[N, codes] in the order of inputs, of bytes whose codes are ordered as `spread` says."""
-        return self.in_parts(lambda part: repacked(part.bytes(start, count), bits, run))
+        runs, numbers = range(start, start + count, run), range(0, BYTE, bits)
+        starts = [BYTE * at + number for at in runs for number in numbers]
+
+        def read() -> Tensor:
+            return self.in_parts(lambda part: repacked(part.bytes(start, count), bits, run))
+
+        return self._stored(count, starts, run * bits // BYTE, bits, read)
+
+    def numbers(self, start: int, count: int) -> Tensor:
+        """[N, numbers]: bytes of each block, as they are."""
+        return self._stored(count, [BYTE * start], count, 0, lambda: self.bytes(start, count).flatten(1))
+
+    def _stored(self, count: int, starts: Sequence[int], run: int, spread: int, read: Callable[[], Tensor]) -> Tensor:
+        """`starts`: bits from a block's start to each run, `run` and `spread` as in `Runs`."""
+        outputs, blocks, size = self._data.shape
+        of_all = tuple(BYTE * size * block + start for block in range(blocks) for start in starts)
+        memory = self._data.view(outputs, blocks * size)
+        return StoredCodes([Stored((outputs, blocks * count), memory, Runs(of_all, run, spread), read)])
 
     def in_parts(self, make: Callable[["Blocks"], Tensor]) -> Tensor:
         """[N, codes] of what `make` makes of a few outputs at a time."""
@@ -91,17 +113,17 @@ def _q4_1(blocks: Blocks) -> Weight:
 
 
 def _q5_0(blocks: Blocks) -> Weight:
-    high = blocks.bytes(2, 4).flatten(1)
+    high = blocks.numbers(2, 4)
     return Planes(5, blocks.codes(6, 16, 4, 16), high, Groups(32, blocks.halves(0)))
 
 
 def _q5_1(blocks: Blocks) -> Weight:
-    high, groups = blocks.bytes(4, 4).flatten(1), Groups(32, blocks.halves(0), offsets=-blocks.halves(2))
+    high, groups = blocks.numbers(4, 4), Groups(32, blocks.halves(0), offsets=-blocks.halves(2))
     return Planes(5, blocks.codes(8, 16, 4, 16), high, groups)
 
 
 def _q8_0(blocks: Blocks) -> Weight:
-    return Int8(blocks.bytes(2, 32).flatten(1).view(torch.int8), Groups(32, blocks.halves(0)))
+    return Int8(blocks.numbers(2, 32).view(torch.int8), Groups(32, blocks.halves(0)))
 
 
 def _q2_k(blocks: Blocks) -> Weight:
@@ -131,6 +153,7 @@ def _q5_k(blocks: Blocks) -> Weight:
 
 def _k_groups(blocks: Blocks) -> Groups:
     """Eight scales and eight minima of 6 bits. The upper two bits of the last four lie above the first four."""
+    blocks = blocks.beginnings()
     scales, minima, both = (blocks.words(start, torch.int32) for start in (4, 8, 12))
 
     def eight(first: Tensor, last: Tensor) -> Tensor:

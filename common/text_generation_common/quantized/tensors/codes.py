@@ -1,7 +1,9 @@
 """Unpacks integers of a few bits from words of 32 bits, and packs pairs of 4 bits as values keep them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, complex128, contiguous_format, int16, int32, int64, uint8
@@ -10,6 +12,7 @@ from torch.nn.functional import pad
 BYTE = 8  # bits
 NUMBERS_AT_ONCE = 2**20
 MAX_THREADS = 4  # each has a slice in memory
+POOL_THREADS = ContextVar[int | None]("POOL_THREADS", default=None)  # None: as many as torch has
 LOWER_HALVES = 0x0F0F0F0F
 CODES_AT_ONCE = 2**20  # numbers of 4 bits, whose words are turned without a byte for each
 
@@ -135,24 +138,39 @@ def by_outputs(
     def place(start: int) -> None:
         found[start : start + step] = convert(slice(start, start + step))
 
-    if (rest := range(step, outputs, step)) and torch.get_num_threads() > 1:
-        _in_threads(place, rest)
+    number = POOL_THREADS.get() or torch.get_num_threads()
+    if (rest := range(step, outputs, step)) and number > 1:
+        _in_threads(place, rest, number)
     else:
         for start in rest:
             place(start)
     return found
 
 
-def _in_threads(place: Callable[[int], None], starts: range) -> None:
+def _in_threads(place: Callable[[int], None], starts: range, number: int) -> None:
     """Each thread computes alone. If they shared torch's operations, they would wait for each other after each one: for
     milliseconds, where another process has one of the cores."""
-    number = torch.get_num_threads()
+    before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(min(number, MAX_THREADS), "codes", torch.set_num_threads, (1,)) as pool:
             for _ in pool.map(place, starts):
                 pass
     finally:
-        torch.set_num_threads(number)  # the last number that is set is also that of new threads
+        torch.set_num_threads(before)  # the last number that is set is also that of new threads
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Has torch compute with one thread: what is read beside codes is small, and threads would wait for each other.
+    Codes that are converted still have as many threads as torch had."""
+    number = torch.get_num_threads()
+    token = POOL_THREADS.set(number)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(number)
+        POOL_THREADS.reset(token)
 
 
 def halves_swapped(packed: Tensor) -> Tensor:

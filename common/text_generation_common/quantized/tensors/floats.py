@@ -5,6 +5,7 @@ from torch import Tensor
 
 from text_generation_common.quantized.scheme import Packing, Scheme
 from text_generation_common.quantized.tensors.checks import Layer, broken
+from text_generation_common.quantized.tensors.stored import stored
 from text_generation_common.quantized.values import CodedScales, Fp8, Groups, SharedNumbers, Table4, Weight
 
 # The numbers of e2m1: a sign, two bits of exponent, one bit of mantissa (OCP Microscaling Formats, 5.3.3).
@@ -16,11 +17,13 @@ NO_NUMBER = 255  # the code of e8m0 that is not a number
 def read_fp8(layer: Layer, scheme: Scheme) -> Weight:
     scales = layer.finite(".weight_scale")
     if scheme.block is None:
-        return Fp8(layer[".weight"], Groups(layer.inputs, scales.reshape(-1, 1).expand(layer.outputs, 1).contiguous()))
+        return Fp8(
+            stored(layer[".weight"]), Groups(layer.inputs, scales.reshape(-1, 1).expand(layer.outputs, 1).contiguous())
+        )
     rows, columns = scheme.block
     count = scales.shape[1]
     starts = torch.arange(layer.outputs, dtype=torch.int32, device=scales.device).unsqueeze(1) // rows * count
-    return Fp8(layer[".weight"], Groups(columns, SharedNumbers(scales.flatten(), starts, count)))
+    return Fp8(stored(layer[".weight"]), Groups(columns, SharedNumbers(scales.flatten(), starts, count)))
 
 
 def read_mxfp4(layer: Layer, scheme: Scheme) -> Weight:
@@ -56,4 +59,4 @@ def _powers(layer: Layer, name: str) -> Tensor:
 
 
 def _table(q: Tensor, scales: Tensor | CodedScales, size: int) -> Table4:
-    return Table4(q, Groups(size, scales), torch.tensor(E2M1, device=q.device))
+    return Table4(stored(q), Groups(size, scales), torch.tensor(E2M1, device=q.device))

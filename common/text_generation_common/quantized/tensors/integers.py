@@ -7,6 +7,7 @@ from text_generation_common.quantized.layout import WEIGHT_SHAPE
 from text_generation_common.quantized.scheme import Packing, Scheme
 from text_generation_common.quantized.tensors.checks import Layer, broken
 from text_generation_common.quantized.tensors.codes import (
+    AWQ_PLACES,
     BYTE,
     CODES_AT_ONCE,
     awq_pairs,
@@ -17,6 +18,7 @@ from text_generation_common.quantized.tensors.codes import (
     unpack,
     unpack_awq,
 )
+from text_generation_common.quantized.tensors.stored import Columns, Runs, Stored, StoredCodes, stored
 from text_generation_common.quantized.values import Groups, Int4, Int8, Weight
 
 MIDDLE = 8  # the zero point of an Int4 without zero points
@@ -39,14 +41,18 @@ def read_awq(layer: Layer, scheme: Scheme) -> Weight:
     def packed(outputs: slice) -> Tensor:
         return awq_pairs(words[:, outputs.start // 8 : outputs.stop // 8])
 
-    return Int4(by_outputs(layer.outputs, layer.inputs, packed, CODES_AT_ONCE), groups)
+    def read() -> Tensor:
+        return by_outputs(layer.outputs, layer.inputs, packed, CODES_AT_ONCE)
+
+    order = Columns(tuple(4 * place for place in AWQ_PLACES), of_word=1)
+    return Int4(StoredCodes([Stored((layer.outputs, layer.inputs // 2), words, order, read)]), groups)
 
 
 def read_packed(layer: Layer, scheme: Scheme) -> Weight:
     if (said := layer[WEIGHT_SHAPE].tolist()) != [layer.outputs, layer.inputs]:
         raise broken(layer.name, f"weight_shape is {said}, and the weight is {[layer.outputs, layer.inputs]}")
-    scales, stored = _by_output(layer, ".weight_scale"), layer.find(".weight_zero_point")
-    zeros = None if stored is None else unpack(stored.t(), scheme.bits, layer.outputs).t()
+    scales, points = _by_output(layer, ".weight_scale"), layer.find(".weight_zero_point")
+    zeros = None if points is None else unpack(points.t(), scheme.bits, layer.outputs).t()
     groups = _groups(layer, scheme, scales, zeros)
     return _of_words(layer, scheme, layer[".weight_packed"], groups, _order(layer, scheme, ".weight_g_idx"))
 
@@ -54,14 +60,14 @@ def read_packed(layer: Layer, scheme: Scheme) -> Weight:
 def read_int8(layer: Layer, scheme: Scheme) -> Weight:
     zeros = None if layer.find(".weight_zero_point") is None else _by_output(layer, ".weight_zero_point")
     scales = _by_output(layer, ".weight_scale")
-    return Int8(layer[".weight"], Groups(scheme.group_size or layer.inputs, scales, _unless_all(zeros, 0)))
+    return Int8(stored(layer[".weight"]), Groups(scheme.group_size or layer.inputs, scales, _unless_all(zeros, 0)))
 
 
 def read_bnb8(layer: Layer, scheme: Scheme) -> Weight:
     order = layer.find(".weight_format")
     if order is not None and order.any():
         raise broken(layer.name, "weight_format is the order of one GPU's kernels, and only rows are read")
-    return Int8(layer[".weight"], Groups(layer.inputs, (layer.finite(".SCB") * BNB_FACTOR).unsqueeze(1)))
+    return Int8(stored(layer[".weight"]), Groups(layer.inputs, (layer.finite(".SCB") * BNB_FACTOR).unsqueeze(1)))
 
 
 def _by_output(layer: Layer, name: str) -> Tensor:
@@ -77,22 +83,15 @@ def _groups(layer: Layer, scheme: Scheme, scales: Tensor, zeros: Tensor | None) 
     size = scheme.group_size or layer.inputs
     if zeros is None or (zeros == 1 << (scheme.bits - 1)).all():
         return Groups(size, scales.contiguous())
-    stored = _signed(zeros) if scheme.bits == 8 else zeros.to(torch.int8)
-    return Groups(size, scales.contiguous(), stored.contiguous())
+    signed = _signed(zeros) if scheme.bits == 8 else zeros.to(torch.int8)
+    return Groups(size, scales.contiguous(), signed.contiguous())
 
 
 def _of_words(layer: Layer, scheme: Scheme, words: Tensor, groups: Groups, order: Tensor | None) -> Weight:
     """The value of unsigned integers whose words lie along the inputs, [N, W]."""
-    if scheme.bits == 4 and order is None:  # the bytes of the words are those of the value
-        return Int4(bytes_of(words)[:, : layer.inputs // 2].contiguous(), groups)
+    if scheme.bits == 4 and (order is None or not (layer.outputs % BYTE or layer.inputs % BYTE)):
+        return Int4(_pairs(layer, words, order), groups, order)
     is_int8, more = scheme.bits == 8, 0 if groups.zeros is not None else MIDDLE - (1 << (scheme.bits - 1))
-
-    if scheme.bits == 4 and order is not None and not (layer.outputs % BYTE or layer.inputs % BYTE):
-
-        def turned(outputs: slice) -> Tensor:
-            return sorted_pairs(words[outputs], order)
-
-        return Int4(by_outputs(layer.outputs, layer.inputs, turned, CODES_AT_ONCE), groups, order)
 
     def converted(outputs: slice) -> Tensor:
         q = unpack(words[outputs], scheme.bits, layer.inputs)
@@ -101,6 +100,26 @@ def _of_words(layer: Layer, scheme: Scheme, words: Tensor, groups: Groups, order
 
     q = by_outputs(layer.outputs, layer.inputs, converted)
     return Int8(q, groups, order) if is_int8 else Int4(q, groups, order)
+
+
+def _pairs(layer: Layer, words: Tensor, order: Tensor | None) -> Tensor:
+    """The same of 4 bits."""
+
+    def turned(outputs: slice) -> Tensor:
+        assert order is not None
+        return sorted_pairs(words[outputs], order)
+
+    def read() -> Tensor:
+        if order is None:  # the bytes of the words are those of the value
+            return bytes_of(words)[:, : layer.inputs // 2].contiguous()
+        return by_outputs(layer.outputs, layer.inputs, turned, CODES_AT_ONCE)
+
+    shape = layer.outputs, layer.inputs // 2
+    if order is None and words.is_contiguous():
+        return StoredCodes([Stored(shape, words.view(torch.uint8), Runs(), read)])
+    if layer.inputs % BYTE:
+        return read()
+    return StoredCodes([Stored(shape, words.t(), Columns((0,), BYTE, order), read)])
 
 
 def _signed(numbers: Tensor) -> Tensor:

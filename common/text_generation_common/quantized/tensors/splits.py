@@ -12,6 +12,7 @@ from torch import Tensor
 from text_generation_common.errors import WeightsError
 from text_generation_common.quantized.tensors.codes import BYTE, by_bits, pack_pairs, pairs, repeated
 from text_generation_common.quantized.tensors.matrix import in_bytes, order_of, zero_of
+from text_generation_common.quantized.tensors.stored import StoredCodes, stacked
 from text_generation_common.quantized.values import (
     CodedScales,
     Codes,
@@ -63,7 +64,7 @@ def on_outputs(weight: Weight, change: Change) -> Weight:
         return Dense(change(weight.values))
 
     def on_rows(tensor: Tensor) -> Tensor:
-        return by_bits(change, tensor)
+        return tensor.on_rows(change) if isinstance(tensor, StoredCodes) else by_bits(change, tensor)
 
     def on_shared(shared: Shared) -> Shared:
         if isinstance(shared, RunNumbers):
@@ -312,10 +313,15 @@ def _as_one(weights: Sequence[Weight]) -> Weight:
         _cat_any(_cat, [group.zeros for group in groups]),
         _cat_any(_cat_scales, [group.offsets for group in groups]),
     )
-    one = replace(first, q=_cat([part.q for part in parts]), groups=found)
+    one = replace(first, q=_cat_codes([part.q for part in parts]), groups=found)
     if not isinstance(one, Planes):
         return one
-    return replace(one, high=_cat_any(_cat, [part.high for part in parts if isinstance(part, Planes)]))
+    return replace(one, high=_cat_any(_cat_codes, [part.high for part in parts if isinstance(part, Planes)]))
+
+
+def _cat_codes(tensors: Sequence[Tensor]) -> Tensor:
+    together = stacked(tensors)
+    return _cat(tensors) if together is None else together
 
 
 def _cat_scales(scales: Sequence[Scales]) -> Scales:

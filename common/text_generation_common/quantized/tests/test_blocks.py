@@ -1,7 +1,9 @@
 """Blocks of GGUF files are read to what the package `gguf` computes, bit by bit, also in parts."""
 
 import random
+from contextlib import nullcontext
 from pathlib import Path
+from threading import current_thread
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from text_generation_common.errors import WeightsError
 from text_generation_common.gguf.types import BY_NAME, DENSE
 from text_generation_common.quantized.tensors import blocks
 from text_generation_common.quantized.tensors.blocks import READERS, read_blocks
-from text_generation_common.quantized.tensors.codes import repacked, spread
+from text_generation_common.quantized.tensors.codes import by_outputs, one_thread, repacked, spread
 from text_generation_common.quantized.tensors.matrix import exact_weight
 from text_generation_common.quantized.tensors.splits import inputs_of, joined, on_outputs, on_tensors, padded_inputs
+from text_generation_common.quantized.tensors.stored import converted
 from text_generation_common.quantized.values import Table4
 
 GOLDEN = load_file(Path(__file__).parent / "goldens" / "gguf" / "blocks.safetensors")
@@ -60,10 +63,11 @@ def test_types_join_with_themselves_only():
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_a_value_keeps_nothing_of_the_file_s_mapping(kind):
+def test_a_value_whose_codes_are_converted_keeps_nothing_of_the_file_s_mapping(kind):
     data = GOLDEN[kind][:1, : BY_NAME[kind].bytes].clone()  # one block, of which a part needs no copy to be contiguous
     start, found = data.data_ptr(), []
-    on_tensors(read_blocks(kind, data, "l"), lambda tensor: found.append(tensor) or tensor)
+    value = on_tensors(read_blocks(kind, data, "l"), converted)
+    on_tensors(value, lambda tensor: found.append(tensor) or tensor)
     assert found and not any(start <= tensor.data_ptr() < start + data.nbytes for tensor in found)
 
 
@@ -80,8 +84,23 @@ def three_threads():
 @pytest.mark.parametrize("kind", READERS)
 def test_several_threads_read_a_weight_8_outputs_at_a_time(monkeypatch, kind):
     monkeypatch.setattr(blocks, "BYTES_AT_ONCE", 1)
-    value = read_blocks(kind, GOLDEN[kind].repeat(9, 1), "l")
-    assert same(exact_weight(value), GOLDEN[f"{kind} W"].repeat(9, 1))
+    for alone in (nullcontext(), one_thread()):  # torch's threads, and those of by_outputs alone
+        with alone:
+            value = read_blocks(kind, GOLDEN[kind].repeat(9, 1), "l")
+            assert same(exact_weight(value), GOLDEN[f"{kind} W"].repeat(9, 1))
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_codes_are_converted_by_several_threads_while_torch_computes_with_one():
+    names = set()
+
+    def convert(outputs):
+        names.add((current_thread().name.partition("_")[0], torch.get_num_threads()))
+        return torch.zeros(8, 1)
+
+    with one_thread():
+        by_outputs(64, 1, convert, 1)
+    assert names == {("MainThread", 1), ("codes", 1)}
 
 
 @pytest.mark.parametrize(("bits", "run"), [(4, 16), (4, 32), (4, 64), (2, 32), (1, 32)])

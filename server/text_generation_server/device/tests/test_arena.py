@@ -82,7 +82,7 @@ def test_the_system_may_put_them_on_huge_pages() -> None:
     assert re.search(r"THPeligible:\s+1$", own, re.MULTILINE), own
 
 
-def test_small_tensors_share_a_mapping_and_no_bytes() -> None:
+def test_tensors_share_a_mapping_and_no_bytes() -> None:
     pages = SharedPages()
     sizes = [(3,), (1000, 7), (64,), (HUGE_PAGE // 4 - 1,), (2 * HUGE_PAGE,), (SHARED_BYTES // HUGE_PAGE, 5)]
     tensors = [pages.empty(sizes[i % len(sizes)], torch.float32) for i in range(60)]
@@ -92,6 +92,9 @@ def test_small_tensors_share_a_mapping_and_no_bytes() -> None:
     gc.collect()
     assert all(bool((tensor == i).all()) for i, tensor in enumerate(tensors))
     assert tensors[1].data_ptr() - tensors[0].data_ptr() == 64
+    pages, size = SharedPages(), HUGE_PAGE + HUGE_PAGE // 2
+    large = [pages.empty((size,), torch.uint8) for _ in range(2)]
+    assert large[1].data_ptr() - large[0].data_ptr() == size
 
 
 def _holds(mapping: str, address: int) -> bool:

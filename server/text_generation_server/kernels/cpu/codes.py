@@ -12,18 +12,13 @@ from text_generation_common.quantized.tensors.checks import NAN_IN_F8
 from text_generation_common.quantized.tensors.codes import NUMBERS_AT_ONCE
 from text_generation_common.quantized.tensors.matrix import in_bytes, order_of, zero_of
 from text_generation_common.quantized.tensors.splits import padded_inputs, size_of
+from text_generation_common.quantized.tensors.stored import tensors_of
 from text_generation_common.quantized.values import Codes, Dense, Fp8, Int4, Int8, Planes, Table4, Weight
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
-from text_generation_server.kernels.cpu.linear import (
-    Scratch,
-    addend_words,
-    aligned,
-    in_panels,
-    places,
-    rows_of_codes,
-)
+from text_generation_server.kernels.cpu.linear import Scratch, addend_words, rows_of_codes
+from text_generation_server.kernels.cpu.panels import WORD_BYTES, aligned, in_panels, places
 from text_generation_server.kernels.cpu.scales import NO_GROUPS, group_panels
 
 STEP = CONSTANTS["CODES_STEP"]
@@ -48,13 +43,14 @@ class CodesLinear:
         self._inputs = size_of(weight)[1]
         of_places = places(outputs, gated)
 
-        def packed(numbers: Tensor, sorts: bool = False) -> Tensor:
-            return in_panels(library, threads, pages, numbers, of_places, sorts=sorts)
+        def packed(numbers: Tensor, unit: int = 0) -> Tensor:
+            return in_panels(library, threads, pages, numbers, of_places, unit=unit, sorts=unit == WORD_BYTES)
 
-        codes, code_type = _codes(weight)
-        self._codes = packed(codes, sorts=codes.dtype == torch.int32)
-        high = _high(weight)
-        self._high = None if high is None else packed(high)
+        codes, unit, code_type = _codes(weight)
+        self._codes = packed(codes, unit)
+        self._high = None
+        if isinstance(weight, Planes) and weight.high is not None:
+            self._high = packed(weight.high, weight.bits - 4)
         self._groups = None if isinstance(weight, Dense) else group_panels(weight.groups, of_places, packed)
         self._group = self._inputs if self._groups is None else self._groups.size
         has_own = isinstance(weight, Dense) or weight.groups.zeros is not None or weight.groups.offsets is not None
@@ -151,26 +147,17 @@ def _whole_steps(inputs: int) -> int:
     return -(-inputs // STEP) * STEP
 
 
-def _codes(weight: Weight) -> tuple[Tensor, int]:
-    """The codes of each output, [N, K] numbers or [N, K / 8] words or halves, and their type in C."""
+def _codes(weight: Weight) -> tuple[Tensor, int, int]:
+    """The codes of each output, the bytes that 8 codes of less than 8 bits take, and their type in C."""
     match weight:
         case Dense(values):
-            return values, WEIGHT_TYPES[values.dtype]
-        case Planes(2, q):
-            return q.contiguous().view(torch.int16), CONSTANTS["PLANES2"]
+            return values, 0, WEIGHT_TYPES[values.dtype]
         case Planes(bits, q):
-            return q.contiguous().view(torch.int32), CONSTANTS[f"PLANES{bits}"]
+            return q, 2 if bits == 2 else WORD_BYTES, CONSTANTS[f"PLANES{bits}"]
         case Int4(q) | Table4(q):
-            return q.contiguous().view(torch.int32), CONSTANTS["I4" if isinstance(weight, Int4) else "TABLE4"]
+            return q, WORD_BYTES, CONSTANTS["I4" if isinstance(weight, Int4) else "TABLE4"]
         case _:
-            return weight.q.view(torch.uint8), WEIGHT_TYPES[weight.q.dtype]
-
-
-def _high(weight: Weight) -> Tensor | None:
-    """The upper bits of each output's codes, [N, K / 8] numbers."""
-    if not isinstance(weight, Planes) or weight.high is None:
-        return None
-    return weight.high if weight.bits - 4 == 1 else weight.high.contiguous().view(torch.int16)
+            return weight.q.view(torch.uint8), 0, WEIGHT_TYPES[weight.q.dtype]
 
 
 def _output_scales(weight: Weight, factor: float) -> Tensor | None:
@@ -185,4 +172,5 @@ def _output_scales(weight: Weight, factor: float) -> Tensor | None:
 def _has_nan(codes: Tensor) -> Tensor:
     """For each output; some outputs at a time."""
     at_once = max(1, NUMBERS_AT_ONCE // codes.shape[1])
-    return torch.cat([(part & NAN_IN_F8).amax(1) == NAN_IN_F8 for part in torch.split(codes, at_once)])
+    parts = [part for of in tensors_of(codes) for part in torch.split(of, at_once)]
+    return torch.cat([(part & NAN_IN_F8).amax(1) == NAN_IN_F8 for part in parts])

@@ -25,14 +25,8 @@ from text_generation_common.quantized.values import (
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
-from text_generation_server.kernels.cpu.linear import (
-    Scratch,
-    addend_words,
-    aligned,
-    in_panels,
-    places,
-    rows_of_codes,
-)
+from text_generation_server.kernels.cpu.linear import Scratch, addend_words, rows_of_codes
+from text_generation_server.kernels.cpu.panels import WORD_BYTES, aligned, in_panels, places
 from text_generation_server.kernels.cpu.scales import (
     NO_GROUPS,
     TYPES_OF_SCALES,
@@ -47,14 +41,13 @@ LEVEL_GROUPS = (16, 32)
 MAX_INPUTS = 65536  # where all inputs have one scale, the sum of their products must fit 32 bits
 SIGN = 0x80
 LARGEST = 127  # the largest integer of a table
-WORD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class IntCodes:
     """Codes without a sign: W = scales * factor * (codes - zeros - zero), or the same with offsets."""
 
-    words: Tensor  # uint8 [N, K], or int32 [N, K / 8]: words of 8 codes
+    words: Tensor  # uint8 [N, K], or [N, K / 2]: words of 8 codes
     type: int
     largest: int
     zero: int
@@ -165,12 +158,12 @@ def _integers(weight: Codes) -> IntCodes:
             return IntCodes(integers_of(weight), CONSTANTS["U8"], largest=(1 << weight.bits) - 1, zero=zero)
         case Int4(q):
             zero = zero_of(weight) if bare else 0
-            return IntCodes(q.contiguous().view(torch.int32), CONSTANTS["I4"], largest=15, zero=zero)
+            return IntCodes(q, CONSTANTS["I4"], largest=15, zero=zero)
         case Table4(q, _, table):
             for power in range(-4, 5):
                 numbers = table.float() * 2.0**power
                 if torch.equal(numbers, numbers.round()) and numbers.abs().max() <= LARGEST:
-                    codes, own = q.contiguous().view(torch.int32), (numbers + SIGN).to(torch.uint8)
+                    codes, own = q, (numbers + SIGN).to(torch.uint8)
                     return IntCodes(codes, CONSTANTS["TABLE4"], 255, SIGN, own, factor=2.0**-power)
             raise refuse_kind("4-bit weights whose table holds other numbers than integers")
         case Fp8():

@@ -5,20 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from text_generation_common.quantized.values import Dense, Int8, Weight
 from text_generation_server.device.arena import SharedPages, empty
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
+from text_generation_server.kernels.cpu.panels import BLOCK, PANEL, aligned, in_panels, places
 from text_generation_server.kernels.interface import LinearKernel
 from text_generation_server.kernels.products import has_row_scales
 
-PANEL = 16
 CPU = torch.device("cpu")
 NO_ADDEND: dict[str, Argument] = dict.fromkeys(("addend", "addend_stride", "addend_type"))
-BLOCK = 2 * PANEL  # outputs and inputs must be multiples of this, because the matrix product takes pairs of panels
 
 
 class Scratch:
@@ -202,38 +200,3 @@ def rows_of_codes(
         layout=CONSTANTS[layout], zero=zero, width=width, type=TYPES[dtype], out=out,
     )  # fmt: skip
     return out
-
-
-def places(outputs: int, gated: bool) -> Tensor:
-    """The output at each place of pairs of panels, and -1 at those that have none. If gated, panels of gates and of the
-    matching ups take turns."""
-    found = torch.arange(outputs, dtype=torch.int32)
-    if gated:
-        halves = F.pad(found.view(2, -1), (0, -(outputs // 2) % PANEL), value=-1)
-        found = halves.view(2, -1, PANEL).transpose(0, 1).flatten()
-    return F.pad(found, (0, -len(found) % BLOCK), value=-1)
-
-
-def in_panels(
-    library: Library, threads: int, pages: SharedPages, numbers: Tensor, places: Tensor, *, width: int = BLOCK,
-    unit: int = 0, sorts: bool = False,
-) -> Tensor:  # fmt: skip
-    """[N, M] as [places / width, units, width], and 0 where no output is. A unit is one number, or some neighbours with
-    `unit` bytes together, and a further dimension is theirs then. `sorts`: codes of 4 bits become words of 8 inputs."""
-    numbers, size = numbers.contiguous(), numbers.element_size()
-    unit = unit or size
-    units, each = numbers.shape[1] * size // unit, unit // size
-    shape = (len(places) // width, units, width, *((each,) if each > 1 else ()))
-    packed = pages.empty(shape, numbers.dtype)
-    library.call(
-        threads, "pack_panels", numbers=numbers, unit=unit, units=units, rows=places, panels=shape[0], width=width,
-        sorts=int(sorts), packed=packed,
-    )  # fmt: skip
-    return packed
-
-
-def aligned(values_N: Tensor | None, places: Tensor) -> Tensor | None:
-    """Scales or biases in float32, in the order of the panels, with zeros for outputs that are missing."""
-    if values_N is None:
-        return None
-    return values_N.float()[places.clamp(min=0)].masked_fill(places < 0, 0)

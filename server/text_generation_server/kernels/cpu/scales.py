@@ -11,13 +11,14 @@ from torch import Tensor
 from text_generation_common.quantized.values import CodedScales, Groups, RunNumbers, Shared, SharedNumbers
 from text_generation_server.kernels.cpu.build import CONSTANTS
 from text_generation_server.kernels.cpu.library import TYPES, Argument
-from text_generation_server.kernels.cpu.linear import BLOCK, PANEL
+from text_generation_server.kernels.cpu.panels import BLOCK, PANEL
 
 SMALL_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 TYPES_OF_SCALES = TYPES | {
     torch.float16: CONSTANTS["F16"], torch.uint8: CONSTANTS["U8"], torch.float8_e8m0fnu: CONSTANTS["E8M0"],
 }  # fmt: skip
 ONE_IN_F8 = 0x38
+NUMBERS_AT_ONCE = 2**16
 CLOSE = 2.0**-22  # relative difference of two numbers, of which one is rounded once more
 
 Pack = Callable[[Tensor], Tensor]  # [N, M] as panels [N / 32, M, 32]
@@ -89,9 +90,13 @@ def _offset_words(groups: Groups, of_scales: tuple[torch.dtype, int] | None, pac
 
 def fitting(numbers: Tensor) -> Tensor:
     """The numbers in the smallest type that holds all of them exactly."""
-    exact = numbers.float()
-    small = (exact.to(dtype) for dtype in SMALL_TYPES)
-    return next((found for found in small if torch.equal(found.float(), exact)), exact)
+    return next((numbers.to(dtype) for dtype in SMALL_TYPES if _are_exact_in(dtype, numbers)), numbers.float())
+
+
+def _are_exact_in(dtype: torch.dtype, numbers: Tensor) -> bool:
+    """Most types that do not hold all numbers do not hold some of the first."""
+    parts = torch.split(numbers, max(1, NUMBERS_AT_ONCE // max(1, numbers.shape[-1])))
+    return numbers.dtype == dtype or all(torch.equal(part.to(dtype).float(), part.float()) for part in parts)
 
 
 def _plain(scales: Tensor | Shared) -> _Scales:
@@ -102,8 +107,8 @@ def _plain(scales: Tensor | Shared) -> _Scales:
 
 
 def _coded(scales: CodedScales) -> _Scales:
-    extras = None if scales.offsets is None else scales.offsets.float()
-    if extras is not None and not torch.equal(extras[:, :1].expand(extras.shape), extras):
+    extras = None if scales.offsets is None else _of_outputs(scales.offsets)
+    if scales.offsets is not None and extras is None:
         return _plain(scales.float())
     factors, run = (None, 1) if scales.factors is None else _factors(scales.factors)
     codes, number_type, table = _codes(scales)
@@ -111,8 +116,16 @@ def _coded(scales: CodedScales) -> _Scales:
     if number_type == CONSTANTS["F8"]:
         assert scales.table is not None
         factors, run, table = scales.table[ONE_IN_F8].expand(len(codes), 1), codes.shape[1], None
-    extras = None if extras is None else extras[:, :1]
     return _Scales(codes, number_type, table=table, exact=exact, factors=factors, run=run, extras=extras)
+
+
+def _of_outputs(shared: Shared) -> Tensor | None:
+    """[N, 1]: a number for each output, if all its groups have the same. Otherwise None."""
+    if isinstance(shared, SharedNumbers) and len(shared.numbers) == 1:
+        return shared.numbers.float().expand(len(shared.starts), 1)
+    numbers = shared.float()
+    first = numbers[:, :1]
+    return first if torch.equal(first.expand(numbers.shape), numbers) else None
 
 
 def _codes(scales: CodedScales) -> tuple[Tensor, int, Tensor | None]:
@@ -122,7 +135,11 @@ def _codes(scales: CodedScales) -> tuple[Tensor, int, Tensor | None]:
     numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num()
     if scales.factors is None and scales.offsets is None and _is_close(numbers * scales.table[ONE_IN_F8], scales.table):
         return scales.codes, CONSTANTS["F8"], scales.table
-    used = torch.zeros(256, dtype=torch.bool).scatter_(0, scales.codes.flatten().long(), True)
+    used, is_whole = torch.zeros(256, dtype=torch.bool), scales.table == scales.table.round()
+    for codes in torch.split(scales.codes, 8):
+        used[codes.flatten().int()] = True
+        if not is_whole[used].all():
+            return scales.codes, CONSTANTS["TABLE8"], scales.table
     table = scales.table.masked_fill(~used, 0)
     if torch.equal(table, table.round()):
         for dtype in (torch.uint8, torch.int8):

@@ -9,6 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from text_generation_common.models.architecture import Activation
+from text_generation_common.quantized.tensors.splits import on_tensors
+from text_generation_common.quantized.tensors.stored import converted
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_server.kernels.interface import LinearKernel
 from text_generation_server.kernels.products import TorchLinear, torch_linear
@@ -101,6 +103,7 @@ def linear(
         values = weight.values
         if values.device.type == "cuda" and values.dtype == x_type and x_type in HALF_PRECISION:
             return TorchLinear(UnroundedProduct(values), bias, y_type)
+    weight = on_tensors(weight, converted)
     if not isinstance(weight, Dense) and can_multiply(weight):
         return UnpackingLinear(weight, bias, gated=gated, y_type=y_type, factor=factor, silu_mul=silu_mul)
     return torch_linear(weight, bias, gated=gated, x_type=x_type, y_type=y_type, factor=factor, silu_mul=silu_mul)

@@ -395,17 +395,35 @@ struct gemm_arguments {
   bf16 *scratch; /* aligned to 64 bytes; linear.py computes the size */
 };
 
-/* Copies numbers of outputs into panels: packed[p][u][o] = numbers[rows[p * width + o]][u], or 0 where the row is -1.
- */
+/* Copies numbers of outputs into panels: packed[p][u][o] is unit u of the output at place p * width + o, or 0 where no
+   output is. A unit is a number, some neighbouring numbers, or 8 codes of as many bits as a unit has bytes. `run` units
+   are neighbours where they are read. */
 struct pack_panels_arguments {
-  const void *numbers; /* [any number of rows, units] */
-  long unit;           /* bytes of a unit: 1, 2 or 4 */
+  const int64_t *rows;   /* [panels * width]: the address of each output's numbers, or 0 */
+  const int32_t *starts; /* [units / run]: bits from this address to each run */
+  long run;
+  long spread; /* whether the codes of a unit are `unit` bits of 8 neighbouring bytes; runs are even then */
+  long swaps;  /* whether the first of two codes of 4 bits is in the upper half of its byte */
+  long unit;   /* bytes of a unit: 1, 2 or 4 */
   long units;
-  const int32_t *rows; /* [panels * width] */
   long panels;
   long width;   /* outputs of a panel: 16 or 32 */
   long sorts;   /* whether a unit is 8 codes of 4 bits, of which those of even inputs become the lower half */
   void *packed; /* [panels, units, width] */
+};
+
+/* The same for 8 codes of 4 bits, where words have codes of an output's inputs, or of several outputs, and words of an
+   output do not follow each other. Code k is in word source / in_word, with source = order[k] or k, `shifts` + 4 *
+   (source % in_word) bits from its lowest one on. */
+struct pack_columns_arguments {
+  const int64_t *rows;    /* [panels * 32]: the address of each output's first word, or 0 */
+  const int32_t *shifts;  /* [panels * 32] */
+  const int64_t *strides; /* [panels * 32]: bytes from an output's word to its next */
+  const int32_t *order;   /* [8 * units], or null */
+  long in_word;           /* codes of an output in a word: 1 or 8 */
+  long units;
+  long panels;
+  uint32_t *packed; /* [panels, units, 32]: the codes of even inputs in the lower half */
 };
 
 /* y = x Wᵀ + addend + bias, with W = scales * (codes - zeros) or scales * codes - offsets, times the scale of each
