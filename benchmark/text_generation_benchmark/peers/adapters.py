@@ -18,7 +18,7 @@ from text_generation_benchmark.figures import percentile
 from text_generation_benchmark.load import GREEDY, Dialect, Event, GenerateStream, StreamTimes, stream_once
 from text_generation_benchmark.ours import running_ours
 from text_generation_benchmark.output import table
-from text_generation_benchmark.peers.quantized import columns_of, row_of
+from text_generation_benchmark.peers.quantized import columns_of, rows_of
 from text_generation_benchmark.peers.servers import LIBRARY, WRITER, Folders, run_in, running_vllm
 from text_generation_benchmark.process import exit_on_sigterm
 from text_generation_benchmark.prompts import Prompts
@@ -110,7 +110,7 @@ def beside_no_adapters(model: str, rounds: int, kinds: Sequence[str], folders: F
                     "no adapter in the step": _loads(checkpoint, *with_some),
                     "without adapters": _loads(checkpoint, *without),
                 }
-                rows += ((kind, *row_of(load, runs, rounds)) for load in (EACH_ONE, PROMPTS))
+                rows += ((kind, *row) for load in (EACH_ONE, PROMPTS) for row in rows_of(load, runs, rounds))
     return table(("weights", *columns_of(list(runs))), rows)
 
 

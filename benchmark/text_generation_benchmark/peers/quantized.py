@@ -2,7 +2,7 @@
 gguf`), and this one with weights in bfloat16 and in what `--quantize` makes of them (`quantized`)."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ def beside_llama_cpp(environment: Path, model: str, kinds: Sequence[str], rounds
                 runs = _ours(servers, file, checkpoint, OF_A_FILE)
                 most = max(workload.concurrency for workload in BESIDE_LLAMA_CPP)
                 runs["llama.cpp"] = servers.enter_context(llama_server(environment, file, checkpoint, most))
-                rows += ((kind, *row_of(workload, runs, rounds)) for workload in BESIDE_LLAMA_CPP)
+                rows += ((kind, *row) for load in BESIDE_LLAMA_CPP for row in rows_of(load, runs, rounds))
             file.unlink()
     return table(("type", *columns_of([*OF_A_FILE, "llama.cpp"])), rows)
 
@@ -62,7 +62,7 @@ def beside_bfloat16(model: str, rounds: int, more: Sequence[str] = ()) -> str:
         write_checkpoint(checkpoint, SHAPES[model])
         each = {name: (*flags, *more) for name, flags in OF_A_CHECKPOINT.items()}
         runs = _ours(servers, checkpoint, checkpoint, each)
-        return table(columns_of(list(runs)), [row_of(workload, runs, rounds) for workload in BESIDE_BFLOAT16])
+        return table(columns_of(list(runs)), [row for load in BESIDE_BFLOAT16 for row in rows_of(load, runs, rounds)])
 
 
 def _ours(servers: ExitStack, model: Path, checkpoint: Path, flags: Mapping[str, Sequence[str]]) -> dict[str, Run]:
@@ -80,23 +80,25 @@ def columns_of(names: Sequence[str]) -> tuple[str, ...]:
     return "load", *names, *(f"{name} ÷ {names[-1]}" for name in names[:-1])
 
 
-def row_of(workload: Workload, runs: Mapping[str, Run], rounds: int) -> tuple[str, ...]:
-    """The medians of all servers, and of the ratios of the rounds to the last server, with quartiles."""
-
-    def speed(result: LoadResult) -> float:
-        asked = workload.concurrency * workload.input_tokens
-        return result.tokens_per_s if workload.new_tokens > 1 else asked / result.first_token_s
-
+def rows_of(workload: Workload, runs: Mapping[str, Run], rounds: int) -> list[tuple[str, ...]]:
+    """The medians of all servers, and of the ratios of the rounds to the last server, with quartiles. Streams have two
+    rows: tokens per second of the whole load, with its prompts, and of the time after the first tokens."""
     results = take_turns(runs, workload, rounds)
-    speeds = {name: [speed(result) for result in of_server] for name, of_server in results.items()}
-    *others, last = speeds
-    count = str(workload.concurrency)
-    load = f"{count} streams"
+    streams, size = workload.concurrency, workload.input_tokens
     if workload.new_tokens == 1:
-        load = f"{'a prompt' if count == '1' else f'{count} prompts'} of {workload.input_tokens}"
+        load = f"{'a prompt' if streams == 1 else f'{streams} prompts'} of {size}"
+        return [(load, *_cells(results, lambda result: streams * size / result.first_token_s))]
+    load = f"{streams} stream{'s' * (streams > 1)}"
+    return [
+        (load, *_cells(results, lambda result: result.tokens_per_s)),
+        (f"{load}, decoding", *_cells(results, lambda result: streams / result.per_token_s)),
+    ]
 
-    def ratio(name: str) -> str:
-        ratios = sorted(one / other for one, other in zip(speeds[name], speeds[last], strict=True))
-        return f"{median(ratios):.2f} ({percentile(ratios, 25):.2f} to {percentile(ratios, 75):.2f})"
 
-    return load, *(f"{median(each):.1f}" for each in speeds.values()), *map(ratio, others)
+def _cells(results: Mapping[str, Sequence[LoadResult]], speed: Callable[[LoadResult], float]) -> Iterator[str]:
+    speeds = {name: [*map(speed, of_server)] for name, of_server in results.items()}
+    yield from (f"{median(each):.1f}" for each in speeds.values())
+    *others, last = speeds.values()
+    for other in others:
+        ratios = sorted(one / peer for one, peer in zip(other, last, strict=True))
+        yield f"{median(ratios):.2f} ({percentile(ratios, 25):.2f} to {percentile(ratios, 75):.2f})"

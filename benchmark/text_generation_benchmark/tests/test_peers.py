@@ -9,7 +9,7 @@ import pytest
 from text_generation_benchmark.compare import compare
 from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.peers.install import renamed, wanted_requirements
-from text_generation_benchmark.peers.quantized import columns_of, row_of
+from text_generation_benchmark.peers.quantized import columns_of, rows_of
 from text_generation_benchmark.peers.servers import CONTEXT, TRAINED, Folders, llama_cpp, llama_server, run_in, vllm
 from text_generation_benchmark.process import ServerCommand, free_port, running
 from text_generation_benchmark.workload import PREFILL, Run, Workload
@@ -65,19 +65,21 @@ def test_the_alias_changes_name_and_version_of_the_package_only() -> None:
     assert renamed(metadata) == expected
 
 
-def taking(wall_s: float) -> Run:
+def taking(first_s: float, wall_s: float) -> Run:
     def run(workload: Workload) -> LoadResult:
-        stream = StreamTimes(first=wall_s, last=wall_s, tokens=workload.new_tokens)
+        stream = StreamTimes(first=first_s, last=wall_s, tokens=workload.new_tokens)
         return LoadResult((stream,) * workload.concurrency, wall_s)
 
     return run
 
 
-def test_two_servers_of_one_file_are_compared_by_tokens_and_by_tokens_of_a_prompt() -> None:
-    runs = {"ours": taking(2.0), "theirs": taking(4.0)}
-    row = row_of(Workload(8, 64, 64), runs, 5)
-    assert row == ("8 streams", "256.0", "128.0", "2.00 (2.00 to 2.00)")
-    assert row_of(PREFILL, runs, 3)[:3] == ("a prompt of 1024", "512.0", "256.0")
+def test_two_servers_of_one_file_are_compared_by_tokens_after_the_first_and_of_a_prompt_too() -> None:
+    runs = {"ours": taking(1.0, 2.0), "theirs": taking(1.0, 4.0)}
+    assert rows_of(Workload(8, 64, 64), runs, 5) == [
+        ("8 streams", "256.0", "128.0", "2.00 (2.00 to 2.00)"),
+        ("8 streams, decoding", "504.0", "168.0", "3.00 (3.00 to 3.00)"),
+    ]
+    assert rows_of(PREFILL, runs, 3) == [("a prompt of 1024", "1024.0", "1024.0", "1.00 (1.00 to 1.00)")]
     assert columns_of(list(runs)) == ("load", "ours", "theirs", "ours ÷ theirs")
 
 
