@@ -30,7 +30,7 @@ NANOSECOND, MIB = 1e-9, 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class StandbyCost:
     ready_s: float
     ready_processor_s: float
     settled_processor_s: float  # until nothing of the start is left to do
@@ -39,7 +39,7 @@ class Cost:
     rest_ms: float  # processor time at rest, in milliseconds each second
 
 
-FIGURES: Mapping[str, Callable[[Cost], float]] = {
+FIGURES: Mapping[str, Callable[[StandbyCost], float]] = {
     "ready after, s": lambda cost: cost.ready_s,
     "processor seconds until then": lambda cost: cost.ready_processor_s,
     "processor seconds until at rest": lambda cost: cost.settled_processor_s,
@@ -57,7 +57,7 @@ def standby(model: str = "demo", turns: int = 7, rest: float = 60.0, shards: int
         folder = demo_directory()
         if model in SHAPES:
             write_checkpoint(folder := Path(name, model), SHAPES[model])
-        costs: dict[str, list[Cost]] = {way: [] for way in WAYS}
+        costs: dict[str, list[StandbyCost]] = {way: [] for way in WAYS}
         measure(folder, Path(name), WAYS[0], 1, shards)  # fills the page cache
         for turn in range(turns):
             for way in WAYS[:: 1 if turn % 2 else -1]:
@@ -66,7 +66,7 @@ def standby(model: str = "demo", turns: int = 7, rest: float = 60.0, shards: int
     return columns(rows(costs))
 
 
-def rows(costs: Mapping[str, Sequence[Cost]]) -> list[dict[str, str]]:
+def rows(costs: Mapping[str, Sequence[StandbyCost]]) -> list[dict[str, str]]:
     """Medians of the turns, and the median, the least and the largest of what is more with `--standby on` in a turn.
     What is measured at rest is that of the last turn."""
     found = []
@@ -79,7 +79,7 @@ def rows(costs: Mapping[str, Sequence[Cost]]) -> list[dict[str, str]]:
     return found
 
 
-def measure(model: Path, folder: Path, way: str, rest_s: float, shards: int) -> Cost:
+def measure(model: Path, folder: Path, way: str, rest_s: float, shards: int) -> StandbyCost:
     port = free_port()
     words = [str(LAUNCHER), "--model-id", str(model), "--hostname", "127.0.0.1", "--port", str(port)]
     words += ["--shard-uds-path", f"{folder}/shard", "--standby", way, "--num-shard", str(shards)]
@@ -98,7 +98,7 @@ def measure(model: Path, folder: Path, way: str, rest_s: float, shards: int) -> 
             pass
         settled_s, rest_ms, (whole, own) = processor_s(server.pid), load(server.pid, rest_s) * 1000, memory(server.pid)
         server.stop()
-    return Cost(
+    return StandbyCost(
         ready_s=ready_s,
         ready_processor_s=ready_processor_s,
         settled_processor_s=settled_s,

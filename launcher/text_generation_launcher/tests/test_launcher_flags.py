@@ -78,14 +78,9 @@ def test_help_of_a_command_with_few_flags_has_no_topics():
     assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == ["Arguments", "Options"]
 
 
-@pytest.fixture(scope="module")
-def default_values():
-    return values_of(config_of())
-
-
 @pytest.mark.parametrize(("name", "default"), ALL_FLAGS.items())
-def test_default_is_tgi_s(default_values, name, default):
-    value = default_values[name.replace("-", "_")]
+def test_default_is_tgi_s(name, default):
+    value = values_of(config_of())[name.replace("-", "_")]
     assert (value or None) == (default or None)
 
 

@@ -24,7 +24,7 @@ from text_generation_common.quantized.tensors.splits import (
     padded_inputs,
     size_of,
 )
-from text_generation_common.quantized.tensors.stored import StoredCodes
+from text_generation_common.quantized.tensors.stored import CodesInFile
 from text_generation_common.quantized.values import Dense, Weight
 from text_generation_common.weights.headers import Stored
 from text_generation_server.device.arena import empty, give_back
@@ -272,7 +272,7 @@ class Loader:
     def _packed_weight(self, layer: str) -> Weight | None:
         if self._packed is None or (weight := self._packed.weight(layer)) is None:
             return None
-        if not (isinstance(weight, Dense) or isinstance(weight.q, StoredCodes)):
+        if not (isinstance(weight, Dense) or isinstance(weight.q, CodesInFile)):
             give_back()  # what was freed when this weight was unpacked, and the one before was packed
         return on_tensors(weight, lambda tensor: self._place(tensor, tensor.dtype))
 

@@ -108,7 +108,7 @@ def test_a_router_and_a_program_that_only_writes_are_measured() -> None:
 
 def test_what_is_more_with_processes_that_wait_is_that_of_turns_and_at_rest_that_of_the_last() -> None:
     costs = {
-        way: [standby.Cost(ready_s, 2.0, 3.0, rest_mib << 20, 2**20, 0.5) for ready_s, rest_mib in each]
+        way: [standby.StandbyCost(ready_s, 2.0, 3.0, rest_mib << 20, 2**20, 0.5) for ready_s, rest_mib in each]
         for way, each in {"on": [(1.5, 0), (1.0, 0), (4.0, 70)], "off": [(1.0, 9), (1.25, 9), (2.0, 50)]}.items()
     }
     first, *_, memory, _, _ = standby.rows(costs)

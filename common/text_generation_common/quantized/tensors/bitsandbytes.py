@@ -10,7 +10,7 @@ from torch import Tensor
 from text_generation_common.quantized.scheme import Scheme
 from text_generation_common.quantized.tensors.checks import Layer, broken
 from text_generation_common.quantized.tensors.codes import CODES_AT_ONCE, by_outputs, halves_swapped
-from text_generation_common.quantized.tensors.stored import Runs, Stored, StoredCodes
+from text_generation_common.quantized.tensors.stored import CodesInFile, CodesOfOutputs, Runs
 from text_generation_common.quantized.values import CodedScales, Groups, SharedNumbers, Table4, Weight
 
 BLOCK_SIZES = frozenset(2**power for power in range(5, 13))
@@ -28,7 +28,7 @@ def read_bnb4(layer: Layer, scheme: Scheme) -> Weight:
     def read() -> Tensor:
         return by_outputs(layer.outputs, layer.inputs, lambda outputs: halves_swapped(rows[outputs]), CODES_AT_ONCE)
 
-    q = StoredCodes([Stored((layer.outputs, layer.inputs // 2), rows, Runs(swaps=True), read)])
+    q = CodesInFile([CodesOfOutputs((layer.outputs, layer.inputs // 2), rows, Runs(swaps=True), read)])
     return Table4(q, Groups(size, _scales(layer, state, block, size)), layer.finite(".weight.quant_map"))
 
 

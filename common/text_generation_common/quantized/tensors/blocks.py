@@ -15,7 +15,7 @@ from text_generation_common.quantized.tensors.checks import broken
 from text_generation_common.quantized.tensors.codes import BYTE, LOWER_HALVES, by_outputs, pack_pairs, repacked, spread
 from text_generation_common.quantized.tensors.floats import MAGNITUDES, NO_NUMBER
 from text_generation_common.quantized.tensors.splits import on_outputs
-from text_generation_common.quantized.tensors.stored import Runs, Stored, StoredCodes
+from text_generation_common.quantized.tensors.stored import CodesInFile, CodesOfOutputs, Runs
 from text_generation_common.quantized.values import (
     CodedScales,
     Dense,
@@ -73,7 +73,7 @@ class Blocks:
         outputs, blocks, size = self._data.shape
         of_all = tuple(BYTE * size * block + start for block in range(blocks) for start in starts)
         memory = self._data.view(outputs, blocks * size)
-        return StoredCodes([Stored((outputs, blocks * count), memory, Runs(of_all, run, spread), read)])
+        return CodesInFile([CodesOfOutputs((outputs, blocks * count), memory, Runs(of_all, run, spread), read)])
 
     def in_parts(self, make: Callable[["Blocks"], Tensor]) -> Tensor:
         """[N, codes] of what `make` makes of a few outputs at a time."""

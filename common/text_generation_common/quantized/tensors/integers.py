@@ -18,7 +18,7 @@ from text_generation_common.quantized.tensors.codes import (
     unpack,
     unpack_awq,
 )
-from text_generation_common.quantized.tensors.stored import Columns, Runs, Stored, StoredCodes, stored
+from text_generation_common.quantized.tensors.stored import CodesInFile, CodesOfOutputs, Columns, Runs, stored
 from text_generation_common.quantized.values import Groups, Int4, Int8, Weight
 
 MIDDLE = 8  # the zero point of an Int4 without zero points
@@ -45,7 +45,7 @@ def read_awq(layer: Layer, scheme: Scheme) -> Weight:
         return by_outputs(layer.outputs, layer.inputs, packed, CODES_AT_ONCE)
 
     order = Columns(tuple(4 * place for place in AWQ_PLACES), of_word=1)
-    return Int4(StoredCodes([Stored((layer.outputs, layer.inputs // 2), words, order, read)]), groups)
+    return Int4(CodesInFile([CodesOfOutputs((layer.outputs, layer.inputs // 2), words, order, read)]), groups)
 
 
 def read_packed(layer: Layer, scheme: Scheme) -> Weight:
@@ -116,10 +116,10 @@ def _pairs(layer: Layer, words: Tensor, order: Tensor | None) -> Tensor:
 
     shape = layer.outputs, layer.inputs // 2
     if order is None and words.is_contiguous():
-        return StoredCodes([Stored(shape, words.view(torch.uint8), Runs(), read)])
+        return CodesInFile([CodesOfOutputs(shape, words.view(torch.uint8), Runs(), read)])
     if layer.inputs % BYTE:
         return read()
-    return StoredCodes([Stored(shape, words.t(), Columns((0,), BYTE, order), read)])
+    return CodesInFile([CodesOfOutputs(shape, words.t(), Columns((0,), BYTE, order), read)])
 
 
 def _signed(numbers: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from text_generation_common.errors import WeightsError
 from text_generation_common.quantized.tensors.codes import BYTE, by_bits, pack_pairs, pairs, repeated
 from text_generation_common.quantized.tensors.matrix import in_bytes, order_of, zero_of
-from text_generation_common.quantized.tensors.stored import StoredCodes, stacked
+from text_generation_common.quantized.tensors.stored import CodesInFile, stacked
 from text_generation_common.quantized.values import (
     CodedScales,
     Codes,
@@ -64,7 +64,7 @@ def on_outputs(weight: Weight, change: Change) -> Weight:
         return Dense(change(weight.values))
 
     def on_rows(tensor: Tensor) -> Tensor:
-        return tensor.on_rows(change) if isinstance(tensor, StoredCodes) else by_bits(change, tensor)
+        return tensor.on_rows(change) if isinstance(tensor, CodesInFile) else by_bits(change, tensor)
 
     def on_shared(shared: Shared) -> Shared:
         if isinstance(shared, RunNumbers):

@@ -31,7 +31,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class CodesOfOutputs:
     """Codes of some outputs."""
 
     shape: tuple[int, int]  # that of the value's tensor
@@ -47,13 +47,13 @@ class Stored:
         return values[(self.rows - 1).clamp(min=0)].masked_fill_(self.rows.view(-1, *(1,) * (values.dim() - 1)) == 0, 0)
 
 
-class StoredCodes(Tensor):
+class CodesInFile(Tensor):
     """A tensor whose numbers are made whenever torch computes with them. There is no memory for them."""
 
-    parts: Sequence[Stored]  # neighbouring outputs, whose codes are in the same order
+    parts: Sequence[CodesOfOutputs]  # neighbouring outputs, whose codes are in the same order
 
     @staticmethod
-    def __new__(cls, parts: Sequence[Stored], dtype: torch.dtype = torch.uint8) -> "StoredCodes":
+    def __new__(cls, parts: Sequence[CodesOfOutputs], dtype: torch.dtype = torch.uint8) -> "CodesInFile":
         shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
         found = torch.empty(1, dtype=dtype).expand(shape).as_subclass(cls)
         found.parts = parts
@@ -69,7 +69,7 @@ class StoredCodes(Tensor):
             if not isinstance(found, Tensor):
                 return found
         if function is Tensor.view and isinstance(arguments[1], torch.dtype) and arguments[1].itemsize == 1:
-            return StoredCodes(codes.parts, arguments[1])
+            return CodesInFile(codes.parts, arguments[1])
         if function is Tensor.to and named == {"device": codes.device, "dtype": codes.dtype}:
             return codes
         return function(*_converted(arguments), **{name: _converted(value) for name, value in named.items()})
@@ -84,7 +84,7 @@ class StoredCodes(Tensor):
         if len(rows) == count and torch.equal(rows, torch.arange(1, count + 1)):
             return self
         rows = rows if part.rows is None else replace(part, rows=rows).at_rows(part.rows)
-        return StoredCodes([replace(part, shape=(len(rows), part.shape[1]), rows=rows)], self.dtype)
+        return CodesInFile([replace(part, shape=(len(rows), part.shape[1]), rows=rows)], self.dtype)
 
 
 ASKING = (Tensor.dim, Tensor.size, Tensor.numel, Tensor.element_size, Tensor.__len__)
@@ -94,12 +94,12 @@ def _converted(value: Any) -> Any:
     """The same with tensors in the place of stored codes."""
     if isinstance(value, list | tuple):
         return type(value)(map(_converted, value))
-    return converted(value) if isinstance(value, StoredCodes) else value
+    return converted(value) if isinstance(value, CodesInFile) else value
 
 
 def converted(tensor: Tensor) -> Tensor:
     """The tensor with its numbers in memory."""
-    if not isinstance(tensor, StoredCodes):
+    if not isinstance(tensor, CodesInFile):
         return tensor
     parts = [part.view(torch.uint8) for part in tensors_of(tensor)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(tensor.dtype)
@@ -107,7 +107,7 @@ def converted(tensor: Tensor) -> Tensor:
 
 def tensors_of(tensor: Tensor) -> list[Tensor]:
     """Tensors of neighbouring outputs: one for each part of stored codes."""
-    if not isinstance(tensor, StoredCodes):
+    if not isinstance(tensor, CodesInFile):
         return [tensor]
     return [part.at_rows(part.convert().view(torch.uint8)).view(tensor.dtype) for part in tensor.parts]
 
@@ -116,12 +116,14 @@ def stored(numbers: Tensor) -> Tensor:
     """A tensor [N, numbers] of a file, whose rows are those of the value. Others are as they are."""
     if numbers.dim() != 2 or numbers.device.type != "cpu":
         return numbers
-    return StoredCodes([Stored((numbers.shape[0], numbers.shape[1]), numbers, Runs(), lambda: numbers)], numbers.dtype)
+    return CodesInFile(
+        [CodesOfOutputs((numbers.shape[0], numbers.shape[1]), numbers, Runs(), lambda: numbers)], numbers.dtype
+    )
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Stored codes of the outputs of all tensors, if these are stored in the same order. Otherwise None."""
-    parts = [part for tensor in tensors if isinstance(tensor, StoredCodes) for part in tensor.parts]
-    if not all(isinstance(tensor, StoredCodes) and tensor.parts[0].order == parts[0].order for tensor in tensors):
+    """CodesOfOutputs codes of the outputs of all tensors, if these are stored in the same order. Otherwise None."""
+    parts = [part for tensor in tensors if isinstance(tensor, CodesInFile) for part in tensor.parts]
+    if not all(isinstance(tensor, CodesInFile) and tensor.parts[0].order == parts[0].order for tensor in tensors):
         return None
-    return StoredCodes(parts, tensors[0].dtype)
+    return CodesInFile(parts, tensors[0].dtype)

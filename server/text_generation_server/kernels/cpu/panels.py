@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from text_generation_common.quantized.tensors.stored import Columns, Runs, Stored, StoredCodes, converted
+from text_generation_common.quantized.tensors.stored import CodesInFile, CodesOfOutputs, Columns, Runs, converted
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.library import Library
 
@@ -31,13 +31,13 @@ def in_panels(
 ) -> Tensor:  # fmt: skip
     """[N, M] as [places / width, units, width], and 0 where no output is. A unit is one number, or some neighbours with
     `unit` bytes together, and a further dimension is theirs then. `sorts`: codes of 4 bits become words of 8 inputs.
-    Stored codes are read where they lie in a file."""
+    CodesOfOutputs codes are read where they lie in a file."""
     size = numbers.element_size()
     unit = unit or size
     units, each = numbers.shape[1] * size // unit, unit // size
     shape = (len(places) // width, units, width, *((each,) if each > 1 else ()))
     packed = pages.empty(shape, numbers.dtype)
-    parts = numbers.parts if isinstance(numbers, StoredCodes) else []
+    parts = numbers.parts if isinstance(numbers, CodesInFile) else []
     if parts and isinstance(parts[0].order, Columns) and sorts:
         _pack_columns(library, threads, parts, places=places, packed=packed)
         return packed
@@ -55,7 +55,9 @@ def in_panels(
     return packed
 
 
-def _pack_columns(library: Library, threads: int, parts: Sequence[Stored], *, places: Tensor, packed: Tensor) -> None:
+def _pack_columns(
+    library: Library, threads: int, parts: Sequence[CodesOfOutputs], *, places: Tensor, packed: Tensor
+) -> None:
     order = parts[0].order
     assert isinstance(order, Columns)
     rows, shifts, strides = [], [], []

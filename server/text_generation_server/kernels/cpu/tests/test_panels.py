@@ -11,7 +11,7 @@ from text_generation_common.cpu_features import NEEDS
 from text_generation_common.gguf.types import BY_NAME
 from text_generation_common.quantized.tensors.blocks import READERS, read_blocks
 from text_generation_common.quantized.tensors.splits import joined, on_outputs, on_tensors
-from text_generation_common.quantized.tensors.stored import StoredCodes, converted
+from text_generation_common.quantized.tensors.stored import CodesInFile, converted
 from text_generation_common.quantized.values import Weight
 from text_generation_server.kernels.cpu.backend import CpuKernels
 
@@ -55,5 +55,5 @@ def test_layers_are_packed_from_the_file_as_from_tensors(kernels: CpuKernels, na
 
 
 def test_codes_of_most_formats_are_not_copied_before_they_are_packed() -> None:
-    kept = [kind for kind in READERS if isinstance(joined([of_blocks(kind, 8)] * 2)[0].q, StoredCodes)]
+    kept = [kind for kind in READERS if isinstance(joined([of_blocks(kind, 8)] * 2)[0].q, CodesInFile)]
     assert {*READERS} - {*kept} == {"Q3_K"}
