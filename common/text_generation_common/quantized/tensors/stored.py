@@ -15,9 +15,8 @@ class Runs:
 
     starts: tuple[int, ...] = (0,)  # bits from an output's first byte to each run
     run: int = 0  # bytes that a run takes in the value's tensor. 0: all of an output
-    spread: int = (
-        0  # bits of a code, where 8 bytes have the codes of 8 inputs at the same bits. 0: codes are neighbours
-    )
+    # Bits of a code, where 8 bytes have the codes of 8 inputs at the same bits. 0: codes are neighbours.
+    spread: int = 0
     swaps: bool = False  # whether the first of two codes of 4 bits is in the upper half of its byte
 
 
