@@ -113,16 +113,21 @@ def adapters(
 def quantized(
     model: Annotated[str, typer.Option(help="m100, m1b or m3b.")] = "m1b",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each load on each server, in turns.")] = 5,
-    cpu_target: Annotated[str, typer.Option(help="The kernels of all servers; by default the best.")] = "",
+    cpu_target: Annotated[str, typer.Option(help="The kernels of all our servers; by default the best.")] = "",
+    with_vllm: Annotated[
+        bool, typer.Option("--beside-vllm", help="Quantized checkpoints beside vLLM instead.")
+    ] = False,
+    vllm: Vllm = Path(".venv-vllm"),
 ) -> None:
     """Tokens per second with weights in 8 and 4 bits, with and without activations in 8 bits, and in bfloat16."""
-    from text_generation_benchmark.peers.quantized import beside_bfloat16
+    from text_generation_benchmark.peers.quantized import beside_bfloat16, beside_vllm
     from text_generation_benchmark.shapes import SHAPES
 
     if model not in SHAPES:
         raise typer.BadParameter(f"{model} is not one of {', '.join(SHAPES)}", param_hint="--model")
     try:
-        typer.echo(beside_bfloat16(model, rounds, ("--cpu-target", cpu_target) if cpu_target else ()))
+        more = ("--cpu-target", cpu_target) if cpu_target else ()
+        typer.echo(beside_vllm(vllm, model, rounds, more) if with_vllm else beside_bfloat16(model, rounds, more))
     except RuntimeError as error:
         fail(str(error))
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from text_generation_benchmark.shapes import LlamaShape
+from text_generation_benchmark.shapes import END_OF_TEXT, LlamaShape
 from text_generation_common.gguf.container import ARRAY, KINDS, MAGIC, TEXT
 from text_generation_common.gguf.types import BY_NAME, TYPES
 from text_generation_common.models.config import read_config
@@ -81,11 +81,11 @@ def nf4(outputs: int, inputs: int) -> Tensors:
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False}
-PER_OUTPUT = {
-    "targets": ["Linear"],
-    "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
-}
+WHOLE_NUMBERS = {"num_bits": 8, "type": "int", "symmetric": True}
+PER_OUTPUT = {"targets": ["Linear"], "weights": {**WHOLE_NUMBERS, "strategy": "channel"}}
+PER_TOKEN = {"input_activations": {**WHOLE_NUMBERS, "strategy": "token", "dynamic": True}}
 INT8 = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": PER_OUTPUT}}
+W8A8 = {**INT8, "config_groups": {"group_0": {**PER_OUTPUT, **PER_TOKEN}}}
 SAFETENSORS: Mapping[str, tuple[Callable[..., Tensors], Mapping[str, Any]]] = {
     "gptq": (gptq, GPTQ),
     "act-order": (act_order, {**GPTQ, "desc_act": True}),
@@ -98,6 +98,8 @@ SAFETENSORS: Mapping[str, tuple[Callable[..., Tensors], Mapping[str, Any]]] = {
 }
 BLOCKS = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 FORMATS = (*SAFETENSORS, *BLOCKS)
+# What vLLM's build for CPUs serves, too.
+OF_VLLM = {"GPTQ": (gptq, {**GPTQ, "sym": True}), "AWQ": SAFETENSORS["awq"], "w8a8": (int8, W8A8)}
 EXPERTS = 4
 # What config.json of gpt-oss has beside the fields of Llama. Its MLPs are experts, the only layers in MXFP4.
 GPT_OSS = {
@@ -108,14 +110,14 @@ GPT_OSS = {
 
 def write_model(folder: Path, name: str, shape: LlamaShape) -> tuple[Path, list[int]]:
     """The model, and the bytes of each of its tensors."""
-    if name in SAFETENSORS:
+    if name not in BLOCKS:
         return folder, _write_codes(folder, name, shape)
     file = folder / "model.gguf"
     return file, _write_blocks(file, name, shape)
 
 
 def _write_codes(folder: Path, name: str, shape: LlamaShape) -> list[int]:
-    made, settings = SAFETENSORS[name]
+    made, settings = {**SAFETENSORS, **OF_VLLM}[name]
     family = GPT_OSS if name == "mxfp4" else {}
     fields = shape.config("bfloat16") | family | {"quantization_config": settings}
     (folder / "config.json").write_text(json.dumps(fields))
@@ -124,6 +126,7 @@ def _write_codes(folder: Path, name: str, shape: LlamaShape) -> list[int]:
     tensors = {n + ending: part for n, size in found.items() for ending, part in made(*size.shape).items()}
     others = shapes(config, lambda layer, _: {} if layer in found else None)
     tensors |= {key: numbers(*its, dtype=torch.bfloat16) for key, its in others.items()}
+    tensors[f"{config.names.embedding}.weight"][END_OF_TEXT] = 0  # never the likeliest token
     save_file(tensors, folder / "model.safetensors")
     return [tensor.nbytes for tensor in tensors.values()]
 

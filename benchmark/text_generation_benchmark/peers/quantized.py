@@ -1,5 +1,6 @@
 """Servers of quantized weights in turns: this one and llama.cpp's on the same GGUF file (`text-generation-benchmark
-gguf`), and this one with weights in bfloat16 and in what `--quantize` makes of them (`quantized`)."""
+gguf`); this one with weights in bfloat16 and in what `--quantize` makes of them (`quantized`); this one and vLLM's on
+the same quantized checkpoint (`quantized --beside-vllm`)."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from text_generation_benchmark.checkpoint import write_checkpoint
+from text_generation_benchmark.checkpoint import write_checkpoint, write_tokenizer
 from text_generation_benchmark.figures import percentile
 from text_generation_benchmark.load import GenerateStream, LoadResult
+from text_generation_benchmark.micro.random_files import OF_VLLM, write_model
 from text_generation_benchmark.ours import running_ours
 from text_generation_benchmark.output import table
-from text_generation_benchmark.peers.servers import LIBRARY, WRITER, llama_server, run_in
+from text_generation_benchmark.peers.servers import LIBRARY, WRITER, llama_server, run_in, running_vllm
 from text_generation_benchmark.process import exit_on_sigterm
 from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.shapes import SHAPES
@@ -23,7 +25,7 @@ ONE = Workload(1, 64, 64)
 BESIDE_LLAMA_CPP = ONE, replace(ONE, concurrency=8), replace(ONE, concurrency=16), PREFILL
 BESIDE_BFLOAT16 = ONE, replace(ONE, concurrency=4), replace(ONE, concurrency=16), PREFILL
 IN_8_BITS = ("--activations", "int8")
-# The flags of each server of a GGUF file, and of a checkpoint. The last one is what the others are compared with.
+# The flags of each server of quantized files, and of a checkpoint. The last one is what the others are compared with.
 OF_A_FILE: Mapping[str, Sequence[str]] = {"ours": ("--activations", "model"), "ours, int8": IN_8_BITS}
 OF_A_CHECKPOINT: Mapping[str, Sequence[str]] = {
     "int8": ("--quantize", "int8"),
@@ -63,6 +65,21 @@ def beside_bfloat16(model: str, rounds: int, more: Sequence[str] = ()) -> str:
         each = {name: (*flags, *more) for name, flags in OF_A_CHECKPOINT.items()}
         runs = _ours(servers, checkpoint, checkpoint, each)
         return table(columns_of(list(runs)), [row for load in BESIDE_BFLOAT16 for row in rows_of(load, runs, rounds)])
+
+
+def beside_vllm(environment: Path, model: str, rounds: int, more: Sequence[str] = ()) -> str:
+    """The same of quantized checkpoints of random codes, beside vLLM. `more`: flags of this server."""
+    exit_on_sigterm()
+    rows: list[tuple[str, ...]] = []
+    for name in OF_VLLM:
+        with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder, ExitStack() as servers:
+            checkpoint, _ = write_model(Path(folder), name, SHAPES[model])
+            write_tokenizer(checkpoint, SHAPES[model].vocabulary)
+            runs = _ours(servers, checkpoint, checkpoint, {ours: (*own, *more) for ours, own in OF_A_FILE.items()})
+            port, dialect = servers.enter_context(running_vllm(environment, checkpoint))
+            runs["vLLM-CPU"] = loads_on(port, dialect, Prompts(checkpoint))
+            rows += ((name, *row) for load in BESIDE_BFLOAT16 for row in rows_of(load, runs, rounds))
+    return table(("weights", *columns_of([*OF_A_FILE, "vLLM-CPU"])), rows)
 
 
 def _ours(servers: ExitStack, model: Path, checkpoint: Path, flags: Mapping[str, Sequence[str]]) -> dict[str, Run]:

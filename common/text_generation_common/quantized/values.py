@@ -40,8 +40,10 @@ class SharedNumbers:
         return *self.starts.shape[:-1], self.count
 
     def float(self) -> "Tensor":
-        places = (self.starts + self.starts.new_ones(self.count).cumsum(0) - 1) // self.run
-        return self.numbers.float()[places.clamp(max=len(self.numbers) - 1)]  # padding may lie behind the last number
+        groups = self.starts.new_ones(self.count).cumsum(0, dtype=self.starts.dtype) - 1
+        places = (self.starts + groups).div(self.run, rounding_mode="trunc")
+        places = places.clamp(max=len(self.numbers) - 1)  # padding may lie behind the last number
+        return self.numbers.float().index_select(0, places.flatten()).view(places.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,8 @@
 #define GRAIN_OF_UNITS 512 /* units of a panel that a thread takes at a time */
 #define UNROLLED _Pragma("GCC unroll 16")
 #define READ_AHEAD 512     /* bytes */
-#define UNITS_OF_COLUMNS 8 /* units that are packed in all panels before the next: a page has words of many outputs */
+#define UNITS_OF_COLUMNS 8 /* units that are packed in all panels before the next: a page has words of many outputs.
+                              If inputs are in an order, a panel's words are in the near cache when they are read again */
 #define PANELS_AT_ONCE 8   /* panels of the same units that a thread takes at a time */
 #define TILE_BYTES 16      /* bytes of a vector: every processor interleaves two of these by one instruction */
 
@@ -184,10 +185,10 @@ INLINE void pack_lanes(const struct pack_columns_arguments *a, long panel, long 
 EXPORT void pack_columns(const void *arguments, struct team *team, int me) {
   (void)me;
   const struct pack_columns_arguments *a = arguments;
-  long pieces = (a->units + UNITS_OF_COLUMNS - 1) / UNITS_OF_COLUMNS;
-  FOR_EACH_ITEM(item, a->panels * pieces, PANELS_AT_ONCE, team) {
-    long panel = item % a->panels, from = item / a->panels * UNITS_OF_COLUMNS;
-    long last = from + UNITS_OF_COLUMNS < a->units ? from + UNITS_OF_COLUMNS : a->units;
+  long piece = a->order ? a->units : UNITS_OF_COLUMNS, pieces = (a->units + piece - 1) / piece;
+  FOR_EACH_ITEM(item, a->panels * pieces, a->order ? 1 : PANELS_AT_ONCE, team) {
+    long panel = item % a->panels, from = item / a->panels * piece;
+    long last = from + piece < a->units ? from + piece : a->units;
     for (long o = 0; o < PAIR_OUTPUTS; o += LANES) pack_lanes(a, panel, o, from, last);
   }
 }
