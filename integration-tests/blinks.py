@@ -31,7 +31,7 @@ from victim import percentile
 from text_generation_benchmark.checkpoint import write_checkpoint
 from text_generation_benchmark.shapes import SHAPES
 
-# How shards end, by what becomes of keys and values; and how engines end, of which the next one knows nothing.
+# How shards end, by what becomes of keys and values; and how engines end, whose shards tell the next one.
 WAYS = {SHARD: {"KV kept": signal.SIGKILL, "KV recomputed": signal.SIGSEGV}, ENGINE: {"engine killed": signal.SIGKILL}}
 KEPT, RECOMPUTED = WAYS[SHARD]
 LEAST_S, LONGEST_S = 5.0, 25.0  # from one kill to the next

@@ -78,6 +78,13 @@ def test_a_killed_engine_is_replaced_and_no_stream_notices(server, one_shard: li
     assert SHORT.compared_beside(server.url, one_shard, engine.kill).failures() == []
     assert processes.engine(server.pid) != engine
     assert set(processes.shards(server.pid).values()) == shards
+    [(tokens, requests)] = re.findall(r"(\d+) tokens of (\d+) requests of an engine before", server.log())
+    [path] = [path for path in reach.unix_sockets(processes.family(server.pid)) if path.endswith("engine")]
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        page = pb_grpc.EngineServiceStub(channel).Metrics(pb.MetricsRequest(), timeout=10).text.decode()
+    assert int(requests) > SHORT.num_streams / 2
+    # The shards had run at most two steps whose tokens no front had received, and the newest token is always computed.
+    assert metric(page, "tgi_prefix_hit_tokens") >= int(tokens) - 3 * int(requests)
 
 
 def test_killed_shards_are_replaced_and_no_stream_notices(server, one_shard: list[StreamAnswer]) -> None:

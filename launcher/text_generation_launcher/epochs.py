@@ -58,7 +58,7 @@ class Epochs:
                 loss = await self._run_group(group)
                 # The failure is counted before the router is notified: the router may answer that a request is to
                 # blame, which clears the record of the shards.
-                wait_s = self._restarts.failed(self._stands_by()) if loss.is_failure else 0.0
+                wait_s = self._restarts.failed(self._stands_by())
                 self._notify_router(LinkMessage(LinkEvent.LOST, self._number, loss.reason))
             finally:
                 self._group = None
@@ -93,11 +93,6 @@ class Epochs:
         """
         if self._group is not None and epoch == self._number:
             self._group.lose(Loss(f"The webserver asks for new shards: {reason}"))
-
-    def end_ready_epoch(self, reason: str) -> None:
-        """Ends the group if it is ready. A group that is still starting has received no step, and is left alone."""
-        if self._group is not None and self._group.ready.is_set():
-            self._group.lose(Loss(reason, is_failure=False))
 
     async def _run_group(self, group: ShardGroup) -> Loss:
         started_s = time.monotonic()

@@ -38,15 +38,13 @@ class OwnedShards:
         """`start_owner` and `on_listening`: see KeptProcess. `on_shards` is called when the shards become ready, and
         when they are lost; `on_owner_end` when the owner has ended without being asked to, `on_other` with the owner's
         messages that are not about shards. `adapters`: see KeptProcess."""
-        self._num_shard = spawner.plan.num_shard
         self._on_shards = on_shards
-        self._on_end = on_owner_end
         self._on_other = on_other
         self.owner = KeptProcess(
             start_owner,
             title,
             self._on_message,
-            self._on_owner_end,
+            on_owner_end,
             Restarts(),
             on_listening=on_listening,
             adapters=adapters,
@@ -54,7 +52,7 @@ class OwnedShards:
         )
         self._epochs = Epochs(
             partial(spawner.start_shard, site),
-            [site.place.socket(rank) for rank in range(self._num_shard)],
+            [site.place.socket(rank) for rank in range(spawner.plan.num_shard)],
             self._notify,
             site.place.clear,
             Restarts(max_failures=MAX_DEATHS),
@@ -92,14 +90,6 @@ class OwnedShards:
             self.stop()
         else:
             self._on_other(message)
-
-    def _on_owner_end(self) -> None:
-        """Replaces the shards if there are several: a step of the dead router or engine may have reached only some
-        ranks, which then wait for the other ranks in a collective. A single shard continues with the next one.
-        """
-        if self._num_shard > 1:
-            self._epochs.end_ready_epoch("The webserver ended between the calls to its shards")
-        self._on_end()
 
 
 # Seconds between SIGTERM and SIGKILL for an engine and its shards that end before the server does.

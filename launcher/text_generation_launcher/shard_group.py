@@ -145,8 +145,6 @@ class Loss:
 
     reason: str
     rank: int | None = None  # rank of the shard at fault, or None
-    # False if the shards are replaced only because their router has ended
-    is_failure: bool = True
 
 
 class ShardGroup:

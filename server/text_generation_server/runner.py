@@ -28,7 +28,7 @@ from text_generation_server.platforms import Platform
 from text_generation_server.sampling.sampler import Sampled, Sampler, emit, read_out
 from text_generation_server.step.preparation import Planner, PreparedStep, StepLimits
 from text_generation_server.step.results import Pending, StepOutput
-from text_generation_server.step.rows import Batches, PromptChunk, Rows, StepBatch
+from text_generation_server.step.rows import Batches, ComputedRow, PromptChunk, Rows, StepBatch
 from text_generation_server.step.warmup import (
     SMALL_ROWS,
     LongestPause,
@@ -90,6 +90,11 @@ class ModelRunner:
         self.measured: Measured | None = None  # by the last Warmup, of this process or of one with the same template
         self.kept: KeptMemory | None = None  # where the cache lies, if it is to outlive this process
         self.has_kept_cache = False  # whether the last Warmup found the content that it was asked for
+        # What the last Warmup found in the cache, in the rows that it ended: for a router that has not sent them.
+        self.computed: list[ComputedRow] = []
+        self._num_unsound = (
+            0  # number of steps since `clear(None)` that have failed, or with a logit that is not finite
+        )
         self._model = model
         self._platform = platform
         self._device = platform.device
@@ -178,7 +183,7 @@ class ModelRunner:
         """What was measured for these values, with the cache made, and no request in it. None if they are new, or the
         memory is not there any more: another process may have taken it while no shard had it."""
         known = self.measured if self.measured is not None and self.measured.asked == asked else None
-        self.has_kept_cache = False
+        self.has_kept_cache, self.computed = False, []
         is_kept = self.kept is not None and self.kept.content == known_content != 0
         with self._group.collective_work("the warm-up"):
             if not self._group.all_agree(known is not None) or known is None:
@@ -186,6 +191,8 @@ class ModelRunner:
             has_cache = self._group.all_agree(self._row_state is not None)
             is_kept = self._group.all_agree(is_kept)
         if has_cache:
+            if not self._num_unsound:
+                self.computed = self.row_state.batches.rows.computed()
             self.clear(None)
             return known.capacity
         self.longest_pause_s = known.longest_pause_s
@@ -304,6 +311,7 @@ class ModelRunner:
 
         Joins the batches of `decoding`. New requests join this batch, or make the batch `new_batch_id`.
         """
+        self._num_unsound += 1
         self._platform.wake()
         started = self._mark()
         state = self.row_state
@@ -316,7 +324,11 @@ class ModelRunner:
             if chunks:
                 faults.point("shard.chunk", lambda: state.batches.rows.ids(chunks))
             on_layer = _then_fail(self._on_progress, "shard.prefill" if chunks else "shard.decode")
-            return self._launch(step, started, self._on_progress, on_layer, self._constrain)
+            return self._launch(step, started, self._on_progress, on_layer, self._constrain).then(self._note_end)
+
+    def _note_end(self, output: StepOutput) -> StepOutput:
+        self._num_unsound -= output.is_finite
+        return output
 
     def _launch(
         self,
@@ -364,6 +376,7 @@ class ModelRunner:
                 top_ids=result.top_ids,
                 top_logprobs=result.top_logprobs,
                 failures=failures,
+                is_finite=len(result.not_finite) == len(result.without_token),
                 forward_ns=forwarded.ns_since(started),
                 sampling_ns=done.ns_since(forwarded),
                 prompts=prompts,
@@ -407,7 +420,7 @@ class ModelRunner:
             emit(sampled.ids_R, rows, index)
         ids_R = self._group.broadcast(torch.empty_like(rows_R) if sampled is None else sampled.ids_R)
         self._kernels.advance(rows.history, rows.lengths, rows_R, ids_R)
-        rows.note_tokens(step.sampled.rows)
+        rows.note_tokens(step.sampled.rows_R)
         return sampled or NOTHING_SAMPLED
 
     def load_adapter(self, slot: int, digest: str) -> str:
@@ -430,6 +443,7 @@ class ModelRunner:
             self._constraints.keep(self._row_state.batches.rows)
         if batch_id is None:
             self._constraints.clear()
+            self._num_unsound = 0
 
 
 @dataclass(frozen=True, slots=True)

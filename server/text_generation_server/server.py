@@ -68,6 +68,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
         self._on_measured = on_measured
         self._worker = worker
         self.steps = StepRequests(worker, step_log)
+        self.num_clients: Callable[[], int] = lambda: 0  # number of connections to the socket for steps
         self._slots = 0  # 0: no Warmup yet
         self._reader = ThreadPoolExecutor(1, "adapters")
 
@@ -90,6 +91,8 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
             progress=worker.progress,
             running_step=worker.running_step,
             longest_pause_ms=round(shard.runner.longest_pause_s * 1000) if shard else 0,
+            pending=worker.num_pending,
+            step_clients=self.num_clients(),
         )
 
     async def Info(self, request: pb.InfoRequest, context: CallContext) -> pb.InfoResponse:
@@ -159,11 +162,13 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):
         except ShardError as error:
             await context.abort(*status(error))
         self._slots = capacity.slots
+        computed, runner.computed = runner.computed, []
         return pb.WarmupResponse(
             max_supported_total_tokens=capacity.slots,
             max_total_tokens=capacity.max_total_tokens,
             has_kept_cache=runner.has_kept_cache,
             adapters_in_slots=shard.adapters.in_slots,
+            computed=[pb.ComputedRow(note=r.note, ids=r.ids.tobytes(), slots=r.slots.tobytes()) for r in computed],
         )
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: CallContext) -> pb.LoadAdapterResponse:
@@ -316,6 +321,7 @@ async def listen(config: ShardConfig, servicer: Servicer) -> ShardServer:
     pb_grpc.add_TextGenerationServiceServicer_to_server(servicer, server)
     with _only_for_owner():
         steps = StepSocket(steps_path(path), servicer.steps.take)  # first: a client that finds `path` finds both
+        servicer.num_clients = lambda: steps.num_open
         server.add_insecure_port(f"unix://{path}")
         await server.start()
     return ShardServer(server, steps)

@@ -170,7 +170,9 @@ def _chunk(request: pb.Request) -> PromptChunk:
     ids, slots = _int32_tensor(request.ids), _int32_tensor(request.slots)
     prompt_logprobs = request.prompt_logprobs if request.HasField("prompt_logprobs") else None
     first = ids, slots, request.prompt_length, sampling_wire.from_pb(request), prompt_logprobs
-    return PromptChunk(request.id, request.start, request.end, request.last, *first, adapter=request.adapter)
+    return PromptChunk(
+        request.id, request.start, request.end, request.last, *first, adapter=request.adapter, note=request.note
+    )
 
 
 def _int32_tensor(data: bytes) -> torch.Tensor:

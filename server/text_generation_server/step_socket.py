@@ -81,6 +81,11 @@ class StepSocket:
         self._listener.listen()
         self._accepting = asyncio.create_task(self._accept(), name="steps")
 
+    @property
+    def num_open(self) -> int:
+        """Number of connections on which more steps may come."""
+        return sum(connection.is_open for connection in self._connections)
+
     async def _accept(self) -> None:
         while True:
             try:

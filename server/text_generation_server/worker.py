@@ -80,6 +80,7 @@ class Worker:
         self._failed_step: int | None = None
         self._changed = threading.Condition()
         self._outside: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self._num_outside = 0  # number of calls outside steps that have not ended
         # What the worker does while there is nothing else to do, a piece at a time. Returns whether more may be left.
         self._idle_work: Callable[[], bool] | None = None
         self._is_done_between = False  # whether also between steps
@@ -117,8 +118,15 @@ class Worker:
         future: Future[T] = _uncancellable()
         with self._changed:
             self._outside.append((call, future))
+            self._num_outside += 1
             self._changed.notify()
         return future
+
+    @property
+    def num_pending(self) -> int:
+        """Number of steps and other calls that have come and not ended."""
+        with self._changed:
+            return self._num_outside + len(self._held) + self._next_step - 1 - self.last_step
 
     def when_idle(self, work: Callable[[], bool], between: bool = False) -> None:
         """From now on does `work` while there is no step, until it returns False. `between`: also between steps, in a
@@ -309,6 +317,8 @@ class Worker:
 
     def _run_outside(self, run: Callable[[], Any], future: Future[Any]) -> None:
         _fulfil(future, run)
+        with self._changed:
+            self._num_outside -= 1
         self._ended_ns = time.perf_counter_ns()
 
 

@@ -120,25 +120,17 @@ def test_a_shard_program_that_cannot_run_after_a_good_start_is_tried_again(site)
     site.wait_until(lambda: [event for event, _ in site.heard()].count("ready") == 2, "no shard was started again")
 
 
-def test_a_killed_router_is_started_again_on_the_same_port_with_the_same_shard(site):
-    launch = site.launch().ready()
+@pytest.mark.parametrize("num_shard", [1, 2])
+def test_a_killed_router_is_started_again_on_the_same_port_with_the_same_shards(site, num_shard):
+    launch = site.launch("--num-shard", str(num_shard)).ready()
     first = site.started("router")
     os.kill(first["pid"], signal.SIGKILL)
     second = site.wait_for_start("router", 2)
     site.wait_until(lambda: site.heard() == [("ready", 1)] * 2, "the second router is not notified of the shard")
     assert port_of(first) == port_of(second)
     site.wait_until(lambda: port_of(second) in listening_ports(second["pid"]), "the second router does not listen")
-    assert len(site.starts("shard")) == 1
+    assert len(site.starts("shard")) == num_shard
     assert "Webserver was ended by signal 9; its last lines:\na plain line\n" in launch.stdout
-
-
-def test_several_shards_are_replaced_when_their_router_is_killed(site):
-    launch = site.launch("--num-shard", "2").ready()
-    os.kill(site.started("router")["pid"], signal.SIGKILL)
-    site.wait_until_heard("ready", 2)
-    assert "Starting epoch 2 of the shards in 0.0s" in launch.stdout, "the shards did nothing wrong"
-    assert len(site.starts("router")) == 2
-    assert len(site.starts("shard")) == 4
 
 
 def test_a_router_that_sends_invalid_messages_is_replaced(site):

@@ -112,6 +112,7 @@ class Lifecycle:
             info.query_blocks,
             replace(info.adapter_room, resident=capacity.adapters_in_slots),
             has_kept_cache=capacity.has_kept_cache,
+            computed=capacity.computed,
         )
         self._content = content
         if self._lost_s is not None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,6 +13,7 @@ from text_generation_router.engine.step_metrics import StepMetrics
 from text_generation_router.scheduling.adapter_slots import NO_ADAPTERS, AdapterRoom
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.costs import SINGLE_QUERIES, QueryBlocks
+from text_generation_router.scheduling.memory.computed import ComputedHistory
 from text_generation_router.scheduling.request import EndReason, GenerationRequest, Past
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
@@ -212,9 +213,10 @@ class Requests:
         query_blocks: QueryBlocks = SINGLE_QUERIES,
         adapters: AdapterRoom = NO_ADAPTERS,
         has_kept_cache: bool = False,
+        computed: Sequence[ComputedHistory] = (),
     ) -> None:
         """To be called when new shards with `slots` token slots are ready: requests that do not fit into the slots
-        fail. `has_kept_cache`: the slots hold what they held in the epoch before.
+        fail. `has_kept_cache`: the slots hold what they held in the epoch before. `computed`: what they hold otherwise.
         """
         if has_kept_cache and (wrong := self._scheduler.books()) is not None:
             logger.error("the books of the token slots are wrong, all tokens are computed again: %s", wrong)
@@ -225,7 +227,11 @@ class Requests:
             query_blocks,
             adapters,
             has_kept_cache=has_kept_cache,
+            computed=computed,
         )
+        if computed:
+            tokens = self._scheduler.memory.cache.num_tokens
+            logger.info("%d tokens of %d requests of an engine before this one are cached", tokens, len(computed))
         for request in given_up:
             cause = f"Server error: the shards came back with room for {slots} tokens only"
             self._close(request.id, EndReason.FAILED, cause)

@@ -2,6 +2,7 @@
 shards' sockets for steps, everything else as gRPC calls. No other file of the router uses protobuf."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from text_generation_router.engine.step_connection import StepConnection
 from text_generation_router.errors import ShardsError, StepAbortedError, StepFailedError, WarmupRefusedError
 from text_generation_router.scheduling.adapter_slots import AdapterRoom
 from text_generation_router.scheduling.costs import QueryBlocks
+from text_generation_router.scheduling.memory.computed import ComputedHistory
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
 from text_generation_router.scheduling.step import (
     BATCH_ID,
@@ -46,6 +48,8 @@ OPTIONS = [
 ]
 # Time limits in seconds. Steps and warm-up have none: the launcher detects shards that hang.
 CONNECT_S, CALL_S, HEALTH_S = 10.0, 10.0, 2.0
+# Seconds without progress after which ranks that have not run the same steps never will; and between two looks at them.
+SETTLE_S, LOOK_S = 1.0, 0.005
 # Seconds for a shard to compile a grammar. The shard refuses a grammar that takes the compiler too long, so only a
 # shard that is stopped, or lost, takes longer.
 COMPILE_S = 30.0
@@ -70,6 +74,7 @@ class WarmupAnswer:
     max_total_tokens: int
     has_kept_cache: bool = False  # whether the slots hold the content that was asked for
     adapters_in_slots: tuple[str, ...] = ()  # the adapter that each slot has on all ranks; "": none
+    computed: tuple[ComputedHistory, ...] = ()  # what the slots hold of requests of an engine before this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,8 @@ class ShardedClient:
         paths = [master_uds_path, *(url.removeprefix("unix://") for url in found.urls[1:])]
         connections: list[StepConnection] = []
         try:
+            if len(channels) > 1:
+                await _settled([Stub(channel) for channel in channels])
             for path in paths:
                 if (connection := await StepConnection.open(steps_path(path), CONNECT_S)) is not None:
                     connections.append(connection)
@@ -182,6 +189,7 @@ class ShardedClient:
                 slot[0] if len(set(slot)) == 1 else ""
                 for slot in zip(*(answer.adapters_in_slots for answer in answers), strict=True)
             ),
+            _computed(answers),
         )
 
     def run(self, step: Step) -> "asyncio.Future[StepAnswer | None]":
@@ -250,6 +258,27 @@ class ShardedClient:
             raise ShardsError("the connection is closed") from None
 
 
+async def _settled(ranks: Sequence[Stub]) -> None:
+    """Waits until all ranks have run the same steps, and all that an engine before this one has sent. ShardsError if
+    they never will: a rank that got one step more than another waits for it in a collective."""
+    loop, health = asyncio.get_running_loop(), pb.HealthRequest()
+    seen: list[tuple[int, int]] = []
+    seen_s = 0.0
+    while True:
+        try:
+            found = await asyncio.gather(*(rank.Health(health, timeout=HEALTH_S) for rank in ranks))
+        except grpc.aio.AioRpcError as error:
+            raise ShardsError(_reason(error)) from None
+        if not any(rank.pending or rank.step_clients for rank in found) and len({r.last_step for r in found}) == 1:
+            return
+        now = [(rank.last_step, rank.progress) for rank in found]
+        if now != seen:
+            seen, seen_s = now, loop.time()
+        elif loop.time() - seen_s > SETTLE_S:
+            raise ShardsError("the webserver ended between the calls to its shards")
+        await asyncio.sleep(LOOK_S)
+
+
 def _is_cancelled() -> bool:
     """Whether the task that runs is being cancelled. If not, a channel was closed, which cancels its calls."""
     task = asyncio.current_task()
@@ -294,6 +323,15 @@ def _model_info(info: pb.InfoResponse) -> ModelInfo:
     )
 
 
+def _computed(answers: list[pb.WarmupResponse]) -> tuple[ComputedHistory, ...]:
+    """What all ranks say. Nothing if they do not say the same."""
+    first, *others = [answer.computed for answer in answers]
+    return tuple(
+        ComputedHistory(tuple(json.loads(row.note)), np.frombuffer(row.ids, "<i4"), np.frombuffer(row.slots, "<i4"))
+        for row in (first if all(other == first for other in others) else ())
+    )
+
+
 def _step_request(step: Step, epoch: int) -> Any:
     if isinstance(step, ForwardStep):
         return _forward_request(step, epoch)
@@ -326,6 +364,8 @@ def _request(chunk: Chunk) -> pb.Request:
     request.slots = chunk.first.slots.tobytes()
     request.prompt_length = chunk.first.prompt_length
     request.adapter = chunk.first.adapter
+    if chunk.first.namespace is not None:
+        request.note = json.dumps(chunk.first.namespace).encode()
     sampling_wire.to_pb(chunk.first.sampling, request)
     if chunk.first.prompt_logprobs is not None:
         request.prompt_logprobs = chunk.first.prompt_logprobs

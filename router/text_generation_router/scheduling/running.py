@@ -192,11 +192,17 @@ class Running:
         return Chunk(request_id=self.id, start=start, end=end, last=last, first=first, scored=self.is_scored)
 
     def _first_chunk(self) -> FirstChunk:
-        asked = self.request
+        asked, is_cached = self.request, self.holding is not None and self.holding.node is not None
         ids = (*asked.input_ids, *self.output_ids)
         prompt_logprobs = asked.prompt_logprobs if self.is_scored else None
         return FirstChunk(
-            ids, self.slots.copy(), len(asked.input_ids), asked.sampling, prompt_logprobs, adapter=asked.adapter
+            ids,
+            self.slots.copy(),
+            len(asked.input_ids),
+            asked.sampling,
+            prompt_logprobs,
+            adapter=asked.adapter,
+            namespace=asked.namespace if is_cached else None,
         )
 
     def add_tokens(

@@ -8,7 +8,7 @@ A request is in one of five states: *unready*, before it is queued; *waiting* in
 unanswered step carries it; *gone*.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from text_generation_common.errors import NOT_FINITE
@@ -19,6 +19,7 @@ from text_generation_router.scheduling.chunks import next_chunks
 from text_generation_router.scheduling.costs import SINGLE_QUERIES, ChunkBudget, LearnedCosts, QueryBlocks, StepCosts
 from text_generation_router.scheduling.joining import Joining
 from text_generation_router.scheduling.look_ahead import steps_until_start
+from text_generation_router.scheduling.memory.computed import ComputedHistory
 from text_generation_router.scheduling.memory.memory import Memory, find_error
 from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
@@ -124,11 +125,12 @@ class Scheduler:
         query_blocks: QueryBlocks = SINGLE_QUERIES,
         adapters: AdapterRoom = NO_ADAPTERS,
         has_kept_cache: bool = False,
+        computed: Sequence[ComputedHistory] = (),
     ) -> list[Running]:
         """Starts with new shards of `capacity` token slots, whose model ends texts with `end_tokens`, whose attention
         computes chunks in `query_blocks`, and which have `adapters`. All requests must be waiting (see `put_back`).
         `has_kept_cache`: the slots hold what the answered steps of the epoch before have written, so what is cached
-        stays cached. No slot that an unanswered step wrote is cached.
+        stays cached. No slot that an unanswered step wrote is cached. `computed`: what the slots hold otherwise.
 
         Ends and returns the waiting requests that do not fit into the new capacity.
         """
@@ -136,6 +138,8 @@ class Scheduler:
         self._budget.begin_epoch(query_blocks)
         memory = self.memory if has_kept_cache and capacity == self.memory.capacity else None
         self._begin(replace(self.limits, capacity=capacity), end_tokens, adapters, memory)
+        if memory is None:
+            self.memory.take_over(computed)
         waiting = (*self.queue.waiting(), *self._unready.values())
         given_up = [request for request in waiting if request.max_slots > capacity]
         for request in given_up:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from text_generation_common.sampling import Sampling
 from text_generation_router.scheduling.memory.slots import Slots
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
-from text_generation_router.scheduling.request import EndReason
+from text_generation_router.scheduling.request import EndReason, Namespace
 
 # All requests of an engine run in the same steps, so the protocol's batches are not needed: there is only one.
 BATCH_ID = 1
@@ -28,6 +28,7 @@ class FirstChunk:
     sampling: Sampling
     prompt_logprobs: int | None = None  # as in `GenerationRequest`; None once all of them are known
     adapter: str = ""  # as in `GenerationRequest`
+    namespace: Namespace | None = None  # as in `GenerationRequest`; None: without prefix caching
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from text_generation_server.errors import StepError
 from text_generation_server.step.parameters import RowParameters, check_token_lists
-from text_generation_server.step.rows import NO_ADAPTER, Batch, Batches, PromptChunk, Rows, StepBatch
-
-Int32s = npt.NDArray[np.int32]
+from text_generation_server.step.rows import NO_ADAPTER, Batch, Batches, Int32s, PromptChunk, Rows, StepBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class StepOutput:
     sampling_ns: int
     prompts: PromptOutput | None = None  # None: no chunk of the step has given log-probabilities
     complete_ids: Sequence[int] = ()  # requests whose grammar is complete with this token
+    is_finite: bool = True  # whether all logits were finite
 
 
 class Pending(Generic[T]):

@@ -4,11 +4,12 @@ A request keeps its row from join to leave. A batch is a list of request ids, so
 data. A request ends only when the router says so.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,6 +22,9 @@ from text_generation_server.step.parameters import RowParameters
 # divides and again for other widths, and a warm-up that lacks memory shortens the rows after kernels were compiled.
 WIDTH_STEP = 128
 NO_ADAPTER = -1
+# The rows that `Rows.computed` reports have at most this number of tokens together: 32 MiB of a message of 64 MiB.
+MAX_REPORTED = 2**22
+Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,18 @@ class PromptChunk:
     sampling: Sampling | None = None
     prompt_logprobs: int | None = None  # see `RowParameters`
     adapter: str = ""  # the digest of the adapter that changes the model for this request; "": none
+    note: bytes = (
+        b""  # what the router wants to be told with the row, see `Rows.computed`; empty: do not report the row
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedRow:
+    """The tokens of a row whose keys and values are computed, for a router that does not know the row."""
+
+    note: bytes
+    ids: Int32s
+    slots: Int32s
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +101,13 @@ class Rows:
         self.lengths[self.padding] = 1
         self.parameters = RowParameters(count)
         self.known = np.zeros(count, dtype=np.int64)  # a copy of `lengths` on the host
+        # Number of first tokens of each row that were computed before it joined, or before its newest token.
+        self.num_computed = np.zeros(count, dtype=np.int64)
         self.adapter_slots = adapter_slots
         self.adapters = np.full(count + 1, NO_ADAPTER, dtype=np.int32)  # the slot of each row's adapter
         self.changes = 0  # grows whenever a request joins, leaves or changes batches
         self._row_of: dict[int, int] = {}
+        self._notes: dict[int, bytes] = {}  # by the request's id
         self._free = list(range(count - 1, -1, -1))
 
     def __len__(self) -> int:
@@ -116,8 +135,9 @@ class Rows:
             raise StepError(f"request {chunk.request_id} has a row already, or all rows are taken")
         row = self._free.pop()
         self._row_of[chunk.request_id] = row
+        self._notes[chunk.request_id] = chunk.note
         self.changes += 1
-        self.known[row] = history
+        self.known[row], self.num_computed[row] = history, chunk.start
         self.adapters[row] = self.adapter_slots[chunk.adapter] if chunk.adapter else NO_ADAPTER
         # The length is sent too: torch waits for a GPU before it writes a number of Python into one of its elements.
         parts = [chunk.slots.numpy(), chunk.ids.numpy(), np.array([history], dtype=np.int32)]
@@ -132,13 +152,28 @@ class Rows:
         """The token ids of the chunks `chunks`, read back from the device."""
         return [i for c in chunks for i in self.history[self.row(c.request_id), c.start : c.end].tolist()]
 
-    def note_tokens(self, rows: Iterable[int]) -> None:
-        """Counts one more token in each of the rows. A step has appended the tokens on the device."""
-        for row in rows:
-            self.known[row] += 1
+    def note_tokens(self, rows_R: Int32s) -> None:
+        """Counts one more token in each of the rows. A step has computed the tokens before, and appended this one on
+        the device."""
+        self.num_computed[rows_R] = self.known[rows_R]
+        self.known[rows_R] += 1
+
+    def computed(self) -> list[ComputedRow]:
+        """What the rows with a note have in their slots. Each step must have ended, with finite logits. Two rows may
+        name one slot for different tokens: a router that preempts a request gives its slots away in a step before it
+        drops the row."""
+        found, left = [], MAX_REPORTED
+        for request_id, row in self._row_of.items():
+            count = int(self.num_computed[row])
+            if self._notes[request_id] and 0 < count <= left:
+                ids, slots = (part[row, :count].cpu().numpy().copy() for part in (self.history, self.table))
+                found.append(ComputedRow(self._notes[request_id], ids, slots))
+                left -= count
+        return found
 
     def leave(self, request_id: int) -> None:
         self._free.append(self._row_of.pop(request_id))
+        del self._notes[request_id]
         self.changes += 1
 
     def clear(self) -> None:

@@ -347,6 +347,73 @@ def test_memory_of_a_process_that_may_have_written_anywhere_is_used_again_and_it
     assert generate(second, random_ids(40), 6).tokens == expected and kept.content == 8
 
 
+def told(runner: ModelRunner, *values: Any, again: bool = True) -> dict[bytes, tuple[list[int], list[int]]]:
+    """Ids and slots of the rows that a Warmup tells a router that has not sent them."""
+    capacity = runner.row_state.planner._limits.slots
+    assert (runner.warmup(*(values or (64, None, 16, 1000)), content=9).slots == capacity) == again
+    assert runner.num_rows == 0
+    return {row.note: (row.ids.tolist(), row.slots.tolist()) for row in runner.computed}
+
+
+def two_rows(runner: ModelRunner) -> tuple[Client, list[PromptChunk]]:
+    """A client that has made three tokens of one request and one token of another, and a row that is not told."""
+    client = fresh_client(runner)
+    chunks = [replace(client.first_chunk(i, random_ids(5 + i, i)), note=b"%d" % i) for i in (1, 2)]
+    client.step([], [chunks[0], client.first_chunk(3, random_ids(4))])
+    client.step([1])
+    client.step([1], [chunks[1]])
+    return client, chunks
+
+
+def test_a_warm_up_tells_a_router_that_has_not_sent_them_what_the_rows_have_computed(model: Path) -> None:
+    runner = make_runner(model)
+    runner.warmup(64, None, 16, 1000)
+    client, chunks = two_rows(runner)
+    chunk = replace(client.first_chunk(4, random_ids(30, 4), end=20), note=b"4")
+    client.step([], [chunk])  # no logits tell that its keys are sound
+    later = client.first_chunk(5, random_ids(30, 5), start=8)
+    client.step([], [replace(later, end=20, last=False, note=b"5")])  # beginning with a cached prefix
+    rows = told(runner)
+    assert set(rows) == {b"1", b"2", b"5"}
+    assert rows[b"1"][0] == [*chunks[0].ids.tolist(), *client.tokens[1][:2]]
+    assert rows[b"1"][1][:6] == chunks[0].slots.tolist() and len(rows[b"1"][1]) == 8
+    assert rows[b"2"] == (chunks[1].ids.tolist(), chunks[1].slots.tolist())
+    assert rows[b"5"] == (later.ids[:8].tolist(), later.slots[:8].tolist())
+    ids, slots = (torch.tensor(part, dtype=torch.int32) for part in rows[b"1"])
+    # The request goes on in another row, with the keys that are there.
+    again = Client(runner, client.slots)
+    newest = torch.tensor(client.tokens[1][2:])
+    history = torch.cat([ids, newest]).int()
+    resumed = PromptChunk(
+        1, len(ids), len(history), True, history, torch.cat([slots, again.take(1)]), len(chunks[0].ids), Sampling()
+    )
+    again.step([], [resumed])
+    again.step([1])
+    assert client.tokens[1] + again.tokens[1] == generate(runner, chunks[0].ids, 5).tokens[7]
+    assert told(runner) == {}  # that request has no note
+
+
+@pytest.mark.parametrize("harm", ["other values", "a step fails", "not finite", "left"])
+def test_a_warm_up_tells_nothing_of_rows_whose_keys_may_not_be_there(poisoned: ModelRunner, harm: str) -> None:
+    poisoned.warmup(64, None, 16, 1000)
+    client, _ = two_rows(poisoned)
+    if harm == "other values":
+        assert told(poisoned, 64, None, 16, 999, again=False) == {}
+        return
+    if harm == "a step fails":
+        with pytest.raises(StepError):
+            client.step([9])
+    elif harm == "not finite":
+        client.step([], [client.first_chunk(8, torch.tensor([POISON]))])
+        poisoned.filter(BATCH, [1, 2])
+        client.step([1])
+    else:
+        poisoned.filter(BATCH, [2, 3])
+    assert set(told(poisoned)) == ({b"2"} if harm == "left" else set())
+    two_rows(poisoned)
+    assert set(told(poisoned)) == {b"1", b"2"}
+
+
 @pytest.mark.parametrize("point", ["shard.step", "shard.prefill", "shard.decode"])
 def test_a_warm_up_passes_no_fault_point_of_steps(runner: ModelRunner, point: str) -> None:
     faults.setup(f"{point}:raise")

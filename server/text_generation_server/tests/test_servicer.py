@@ -368,6 +368,35 @@ def test_a_step_whose_client_has_gone_runs_and_the_next_client_goes_on(model: Pa
     with_shard(model, tmp_path, use, "frames")
 
 
+def test_a_router_finds_out_when_all_is_done_that_one_before_has_sent_and_then_what_is_computed(
+    model: Path, tmp_path: Path
+) -> None:
+    async def use(stub: Any) -> None:
+        async def until(pending: int, step_clients: int) -> pb.HealthResponse:
+            while ((now := await stub.Health(pb.HealthRequest())).pending, now.step_clients) != (pending, step_clients):
+                await asyncio.sleep(0.001)
+            return now
+
+        await stub.Warmup(warmup())
+        assert (await until(0, 0)).last_step == 0
+        _, writer = await asyncio.open_unix_connection(tmp_path / "s-0.steps")
+        sent = prefill(1)
+        sent.batch.requests[0].note = b"whose"
+        for message in (decode(3, 9, slot=201), decode(2, 9)):
+            writer.write(pack(2, message.step, message.SerializeToString()))
+        await until(2, 1)
+        writer.write(pack(1, 1, sent.SerializeToString()))
+        writer.close()
+        assert (await until(0, 0)).last_step == 3
+        [row] = (await stub.Warmup(warmup())).computed
+        ids, slots = (np.frombuffer(part, "<i4").tolist() for part in (row.ids, row.slots))
+        assert row.note == b"whose" and ids[:4] == PROMPT.tolist() and len(ids) == 6
+        assert slots == [90, 91, 92, 93, 200, 201]
+        assert not (await stub.Warmup(warmup())).computed
+
+    with_shard(model, tmp_path, use)
+
+
 def test_no_more_connections_for_steps_than_the_limit(model: Path, tmp_path: Path) -> None:
     def ends(client: socket.socket) -> bool:
         """Whether the shard ends the connection, or answers a step on it."""

@@ -136,6 +136,7 @@ def test_after_a_failure_steps_are_aborted_until_a_clear_comes(
         result(worker.submit(3, 1, fails))
     with pytest.raises(StepAborted):
         result(worker.submit(3, 2, lambda clock: None))
+    assert worker.num_pending == 0
     assert result(worker.submit(3, 3, lambda clock: "clear", clears=True)) == "clear"
     assert result(worker.submit(3, 4, lambda clock: "goes on")) == "goes on"
 
@@ -270,9 +271,10 @@ def test_a_warmup_waits_for_the_device(worker: Worker, device: Device) -> None:
     one = worker.submit(3, 1, device.launch("one"))
     device.until(1)
     warmup = worker.run_outside(lambda: "warm", restart_sequence=True)
-    assert not warmup.done()
+    assert not warmup.done() and worker.num_pending == 2
     device.complete("one")
     assert (result(one), result(warmup)) == ("one", "warm")
+    assert result(worker.run_outside(lambda: worker.num_pending)) == 1, "the call itself"
 
 
 def test_a_worker_that_stops_answers_what_it_has_launched(device: Device) -> None:

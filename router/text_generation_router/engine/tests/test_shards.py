@@ -46,6 +46,8 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
         self.frames = 0  # number of steps that came as frames
         self.tops = 2  # number of top tokens in an answer
         self.prompts: dict[str, bytes] = {}  # fields of an answer with log-probabilities of prompts
+        self.computed: list[pb.ComputedRow] = []
+        self.health = [pb.HealthResponse(epoch=EPOCH)]  # one answer after the other
 
     async def _note(self, request: Any, context: Any) -> None:
         self.asked.append(request)
@@ -68,7 +70,7 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
         await self._note(request, context)
         if self.is_stuck:
             await asyncio.Event().wait()
-        return pb.HealthResponse(epoch=EPOCH)
+        return self.health.pop(0) if len(self.health) > 1 else self.health[0]
 
     async def Warmup(self, request: Any, context: Any) -> Any:
         await self._note(request, context)
@@ -76,6 +78,7 @@ class Rank(pb_grpc.TextGenerationServiceServicer):
             max_supported_total_tokens=900 - self.rank,
             max_total_tokens=200 + self.rank,
             has_kept_cache=request.known_content > self.rank,
+            computed=self.computed,
         )
 
     async def CompileGrammar(self, request: Any, context: Any) -> Any:
@@ -162,9 +165,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def over(path: Path, size: int = 2) -> AsyncIterator[tuple[ShardedClient, list[Rank]]]:
+async def over(
+    path: Path, size: int = 2, *health: list[pb.HealthResponse]
+) -> AsyncIterator[tuple[ShardedClient, list[Rank]]]:
+    """`health`: what each rank answers before the client is connected."""
     urls = [f"unix://{path}/s-{rank}" for rank in range(size)]
     ranks = [Rank(rank, urls) for rank in range(size)]
+    for rank, answers in zip(ranks, health, strict=False):
+        rank.health = answers
     servers, sockets = [], []
     for rank, url in zip(ranks, urls, strict=True):
         servers.append(grpc.aio.server())
@@ -173,14 +181,16 @@ async def over(path: Path, size: int = 2) -> AsyncIterator[tuple[ShardedClient, 
         await servers[-1].start()
         if path.name == "frames":
             sockets.append(await listen_for_frames(rank, f"{path}/s-{rank.rank}.steps"))
-    group = await ShardedClient.connect(f"{path}/s-0")
-    for rank in ranks:
-        rank.asked.clear()
     try:
-        async with asyncio.timeout(20):
-            yield group, ranks
+        group = await ShardedClient.connect(f"{path}/s-0")
+        for rank in ranks:
+            rank.asked.clear()
+        try:
+            async with asyncio.timeout(20):
+                yield group, ranks
+        finally:
+            await group.close()
     finally:
-        await group.close()
         for server in servers:
             await server.stop(grace=None)
         for listening in sockets:
@@ -218,6 +228,50 @@ async def test_a_warm_up_asks_all_ranks_and_the_smallest_counts(place: Path) -> 
             chosen = ("max_total_tokens", "max_batch_total_tokens", "max_batch_size")
             assert not any(least.HasField(name) for name in chosen)
             assert (least.content, least.known_content) == (9, 1)
+
+
+def health(last_step: int, **more: int) -> pb.HealthResponse:
+    return pb.HealthResponse(last_step=last_step, **more)
+
+
+async def test_ranks_are_taken_when_they_have_run_the_same_steps_and_none_can_come_of_an_engine_before(
+    place: Path,
+) -> None:
+    one = [health(7, pending=1), health(8), health(8), health(8), health(9), health(9)]
+    other = [health(8), health(8, pending=1), health(8, step_clients=1), health(9), health(9)]
+    async with over(place, 2, one, other) as (_, ranks):
+        assert [len(rank.health) for rank in ranks] == [1, 1]
+
+
+async def test_ranks_of_which_one_waits_for_the_other_s_step_are_given_up(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SETTLE_S", 0.05)
+    moving = [health(8, pending=1, progress=progress) for progress in range(10)]
+    with pytest.raises(ShardsError, match="ended between the calls"):
+        async with over(place, 2, moving, [health(7)]):
+            pass
+    assert len(moving) == 1, "a rank that gets on is waited for"
+
+
+@pytest.mark.parametrize(("size", "are_equal"), [(1, True), (2, True), (2, False)])
+async def test_a_note_brings_back_what_was_computed_for_an_engine_before_if_all_ranks_say_the_same(
+    place: Path, size: int, are_equal: bool
+) -> None:
+    namespace = ("salt", "\ud800", '"')
+    chunks = [Chunk(i, 0, 3, True, replace(first(), namespace=of)) for i, of in enumerate((namespace, (), None))]
+    async with over(place, size) as (group, ranks):
+        await group.run(ForwardStep(1, (), np.empty(0, np.int32), tuple(chunks)))
+        for rank in ranks:
+            notes = [request.note for request in rank.asked[0].batch.requests]
+            assert all(notes[:2]) and not notes[2]
+            numbers = np.array([3, 4], "<i4").tobytes(), np.array([30, 40], "<i4").tobytes()
+            rank.computed = [pb.ComputedRow(note=note, ids=numbers[0], slots=numbers[1]) for note in notes[:2]]
+        if not are_equal:
+            ranks[1].computed[1].ids = numbers[1]
+        found = (await group.warmup(64, 200, 16, 1000, 8)).computed
+    told = [(h.namespace, h.ids.tolist(), h.slots.tolist()) for h in found]
+    assert told == [(of, [3, 4], [30, 40]) for of in (namespace, ()) if are_equal]
 
 
 async def test_a_step_with_chunks_carries_the_whole_request(place: Path) -> None:

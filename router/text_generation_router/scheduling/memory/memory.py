@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from text_generation_router.scheduling.memory.computed import ComputedHistory, without_conflicts
 from text_generation_router.scheduling.memory.observer import CacheObserver
 from text_generation_router.scheduling.memory.pending import PendingPrefixes
 from text_generation_router.scheduling.memory.prefix_cache import PrefixCache
@@ -159,6 +160,13 @@ class Memory:
     def shares_with_one_other(self, request: Holder) -> bool:
         """Whether the request shares a cached node with exactly one other request, which held it alone before."""
         return request.holding is not None and self.cache.is_locked_twice(request.holding.node)
+
+    def take_over(self, histories: Sequence[ComputedHistory]) -> None:
+        """Caches what the shards have computed for another engine. To be called before anything else."""
+        if self._prefix_caching:
+            sound = without_conflicts(histories, self.capacity)
+            new = [h.slots[self.cache.insert(h.namespace, h.ids, h.slots) :] for h in sound]
+            self.slots.occupy(np.concatenate([np.empty(0, dtype=np.int32), *new]))
 
     # Waiting requests look for their prompts in the cache, and among the prompts that are being computed.
 

@@ -48,6 +48,14 @@ class TokenSlots:
         self._is_free[slots] = False
         return slots
 
+    def occupy(self, slots: Slots) -> None:
+        """Takes these slots. They must be distinct and free."""
+        assert self._is_free[slots].all() and len(np.unique(slots)) == len(slots), "a slot has two owners"
+        self._is_free[slots] = False
+        self._top += len(slots)
+        self._stack[self._top :] = np.flatnonzero(self._is_free)
+        self._in_order = True
+
     def release(self, slots: Slots) -> None:
         """Frees slots. They must be distinct and in use."""
         assert not self._is_free[slots].any(), "a slot was released twice"

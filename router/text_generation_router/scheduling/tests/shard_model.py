@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from text_generation_router.scheduling.memory.computed import ComputedHistory
 from text_generation_router.scheduling.prompt_logprobs import PromptLogprobs
+from text_generation_router.scheduling.request import Namespace
 from text_generation_router.scheduling.step import AdapterStep, ClearStep, FilterStep, ForwardStep, Step
 
 # Stands for the keys of a token: the adapter, and the ids of all tokens up to it, on which the keys depend.
@@ -20,6 +22,8 @@ class Row:
     prompt_length: int
     prompt_logprobs: int | None
     adapter: str = ""
+    namespace: Namespace | None = None
+    num_computed: int = 0
 
 
 @dataclass
@@ -32,12 +36,14 @@ class ShardModel:
     adapters: dict[int, str] = field(default_factory=dict)  # the adapter in each slot
     has_slots: bool = False  # whether rows need their adapters in slots
     prompts: dict[int, PromptLogprobs] = field(default_factory=dict)  # what the last step gave, by request
+    is_sound: bool = True  # False after a step that has failed
 
     def run(self, step: Step) -> dict[int, int]:
         """Runs a step. Returns the sampled token of each request, by its id."""
         self.prompts = {}
         if isinstance(step, ClearStep):
             self.rows.clear()
+            self.is_sound = True
         elif isinstance(step, FilterStep):
             assert set(step.keep) <= set(self.rows)
             self.rows = {i: row for i, row in self.rows.items() if i in step.keep}
@@ -50,6 +56,7 @@ class ShardModel:
 
     def fail(self, step: ForwardStep) -> None:
         """Makes a step fail half-way: the slots that it should have written hold invalid keys."""
+        self.is_sound = False
         for slot in step.decode_slots.tolist():
             self.keys[slot] = (-1,)
         for chunk in step.chunks:
@@ -70,6 +77,15 @@ class ShardModel:
                 written += slots[chunk.request_id][chunk.start : chunk.end]
             self.keys |= dict.fromkeys(written, (-1,))
         return ShardModel(self.max_rows, keys=self.keys, has_slots=self.has_slots)
+
+    def computed(self) -> list[ComputedHistory]:
+        """What the rows have in their slots, as a shard tells an engine that has not sent them. Ends the rows."""
+        rows, self.rows = self.rows, {}
+        return [
+            ComputedHistory(r.namespace, np.array(r.ids[:count], np.int32), np.array(r.slots[:count], np.int32))
+            for r in (rows.values() if self.is_sound else ())
+            if (count := r.num_computed) and r.namespace is not None
+        ]
 
     def _forward(self, step: ForwardStep) -> dict[int, int]:
         self._place(step)
@@ -95,7 +111,12 @@ class ShardModel:
                 assert chunk.request_id not in self.rows
                 first = chunk.first
                 self.rows[chunk.request_id] = Row(
-                    list(first.ids), first.slots.tolist(), first.prompt_length, first.prompt_logprobs, first.adapter
+                    list(first.ids),
+                    first.slots.tolist(),
+                    first.prompt_length,
+                    first.prompt_logprobs,
+                    first.adapter,
+                    first.namespace,
                 )
         assert len(self.rows) <= self.max_rows
         written = [*step.decode_slots.tolist()]
@@ -112,6 +133,7 @@ class ShardModel:
             assert self.keys.get(slot) == keys, "a slot does not hold what the request needs"
         for position in range(start, end):
             self.keys[row.slots[position]] = (row.adapter, *row.ids[: position + 1])
+        row.num_computed = end
 
     def _sample(self, row: Row) -> int:
         row.ids.append(next_token(row.ids))

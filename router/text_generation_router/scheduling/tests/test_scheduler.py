@@ -12,11 +12,13 @@ from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.scheduling.admission import ENOUGH
 from text_generation_router.scheduling.blame import MAX_LOSSES, MAX_SUSPICIONS, reaches
 from text_generation_router.scheduling.joining import FEWEST_TOKENS
+from text_generation_router.scheduling.memory.prefix_cache import slots_to
 from text_generation_router.scheduling.request import EndReason, GenerationRequest, Limits, Share
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step, StepAnswer
 from text_generation_router.scheduling.tests.answers import answer
+from text_generation_router.scheduling.tests.shard_model import ShardModel
 
 CAPACITY = 64
 END_TOKEN = 999
@@ -516,6 +518,27 @@ def test_of_two_requests_with_equal_slots_the_newer_is_preempted() -> None:
     run_to_end(scheduler)
     assert scheduler.counters.preemptions == 1 and newer.max_computed and not older.num_sent_at_start
     assert len(older.output_ids) == len(newer.output_ids) == 20
+
+
+def test_a_slot_that_was_given_away_before_its_row_was_dropped_is_not_taken_over_by_another_engine() -> None:
+    scheduler, shard = make_scheduler(capacity=30), ShardModel(8)
+    outlive_history(scheduler)
+    requests = [scheduler.add(make_request(8, 20, first)) for first in (0, 100)]
+    while step := scheduler.next_step():
+        tokens = shard.run(step)
+        if scheduler.counters.preemptions:
+            break
+        scheduler.apply(StepAnswer(step.number, [*tokens], [*tokens.values()]))
+    computed = shard.computed()
+    claimed = [slot for history in computed for slot in history.slots.tolist()]
+    assert len(set(claimed)) < len(claimed) <= sum(request.num_tokens for request in requests)
+    successor = make_scheduler(capacity=30)
+    successor.begin_epoch(30, computed=computed)
+    cache = successor.memory.cache
+    for node in cache.nodes():
+        ids = np.concatenate([above.ids for above in [*node.path()][::-1]]).tolist()
+        assert [shard.keys[slot] for slot in slots_to(node).tolist()] == [("", *ids[: n + 1]) for n in range(len(ids))]
+    assert cache.num_tokens == len(set(claimed)) - 1 and successor.books() is None
 
 
 def test_while_a_preempted_request_waits_no_new_one_joins() -> None:

@@ -2,6 +2,7 @@
 shards die. A model of a shard checks that every step finds exactly the keys it needs."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from unittest.mock import patch
@@ -15,6 +16,7 @@ from text_generation_router.scheduling import costs
 from text_generation_router.scheduling.adapter_slots import AdapterRoom
 from text_generation_router.scheduling.blame import MAX_COUNTS, MAX_LOSSES
 from text_generation_router.scheduling.costs import StepWork
+from text_generation_router.scheduling.memory.computed import ComputedHistory
 from text_generation_router.scheduling.request import GenerationRequest, Limits, Past, Share
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
@@ -72,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         end_tokens=st.sampled_from([frozenset(), frozenset({1})]),
         slowdown=st.sampled_from([0.0, 1.0, 4.0]),
         adapters=st.sampled_from([0, 0, 2, 3, 5]),
+        deaths=st.sets(st.integers(1, 60), max_size=5),
         random=st.randoms(use_true_random=False),
     )
     def begin(
@@ -85,11 +88,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         end_tokens: frozenset[int],
         slowdown: float,
         adapters: int,
+        deaths: set[int],
         random: Random,
     ) -> None:
+        """`deaths`: numbers of answers in whose place the engine dies."""
+        self.deaths, self.num_answers = deaths, 0
         self.patch = patch.object(costs, "FEWEST_TOKENS", 1)
         self.patch.start()
-        limits = Limits(
+        self.limits = Limits(
             CAPACITY,
             MAX_ROWS,
             BUDGET,
@@ -103,7 +109,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             ),
         )
         self.end_tokens = end_tokens
-        self.scheduler = Scheduler(limits, end_tokens=end_tokens, costs=RandomCosts(random))
+        self.costs = RandomCosts(random)
+        self.scheduler = Scheduler(self.limits, end_tokens=end_tokens, costs=self.costs)
         names = tuple(f"adapter{number}" for number in range(adapters))
         self.room = AdapterRoom(names, 2, 2, resident=names[:2])
         self.unready: list[str] = []  # adapters that the shard reads
@@ -121,14 +128,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         # Whether preemptions are possible that admission cannot foresee.
         self.disturbed = len(shares) > 1 or self.room.is_short
 
-    def begin_epoch(self, successor: ShardModel | None = None) -> None:
+    def begin_epoch(
+        self, successor: ShardModel | None = None, computed: Sequence[ComputedHistory] | None = None
+    ) -> None:
         """`successor`: the shard, if it has the keys and the adapters of the one before. Otherwise slots are empty,
-        but at the start."""
-        is_kept = successor is not None
+        but at the start. `computed`: what it tells of its keys to a new engine."""
+        is_kept = successor is not None and computed is None
         if successor is not None:
             slots = tuple(successor.adapters.get(slot, "") for slot in range(2))
             self.room = replace(self.room, resident=slots if self.room.is_short else self.room.known)
-        assert self.scheduler.begin_epoch(CAPACITY, self.end_tokens, adapters=self.room, has_kept_cache=is_kept) == []
+        facts = dict(adapters=self.room, has_kept_cache=is_kept, computed=computed or ())
+        assert self.scheduler.begin_epoch(CAPACITY, self.end_tokens, **facts) == []  # type: ignore[arg-type]
         self.unready.clear()
         self.shard = successor or ShardModel(MAX_ROWS, has_slots=self.room.is_short)
         self.shard.adapters = {slot: name for slot, name in enumerate(self.room.resident) if name}
@@ -250,8 +260,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight)
     @rule(eos=st.integers(0, 9), poisoned=st.integers(0, 19))
     def answer(self, eos: int, poisoned: int) -> None:
-        if self.aboard(self.in_flight[:1]) & self.deadly:
-            self.shards_die(is_kept=eos % 2 == 0)
+        if self.someone_dies(is_kept=eos % 2 == 0):
             return
         step = self.in_flight.pop(0)
         tokens = self.shard.run(step)
@@ -293,6 +302,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             if chunk.end > record.furthest:
                 record.furthest = chunk.end
                 record.clear()
+
+    def someone_dies(self, is_kept: bool) -> bool:
+        """Whether the engine or the shards have died in place of an answer."""
+        self.num_answers += 1
+        if self.num_answers in self.deaths:
+            self.engine_dies(num_run=self.num_answers % 3)
+            return True
+        if self.aboard(self.in_flight[:1]) & self.deadly:
+            self.shards_die(is_kept)
+            return True
+        return False
 
     def apply(self, step: Step, made: StepAnswer) -> Applied:
         applied = self.scheduler.apply(made)
@@ -339,6 +359,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         unanswered, self.in_flight = self.in_flight, []
         self.lose(unanswered)
         self.begin_epoch(self.shard.successor(unanswered) if is_kept else None)
+
+    @precondition(lambda self: self.shard.rows)
+    @rule(num_run=st.integers(0, 2))
+    def engine_dies(self, num_run: int) -> None:
+        """The shard lives on, has run `num_run` of the steps in flight, and tells the next engine what it has computed.
+        Fronts know the tokens of answered steps, and send all requests again."""
+        for step in self.in_flight[:num_run]:
+            self.shard.run(step)
+        self.in_flight.clear()
+        alive, unready, deadly = self.alive, self.scheduler._unready, self.deadly
+        self.alive, self.records, self.deadly, self.disturbed = {}, {}, set(), True
+        self.scheduler = Scheduler(self.limits, end_tokens=self.end_tokens, costs=self.costs)
+        self.begin_epoch(self.shard, self.shard.computed())
+        for request in alive.values():
+            losses = request.blame.suspicions, request.blame.counts
+            past = Past(tuple(request.output_ids), 0.0, request.has_begun, *losses)
+            add = self.scheduler.add_unready if request.id in unready else self.scheduler.add
+            running = add(request.request, past)
+            running.paused = request.paused
+            self.alive[running.id], self.records[running.id] = running, Record(sum(losses), losses[1])
+            if request.id in deadly:
+                self.deadly.add(running.id)
 
     def lose(self, unanswered: list[Step]) -> None:
         self.disturbed = True
