@@ -446,10 +446,10 @@ neighbours: install-test
 test-served-calls: install-test
 	$(BIN)/pytest integration-tests/test_calls_served.py -m "formats or not formats" $(ARGS)
 
-# Cases that `make test` leaves out, because another case of the same test shows the same. 14 minutes of
-# processors.
+# Cases that `make test` leaves out, because another case of the same test shows the same; and tests with drawn values, of
+# which `make test` tries a third. 17 minutes of processors.
 test-slow: install-test
-	$(BIN)/pytest -m slow $(ARGS)
+	$(BIN)/pytest -m "slow or hypothesis" --hypothesis-profile=many $(ARGS)
 
 # The official clients, each in a virtual environment of its own, against a server on the demo model. A part of them:
 # ARGS="--only openai-3 lm-eval". vllm is not installed here: `make bench-peers` does, or VLLM=/path/to/vllm names one.

@@ -6,7 +6,8 @@ three processes. All these, and the shards of their servers, compute with one th
 spin while another process needs its core. Tests marked `alone` keep the machine busy, look at all of it, or fail after
 seconds of silence: such tests run one after the other at the end. A part that fails is the last one. The processes of
 a part share its files (shared_files.py). Files in LONG begin first, so that no process has a long file left when the
-others have none."""
+others have none. One process takes the files of SHARED first, because each process that has tests of these starts a
+server for them."""
 
 import os
 import resource
@@ -49,7 +50,16 @@ LONG = (
     "integration-tests/test_launch.py",
     "integration-tests/test_routes.py",
     "integration-tests/test_digest.py",
-    "integration-tests/test_kept_cache.py",
+    "integration-tests/test_standby.py",
+)
+# Ends of paths, of files with tests of the server that conftest.py starts for all of them.
+SHARED = tuple(
+    f"integration-tests/test_{name}.py"
+    for name in (
+        *("scheduling", "page", "clients", "contract", "same_text", "launch", "sockets", "fallback_served"),
+        *("agents_cached", "choosing_tokens", "demo_model", "documented_commands", "forms", "metrics_page"),
+        "tgi_board",
+    )
 )
 
 
@@ -102,8 +112,10 @@ def run(part: Part, folder: Path, root: Path = ROOT) -> tuple[int, PartRun]:
     """Runs the part; its exit status, and what it took."""
     started_s, before_s = time.monotonic(), processor_seconds()
     folder = Path(tempfile.mkdtemp("", "", folder))
-    paths = folder / "paths"
-    paths.write_text("\n".join(files(part.folders, root)))
+    paths, found = folder / "paths", files(part.folders, root)
+    shared = [path for path in found if path.endswith(SHARED)]
+    # One process takes files from the beginning while these are shared ones. All others are taken from the end.
+    paths.write_text("\n".join([*shared, *reversed([path for path in found if path not in shared])]))
     children = [_start(part, number, paths, root) for number in range(part.processes)]
     statuses = _wait(children, paths)
     tests = [test for report in sorted(folder.glob("*.xml")) for test in times(report.read_text())]
@@ -115,7 +127,9 @@ def _start(part: Part, number: int, paths: Path, root: Path) -> "subprocess.Pope
     own = [f"--junitxml={folder}/{number}.xml", f"--basetemp={folder}/gw{number}"]
     # The older form of reports is the one in which a test may record a property.
     own += ["-o", "junit_family=xunit1", "-o", "console_output_style=classic"]
-    command = [sys.executable, "-P", str(Path(__file__).with_name("shared_files.py")), str(paths), *own, *part.folders]
+    first = "" if number else " ".join(SHARED)
+    command = [sys.executable, "-P", str(Path(__file__).with_name("shared_files.py")), str(paths), first]
+    command += [*own, *part.folders]
     command += ["-m", part.markers] if part.markers else []
     # As in the processes of pytest-xdist.
     environment = {"PYTEST_XDIST_WORKER": f"gw{number}", "PYTEST_XDIST_WORKER_COUNT": str(part.processes)}

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,8 +13,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from scale import SHORT
-from server_process import NUM_WORKERS, ServerProcess
+from server_process import NUM_WORKERS, WORKER, LaunchedServer, ServerProcess
 from streams import StreamAnswer, undisturbed_answers
+
+from text_generation_launcher.tests.forked_launchers import launchers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,10 +28,16 @@ def few_slots() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_launchers() -> Iterator[None]:
+    with launchers(os.environ) as forking, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LaunchedServer, "launchers", forking)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[ServerProcess]:
-    # A run of SHORT has 72 requests at a time.
-    with ServerProcess("--dtype", "float32", "--max-concurrent-requests", "80", "--enable-prefill-logprobs") as server:
+    with ServerProcess("--dtype", "float32", "--max-concurrent-requests", "64", "--enable-prefill-logprobs") as server:
         yield server
 
 
@@ -41,7 +50,7 @@ def server(shared_server: ServerProcess) -> ServerProcess:
 @pytest.fixture(scope="session")
 def one_shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[StreamAnswer]:
     """The answer of each stream in a run without faults, with one shard. The first of the processes that run tests to
-    need it makes it for all, with the server that its tests share."""
+    need it makes it for all. Only process 0 asks the shared server, of which it has the tests (all_tests.py)."""
     folder = tmp_path_factory.getbasetemp()
     if NUM_WORKERS > 1:
         folder = folder.parent
@@ -49,8 +58,11 @@ def one_shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     with (folder / "one_shard.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
-            server = request.getfixturevalue("shared_server")
-            kept.write_text(json.dumps([asdict(answer) for answer in undisturbed_answers(server.url, SHORT.asks())]))
+            if WORKER:
+                answers = SHORT.undisturbed(1)
+            else:
+                answers = undisturbed_answers(request.getfixturevalue("shared_server").url, SHORT.asks())
+            kept.write_text(json.dumps([asdict(answer) for answer in answers]))
     answers = json.loads(kept.read_text())
     tuples = ("arrivals_s", "outcome")
     return [StreamAnswer(**each | {name: tuple(each[name]) for name in tuples}) for each in answers]

@@ -15,16 +15,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from scale import SHORT
-from server_process import LAUNCHER, START_LIMIT_S, free_port
+from server_process import LAUNCHER, START_LIMIT_S, LaunchedServer, free_port
 
-from text_generation_benchmark.process import ChildServer, ServerCommand
+from text_generation_benchmark.process import ServerCommand
 from text_generation_common.cluster.identity import Identity, Role
 from text_generation_common.cluster.issuing import Authority, Issued
 
 HOST, OTHER_HOST, DEPLOYMENT = "127.0.0.1", "127.0.0.2", "tgi"
 
 
-class EngineProcess(ChildServer):
+class EngineProcess(LaunchedServer):
     """`text-generation-launcher --engine-only`, with the demo model. `address` is where it serves fronts."""
 
     def __init__(

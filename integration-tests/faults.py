@@ -1,5 +1,5 @@
 """Faults of a server on one machine, each with what is done and what must hold: a function for each of them, which
-starts a server, and a row of FAULTS. Several faults are done while 64 streams run, whose texts must be those of a run
+starts a server, and a row of FAULTS. Several faults are done while many streams run, whose texts must be those of a run
 without faults."""
 
 import asyncio
@@ -74,7 +74,7 @@ class Run:
 
 def stop_shard(run: Run) -> Outcome:
     with run.server() as server:
-        expected = run.expected or undisturbed_answers(server.url, run.scale.asks())
+        expected, before = run.expected or undisturbed_answers(server.url, run.scale.asks()), restarts(server)
         victim = processes.shards(server.pid)[random.Random(run.seed).randrange(run.num_shard)]
 
         async def stop() -> float:
@@ -86,7 +86,7 @@ def stop_shard(run: Run) -> Outcome:
             return unready_s
 
         answers, unready_s = run.scale.beside(server.url, stop)
-        count = restarts(server)
+        count = restarts(server) - before
     wrong = {
         f"/ready answered 503 only after {unready_s:.1f} s": not is_within(unready_s, UNREADY_LIMIT_S),
         f"{count} restarts for one stop": count != 1,
@@ -95,18 +95,20 @@ def stop_shard(run: Run) -> Outcome:
     return Outcome(compare(expected, answers), figures, wrong)
 
 
+def raise_rules(scale: Scale, num_shard: int) -> str:
+    asked, first, apart = scale.exceptions[num_shard], min(FIRST_RAISE, scale.new_tokens // 3), STEPS_BETWEEN_RAISES
+    if num_shard == 1:
+        return f"shard.step[epoch=1]:raise@{','.join(str(first + i * apart) for i in range(asked))}"
+    passes = [first, *[apart] * (asked - 1)]
+    where = f"rank={num_shard - 1}"
+    return ";".join(f"shard.step[epoch={epoch},{where}]:raise@{at}" for epoch, at in enumerate(passes, start=1))
+
+
 def raise_in_steps(run: Run) -> Outcome:
     """Injects exceptions into forward steps. A single shard must survive all of them without a restart of its process.
     With several shards, each exception makes the server restart the shards, which begins a new epoch."""
     scale, asked = run.scale, run.scale.exceptions[run.num_shard]
-    first, apart = min(FIRST_RAISE, scale.new_tokens // 3), STEPS_BETWEEN_RAISES
-    if run.num_shard == 1:
-        rules = [f"shard.step:raise@{','.join(str(first + i * apart) for i in range(asked))}"]
-    else:
-        where = f"rank={run.num_shard - 1}"
-        passes = [first, *[apart] * (asked - 1)]
-        rules = [f"shard.step[epoch={epoch},{where}]:raise@{at}" for epoch, at in enumerate(passes, start=1)]
-    with run.server(failpoints=";".join(rules)) as server:
+    with run.server(failpoints=raise_rules(scale, run.num_shard)) as server:
         answers, _ = run_streams(server.url, scale.asks()[: scale.num_streams], scale.num_streams)
         raised = len([fault for fault in logs.injected(server.log()) if fault.action == "raise"])
         count = restarts(server)
@@ -351,11 +353,15 @@ def _leaves(figures: dict[str, Any], left_over: Sequence[str]) -> Outcome:
     return Outcome(None, figures | {"left over": left_over}, {f"left over: {name}": True for name in left_over})
 
 
+def stalling(scale: Scale) -> tuple[str, ...]:
+    """Flags for streams with large events, so that the buffers are full before the texts end."""
+    timeout = ("--stream-write-timeout", str(scale.write_timeout_s))
+    return (*timeout, "--max-top-n-tokens", "20", "--max-total-tokens", "2048")
+
+
 def never_read(run: Run) -> Outcome:
     timeout_s = run.scale.write_timeout_s
-    # Large events, so that the buffers are full before the texts end.
-    flags = ("--stream-write-timeout", str(timeout_s), "--max-top-n-tokens", "20", "--max-total-tokens", "2048")
-    with run.server(*flags, *MANY_SLOTS) as server:
+    with run.server(*stalling(run.scale), *MANY_SLOTS) as server:
         # Warm up: the memory of ordinary work does not count as growth.
         run_streams(server.url, asks(READERS, 8), READERS)
         router = processes.router(server.pid)

@@ -60,4 +60,4 @@ LONG = Scale(64, 32, 256, (80, 300), {1: 155, 2: 130}, 8.0, 5, {1: 20, 2: 5}, 30
 # Token slots for more and longer texts than those of a run.
 MANY_SLOTS = ("--max-batch-total-tokens", str(2**17))
 # Fewer total tokens make warm-up shorter, which takes most of a restart; short texts do not need more tokens.
-SHORT = Scale(64, 8, 64, (20, 60), {1: 3, 2: 2}, 3.0, 1, {1: 5, 2: 1}, 3, 200, ("--max-total-tokens", "512"))
+SHORT = Scale(32, 4, 64, (20, 60), {1: 3, 2: 2}, 3.0, 1, {1: 5, 2: 1}, 3, 200, ("--max-total-tokens", "512"))

@@ -1,11 +1,11 @@
-"""Runs pytest with files of tests that several processes share: each takes the next file from a list when it has run
-its last one. `python -P shared_files.py LIST ARGUMENTS_OF_PYTEST`.
+"""Runs pytest with files of tests that several processes share: each takes the last file from a list when it has run
+its last one, or the first file if that is one of FIRST. `python -P shared_files.py LIST FIRST ARGUMENTS_OF_PYTEST`.
 
 pytest-xdist would collect all tests in each of its processes, and send every report of a test to one more process."""
 
 import fcntl
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,12 @@ class UnreadModule(pytest.Module):
 
 
 class SharedFiles:
-    """pytest's plugin. `paths`: a file of paths, one a line. Each process takes the first one that is left."""
+    """pytest's plugin. `paths`: a file of paths, one a line. `first`: ends of paths that this process takes from the
+    beginning."""
 
-    def __init__(self, paths: Path) -> None:
+    def __init__(self, paths: Path, first: Sequence[str]) -> None:
         self._paths = paths
+        self._first = tuple(first)
         self._modules: dict[str, UnreadModule] = {}
 
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Module:
@@ -63,13 +65,14 @@ class SharedFiles:
         """The next path; empty if none is left."""
         with self._paths.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            first, *others = file.read().split("\n")
+            paths = file.read().split("\n")
+            taken = paths.pop(0 if paths[0].endswith(self._first) else -1)
             file.seek(0)
             file.truncate()
-            file.write("\n".join(others))
-        return first
+            file.write("\n".join(paths))
+        return taken
 
 
 if __name__ == "__main__":
     del __file__  # multiprocessing would run this file in each process that it spawns, which would import pytest
-    raise SystemExit(pytest.main(sys.argv[2:], plugins=[SharedFiles(Path(sys.argv[1]))]))
+    raise SystemExit(pytest.main(sys.argv[3:], plugins=[SharedFiles(Path(sys.argv[1]), sys.argv[2].split())]))

@@ -28,7 +28,7 @@ async def greedy_answers_meanwhile(
         nonlocal answered
         # Texts have different lengths, so that a text ends in nearly every step. They are so long that the server, and
         # not this client, is what requests wait for.
-        body = body_of(f"{number} of many", 400 + number % 16)
+        body = body_of(f"{number} of many", 160 + number % 16)
         while not is_over:
             (await client.post("/generate", json=body, headers={"X-Tenant": "greedy"})).raise_for_status()
             answered += 1

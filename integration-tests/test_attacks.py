@@ -9,7 +9,7 @@ from assaults import ASSAULTS
 from make_attacks import Attack
 from server_process import LAUNCHER, ServerProcess
 
-SECONDS, NUM_VICTIMS = 4.0, 12
+SECONDS, NUM_VICTIMS = 2.5, 12
 ENDLESS_TEMPLATE = "template: loops without output"
 
 

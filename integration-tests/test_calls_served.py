@@ -21,9 +21,9 @@ from text_generation_router.text.calls.written import WRITTEN_FORMS
 from text_generation_router.text.tokens.pieces import is_json
 
 ANTHROPIC = (written.anthropic, written.anthropic_stream)
-# Formats that are served by each run: one with calls as JSON, one as XML and one in channels. The others are served by
+# Formats that are served by each run: one with calls as JSON, and one in channels. The others are served by
 # `make test-served-calls`.
-SERVED = {("hermes", False), ("qwen3-coder", False), ("harmony", True)}
+SERVED = {("hermes", False), ("harmony", True)}
 HERMES = ("hermes", "think", False)  # the format of a server that most tests share
 KINDS = sorted({(case.format, case.reasoning_format, special) for case in CALL_TEXTS for special in (False, True)})
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'

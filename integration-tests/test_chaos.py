@@ -17,7 +17,7 @@ SEED = 1
 @pytest.fixture(scope="module")
 def kept() -> Iterator[ServerProcess]:
     """A server whose router several tests end, one after the other. Each time the launcher starts another."""
-    with SHORT.server(1, "--max-concurrent-requests", "512", *MANY_SLOTS) as server:
+    with SHORT.server(1, "--max-concurrent-requests", "512", *MANY_SLOTS, *faults.stalling(SHORT)) as server:
         yield server
 
 
@@ -30,16 +30,28 @@ def test_no_stream_notices_that_shards_are_killed_from_outside(num_shard: int, n
     assert len(killed.kills) >= SHORT.num_kills[num_shard] and len(killed.kinds) == len(KINDS)
 
 
-def test_a_request_that_kills_its_shards_ends_by_name_and_no_neighbour_notices(one_shard: list[StreamAnswer]) -> None:
-    assert faults.poison(Run(SHORT, expected=one_shard), alone=0).failures() == []
+@pytest.fixture(scope="module")
+def failing() -> Iterator[ServerProcess]:
+    """A server whose first shard raises exceptions, and whose shards die of one token."""
+    failpoints = f"{faults.raise_rules(SHORT, 1)};{faults.poison_rule()}"
+    with SHORT.server(1, "--testing", environ={"FAILPOINTS": failpoints}) as server:
+        yield server
 
 
-def test_a_stopped_shard_is_seen_and_no_stream_notices() -> None:
-    assert faults.stop_shard(Run(SHORT, 2, SEED)).failures() == []
+def test_exceptions_in_steps_restart_nothing_and_no_stream_notices(
+    failing: ServerProcess, one_shard: list[StreamAnswer]
+) -> None:
+    assert faults.raise_in_steps(Run(SHORT, expected=one_shard, kept=failing)).failures() == []
 
 
-def test_exceptions_in_steps_restart_nothing_and_no_stream_notices(one_shard: list[StreamAnswer]) -> None:
-    assert faults.raise_in_steps(Run(SHORT, expected=one_shard)).failures() == []
+def test_a_request_that_kills_its_shards_ends_by_name_and_no_neighbour_notices(
+    failing: ServerProcess, one_shard: list[StreamAnswer]
+) -> None:
+    assert faults.poison(Run(SHORT, expected=one_shard, kept=failing), alone=0).failures() == []
+
+
+def test_clients_that_never_read_lose_their_slots_and_cost_no_memory(kept: ServerProcess) -> None:
+    assert faults.never_read(Run(SHORT, kept=kept)).failures() == []
 
 
 def test_a_killed_router_is_started_again_and_leaves_nothing(kept: ServerProcess) -> None:
@@ -49,10 +61,6 @@ def test_a_killed_router_is_started_again_and_leaves_nothing(kept: ServerProcess
 @pytest.mark.alone
 def test_a_killed_launcher_leaves_no_process_file_or_memory() -> None:
     assert faults.kill_launcher(Run(SHORT, 2)).failures() == []
-
-
-def test_clients_that_never_read_lose_their_slots_and_cost_no_memory() -> None:
-    assert faults.never_read(Run(SHORT)).failures() == []
 
 
 def test_clients_that_leave_at_once_free_their_slots_at_once(kept: ServerProcess) -> None:

@@ -149,8 +149,8 @@ def test_hostile_bodies_are_4xx_json_and_no_other_request_notices(server: Server
 
 
 def test_overload_is_429_and_an_event_in_streams(server: ServerProcess) -> None:
-    permits = 80  # what the shared server has (conftest.py)
-    busy = [stream("Once", max_new_tokens=160, ignore_eos_token=True) for _ in range(permits)]
+    permits = 64  # what the shared server has (conftest.py)
+    busy = [stream("Once", max_new_tokens=120, ignore_eos_token=True) for _ in range(permits)]
 
     async def one_too_many(client: httpx.AsyncClient) -> tuple[httpx.Response, httpx.Response, httpx.Response]:
         while metric(server.url, "tgi_batch_current_size") < permits:
@@ -167,7 +167,7 @@ def test_overload_is_429_and_an_event_in_streams(server: ServerProcess) -> None:
     assert plain.status_code == 429 and plain.json() == expected
     assert streamed.status_code == 200 and json.loads(streamed.text.removeprefix("data: ")) == expected
     assert openai.status_code == 429
-    assert all(len(events) == 160 for events in streams)
+    assert all(len(events) == 120 for events in streams)
 
 
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
@@ -187,26 +187,6 @@ def test_a_client_that_goes_away_frees_its_slots(server: ServerProcess, route: s
     asyncio.run(leave())
     wait_for(lambda: metric(server.url, "tgi_slots_used") == 0)
     assert settled_metric(server.url, 'tgi_request_failure{err="dropped"}') == dropped + 8
-
-
-def test_a_queued_request_whose_client_leaves_costs_no_prefill(server: ServerProcess) -> None:
-    with ServerProcess("--max-batch-size", "1", "--dtype", "float32") as small:
-
-        async def run() -> None:
-            async with client_of(small.url) as client:
-                long = {"inputs": "Once", "parameters": {"max_new_tokens": 500, "ignore_eos_token": True}}
-                first = asyncio.create_task(client.post("/generate", json=long))
-                while metric(small.url, "tgi_slots_used") == 0:
-                    await asyncio.sleep(0.02)
-                waiting = [asyncio.create_task(client.post("/generate", json=long)) for _ in range(10)]
-                while metric(small.url, "tgi_queue_size") < 10:
-                    await asyncio.sleep(0.02)
-                for call in waiting:
-                    call.cancel()
-                assert (await first).status_code == 200
-
-        asyncio.run(run())
-        assert settled_metric(small.url, 'tgi_batch_inference_count{method="prefill"}') == 1
 
 
 def test_metrics_move_with_a_request(server: ServerProcess) -> None:

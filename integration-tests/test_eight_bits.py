@@ -20,7 +20,7 @@ MEMORY = [
     "flags",
     [
         ["--dtype", "bfloat16", "--quantize", "int8", "--kv-cache-dtype", "fp8_e4m3fn"],
-        ["--dtype", "float32", "--kv-cache-dtype", "int8"],
+        pytest.param(["--dtype", "float32", "--kv-cache-dtype", "int8"], marks=pytest.mark.slow),
         pytest.param(["--dtype", "bfloat16", "--quantize", "int8"], marks=pytest.mark.slow),
         pytest.param(["--dtype", "bfloat16", "--kv-cache-dtype", "fp8_e4m3fn"], marks=pytest.mark.slow),
     ],

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -15,9 +16,12 @@ import processes
 import pytest
 from server_process import LAUNCHER, START_LIMIT_S
 
+from text_generation_launcher.tests.slowness import Seconds, assert_within
+
 COLUMNS = 80
 # A limit of address space, as a share of the highest use that was seen.
 A_LITTLE_MORE = 1.02
+ENDED_S = 2.0  # after Ctrl-C
 
 
 class TerminalStart:
@@ -60,6 +64,9 @@ class TerminalStart:
         try:
             return self.process.wait(START_LIMIT_S)
         finally:
+            with suppress(OSError):  # no process has the terminal open any more
+                while select.select([self._screen], [], [], 0)[0]:
+                    self.text += os.read(self._screen, 1 << 16).decode()
             os.close(self._screen)
 
 
@@ -78,7 +85,7 @@ def highest_use(launcher: int) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_start_is_eight_lines_and_serves_with_a_limit_a_little_above_its_need() -> None:
+def test_a_start_is_eight_lines_and_serves_with_a_limit_a_little_above_its_need_and_ctrl_c_ends_it() -> None:
     start = TerminalStart(None)
     need = highest_use(start.process.pid)
     lines = [line for line in start.lines if "  WARNING " not in line]
@@ -86,11 +93,17 @@ def test_a_start_is_eight_lines_and_serves_with_a_limit_a_little_above_its_need(
     assert len(lines) <= 8 and all(len(line) <= COLUMNS for line in lines), start.text
     assert not set(lines[-1].removeprefix("http://localhost:")) - set("0123456789")
 
-    limited = TerminalStart(int(need * A_LITTLE_MORE))
-    try:
-        body = {"inputs": "Hi", "parameters": {"max_new_tokens": 2}}
-        answer = httpx.post(f"{limited.lines[-1]}/generate", json=body, timeout=60)
-        assert answer.status_code == 200, answer.text
-    finally:
-        status = limited.end()
-    assert status == 0, limited.text
+    def serve_and_end() -> Seconds:
+        limited = TerminalStart(int(need * A_LITTLE_MORE))
+        try:
+            body = {"inputs": "Hi", "parameters": {"max_new_tokens": 2}}
+            answer = httpx.post(f"{limited.lines[-1]}/generate", json=body, timeout=60)
+            assert answer.status_code == 200, answer.text
+            already = len(limited.text)
+        finally:
+            taken = Seconds.of(limited.end)
+        assert limited.process.returncode == 0, limited.text
+        assert "WARNING" not in limited.text[already:] and "ERROR" not in limited.text[already:], limited.text
+        return taken
+
+    assert_within(serve_and_end, clock=ENDED_S)

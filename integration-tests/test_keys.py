@@ -20,7 +20,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     keys = [word for key in ("first-key", "second-key", "one", "two") for word in ("--api-key", key)]
     flags = (*keys, "--api-key-file", str(file), "--closed-routes")
     environ = {"HF_TOKEN": "first-key of the hub", "HUGGING_FACE_HUB_TOKEN": "first-key of the hub"}
-    with ServerProcess(*flags, "--max-total-tokens", "256", environ=environ) as server:
+    with ServerProcess(*flags, "--max-total-tokens", "256", environ=environ, by_command=True) as server:
         yield server
 
 

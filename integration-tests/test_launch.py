@@ -7,11 +7,10 @@ import socket
 import subprocess
 from pathlib import Path
 
-import httpx
 import processes
 import pytest
 from calls import DEMO_MODEL
-from server_process import ServerProcess, free_port, wait_until
+from server_process import ServerProcess, free_port
 
 
 def run_to_its_end(server: ServerProcess) -> tuple[int, str]:
@@ -19,22 +18,6 @@ def run_to_its_end(server: ServerProcess) -> tuple[int, str]:
     environment = os.environ | server.command.environment
     result = subprocess.run(server.command.arguments, capture_output=True, text=True, timeout=60, env=environment)
     return result.returncode, result.stdout + result.stderr
-
-
-def test_sigterm_stops_everything_in_order_with_status_0() -> None:
-    server = ServerProcess()
-    with server:
-        wait_until(lambda: "Serving demo" in server.log(), 60, "the last line of the start")
-        lines = server.log().splitlines()
-        assert len(lines) <= 25, "\n".join(lines)
-        assert any("Connected" in line for line in lines)
-        assert lines[-1].endswith(
-            f"Serving demo api={server.url} docs={server.url}/docs metrics={server.url}/metrics"
-        ), lines[-1]
-        assert server.stop() == 0
-        assert not list(Path(server.uds_path).parent.glob("shard*"))
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"{server.url}/health")
 
 
 def test_a_second_launch_on_the_same_sockets_or_port_is_refused_in_one_line(server: ServerProcess) -> None:

@@ -110,10 +110,17 @@ def make_torch(
     return there, done.stdout.splitlines()[1:]
 
 
+def with_tests(checkout: Path, indexes: Indexes, driver: str = "") -> set[str]:
+    """The packages once what tests need is there, too."""
+    (checkout / "requirements" / "test.txt").write_text(f"triton=={TESTED_TRITON} --hash=sha256:{indexes.triton_hash}")
+    return make_torch(checkout, indexes.default, CLOSED, driver, target="test-packages")[0]
+
+
 def test_without_a_driver_the_build_for_cpus_is_taken_alone_and_once(checkout: Path, indexes: Indexes) -> None:
     there, said = make_torch(checkout, indexes.default, indexes.cpu)
     assert there == {f"{NAME}-{VERSION}+cpu"} and said == [f"torch {VERSION}+cpu: 1 MiB, without CUDA"]
     assert make_torch(checkout, CLOSED, CLOSED) == (there, said), "no index is asked again"
+    assert with_tests(checkout, indexes) == {*there, f"triton-{TESTED_TRITON}"}, "tests need Triton"
 
 
 @pytest.mark.parametrize("index", ["silent", "closed", "without torch"])
@@ -131,12 +138,4 @@ def test_an_index_of_builds_for_cpus_that_does_not_serve_leaves_the_default_one(
 def test_with_a_driver_torch_comes_from_the_default_index(checkout: Path, indexes: Indexes) -> None:
     there, said = make_torch(checkout, indexes.default, indexes.cpu, driver="/proc/driver/nvidia/version")
     assert there == {f"{NAME}-{VERSION}", "triton-3.0"} and said == [f"torch {VERSION}+cu130: 4 MiB, with CUDA"]
-
-
-@pytest.mark.parametrize("driver", ["", "/proc/driver/nvidia/version"])
-def test_tests_bring_triton_where_torch_does_not(checkout: Path, indexes: Indexes, driver: str) -> None:
-    (checkout / "requirements" / "test.txt").write_text(f"triton=={TESTED_TRITON} --hash=sha256:{indexes.triton_hash}")
-    make_torch(checkout, indexes.default, indexes.cpu, driver)
-    there, _ = make_torch(checkout, indexes.default, CLOSED, driver, target="test-packages")
-    build, triton = ("", "3.0") if driver else ("+cpu", TESTED_TRITON)
-    assert there == {f"{NAME}-{VERSION}{build}", f"triton-{triton}"}
+    assert with_tests(checkout, indexes, "/proc/driver/nvidia/version") == there, "torch has brought Triton"

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 MAX_PICTURE_BYTES = 150_000
 SHOWN_S = 2.0
-LONG = 900  # tokens of a text that goes on for seconds
+LONG = 640  # tokens of a text that goes on for seconds
 STORY = "Tell me a story about a fox."
 IS_DONE = "document.querySelectorAll('.answer[aria-busy=true]').length === 0 && !!document.querySelector('.answer')"
 TEXT = "document.querySelector('.answer .text').innerText"
@@ -255,10 +255,10 @@ def test_a_killed_shard_engine_and_front_are_shown_and_the_texts_go_on(tab: Tab)
             assert tab.value("document.querySelector('.answer .error')") is None and chat_text(tab) == text
         change(tab, "store.mode = 'engine'")
         shown(tab, "Fronts", "connected")
-        stream = PlainStream(server, LONG)
+        stream = PlainStream(server, LONG // 2)
         other = next(front for front in routers(server.pid) if not stream.is_on(front))
         shown(tab, "Fronts", "left", other)
-        assert stream.text() == PlainStream(server, LONG).text()
+        assert stream.text() == PlainStream(server, LONG // 2).text()
 
 
 @contextmanager

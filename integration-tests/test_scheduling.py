@@ -221,14 +221,24 @@ def test_a_client_with_many_requests_does_not_crowd_out_another(narrow: ServerPr
 
 
 @BY_QUEUE
-def test_at_its_deadline_a_text_ends_and_a_prompt_is_not_even_computed(narrow: ServerProcess) -> None:
-    grown = growth_of(narrow, "tgi_prefilled_tokens", 'tgi_request_failure{err="deadline"}')
+def test_at_its_deadline_a_text_ends_and_no_prompt_is_computed_in_vain(narrow: ServerProcess) -> None:
+    """Not that of a queued request whose deadline comes, nor those of queued requests whose clients leave."""
+    failures = (f'tgi_request_failure{{err="{reason}"}}' for reason in ("deadline", "dropped"))
+    grown = growth_of(narrow, "tgi_prefilled_tokens", *failures)
+    body, num_leaving = {"inputs": "One that never begins", "parameters": {"max_new_tokens": 4}}, 10
+
+    async def until(name: str, least: int) -> None:
+        async with asyncio.timeout(limit_s):
+            while metric(narrow.url, name) < least:
+                await asyncio.sleep(0.02)
 
     async def in_vain(client: httpx.AsyncClient) -> httpx.Response:
-        async with asyncio.timeout(limit_s):
-            while metric(narrow.url, "tgi_batch_current_size") < ROWS:
-                await asyncio.sleep(0.02)
-        body = {"inputs": "One that never begins", "parameters": {"max_new_tokens": 4}}
+        await until("tgi_batch_current_size", ROWS)
+        leaving = [asyncio.create_task(client.post("/generate", json=body)) for _ in range(num_leaving)]
+        await until("tgi_queue_size", num_leaving)
+        for call in leaving:
+            call.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
         return await client.post("/generate", json=body, headers={"X-Request-Timeout": "0.3"})
 
     prompts = [f"{i}" for i in range(ROWS)]
@@ -237,8 +247,8 @@ def test_at_its_deadline_a_text_ends_and_a_prompt_is_not_even_computed(narrow: S
     *texts, late = at_once(narrow.url, *busy, in_vain)
     assert late.status_code == 504 and late.json()["error_type"] == "deadline"
     assert {text["details"]["finish_reason"] for text in texts} == {"deadline"}
-    computed, failed = grown()
-    assert failed == 1
+    computed, failed, dropped = grown()
+    assert (failed, dropped) == (1, num_leaving)
     assert computed <= sum(len(encoding.ids) for encoding in tokenizer().encode_batch(prompts))
     wholes = at_once(narrow.url, *[generate(p, max_new_tokens=8, ignore_eos_token=True) for p in prompts])
     for text, whole in zip(texts, wholes, strict=True):

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import httpx
 import processes
+import pytest
 import reach
 from calls import DEMO_MODEL
-from server_process import ServerProcess
+from server_process import ServerProcess, wait_until
 
 
 def test_one_shard_listens_on_the_api_port_only(server: ServerProcess) -> None:
@@ -53,12 +54,16 @@ def test_sockets_that_others_can_reach_are_found(tmp_path: Path) -> None:
         assert reach.open_to_others(os.getpid()) == [str(paths[1]), "@tgi-test"]
 
 
-def test_a_server_has_a_folder_of_its_port_where_others_find_its_shards() -> None:
+def test_a_server_has_a_folder_of_its_port_where_others_find_its_shards_and_sigterm_ends_all_in_order() -> None:
     """Cleaners of /tmp may delete it: the next shard has it again. The server listens at `localhost` alone."""
     with tempfile.TemporaryDirectory(prefix="run-") as name:
         runtime_dir = Path(name)
         flags = ("--max-total-tokens", "64", "--hostname", "localhost")
-        with ServerProcess(*flags, runtime_dir=runtime_dir) as server:
+        with ServerProcess(*flags, runtime_dir=runtime_dir, by_command=True) as server:
+            wait_until(lambda: "Serving demo" in server.log(), 60, "the last line of the start")
+            lines, url = server.log().splitlines(), server.url
+            assert len(lines) <= 25 and any("Connected" in line for line in lines), "\n".join(lines)
+            assert lines[-1].endswith(f"Serving demo api={url} docs={url}/docs metrics={url}/metrics"), lines[-1]
             assert reach.addresses(server.pid) == {("127.0.0.1", server.port)}
             assert_private(server, 1)
             assert stat.S_IMODE((runtime_dir / "tgi-py" / str(server.port)).stat().st_mode) == 0o700
@@ -80,8 +85,10 @@ def test_a_server_has_a_folder_of_its_port_where_others_find_its_shards() -> Non
             assert httpx.post(f"{server.url}/generate", json=body, timeout=120).status_code == 200
             assert_private(server, 1)
             assert stat.S_IMODE((runtime_dir / "tgi-py" / str(server.port)).stat().st_mode) == 0o700
-            assert "Traceback" not in server.log()
-        assert os.listdir(runtime_dir) == []
+            assert server.stop() == 0 and "Traceback" not in server.log()
+            assert os.listdir(runtime_dir) == []
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"{server.url}/health")
 
 
 def assert_private(server: ServerProcess, num_shard: int) -> None:

@@ -7,12 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import faults
 import processes
 import psutil
 import pytest
 from calls import at_once, generate, metric
+from faults import Run
+from kept_keys import (
+    BREAKS,
+    assert_keys_outlive_a_kill_and_no_crash,
+    assert_keys_outlive_a_killed_router,
+    disturbed,
+)
 from scale import SHORT
 from server_process import ServerProcess, wait_until
+from streams import compare
 
 LIMIT_S = 60.0
 PROMPTS = [f"{i}: the old red fox found a lamp near the river" for i in range(4)]
@@ -96,6 +105,10 @@ def test_three_kills_as_fast_as_shards_are_forked_need_no_other_template(
             kill(server)
         assert found.result() == expected
     assert template_of(server) == template
+
+
+def test_keys_outlive_a_killed_shard_and_router_and_not_a_shard_that_wrote_anywhere(server: ServerProcess) -> None:
+    assert_keys_outlive_a_killed_router(server, assert_keys_outlive_a_kill_and_no_crash(server, 0))
 
 
 def test_a_killed_template_loses_nothing_is_told_once_and_the_next_loss_makes_another(
@@ -184,17 +197,42 @@ def test_a_template_that_dies_as_it_forks_costs_a_start_and_one_that_may_not_for
         assert texts(server) == expected and template_of(server).is_running()
 
 
-def test_with_two_ranks_the_whole_group_is_replaced_and_nothing_is_left_behind_a_killed_launcher() -> None:
-    with SHORT.server(2) as server:
-        expected, first = texts(server), list(processes.shards(server.pid).values())
-        templates = processes.templates(server.pid)
-        for rank in (0, 1):
-            kill(server, rank, num_shard=2)
-            assert texts(server) == expected
-        assert not processes.living(first) and processes.templates(server.pid) == templates
-        templates[1].kill()
-        kill(server, 0, num_shard=2)
-        assert texts(server) == expected and processes.templates(server.pid)[0] == templates[0]
-        family = processes.family(server.pid)
-        os.kill(server.pid, signal.SIGKILL)
-        wait_until(lambda: not processes.living(family), LIMIT_S, "nothing is left")
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[ServerProcess]:
+    with SHORT.server(2, "--testing", environ={"FAILPOINTS": BREAKS}) as server:
+        yield server
+
+
+def test_keys_outlive_a_killed_rank_and_one_that_ends_itself_and_not_one_that_wrote_anywhere(
+    two_ranks: ServerProcess,
+) -> None:
+    undisturbed = assert_keys_outlive_a_kill_and_no_crash(two_ranks, 1)
+    kill(two_ranks, 1, num_shard=2)
+    assert epoch(two_ranks, 2) == 4, "that which breaks"
+    wait_until(two_ranks.is_ready, LIMIT_S, "the server is ready")
+    answers, losses, tokens = disturbed(two_ranks, lambda: None)
+    assert compare(undisturbed, answers).failures() == []
+    assert losses == 1 and tokens == 0, tokens
+    assert_keys_outlive_a_killed_router(two_ranks, undisturbed)
+
+
+def test_a_stopped_shard_is_seen_and_no_stream_notices(two_ranks: ServerProcess) -> None:
+    assert faults.stop_shard(Run(SHORT, 2, seed=1, kept=two_ranks)).failures() == []
+
+
+def test_with_two_ranks_the_whole_group_is_replaced_and_nothing_is_left_behind_a_killed_launcher(
+    two_ranks: ServerProcess,
+) -> None:
+    """The last test with this server."""
+    expected, first = texts(two_ranks), list(processes.shards(two_ranks.pid).values())
+    templates = processes.templates(two_ranks.pid)
+    for rank in (0, 1):
+        kill(two_ranks, rank, num_shard=2)
+        assert texts(two_ranks) == expected
+    assert not processes.living(first) and processes.templates(two_ranks.pid) == templates
+    templates[1].kill()
+    kill(two_ranks, 0, num_shard=2)
+    assert texts(two_ranks) == expected and processes.templates(two_ranks.pid)[0] == templates[0]
+    family = processes.family(two_ranks.pid)
+    os.kill(two_ranks.pid, signal.SIGKILL)
+    wait_until(lambda: not processes.living(family), LIMIT_S, "nothing is left")

@@ -17,7 +17,7 @@ from text_generation_benchmark.shapes import LlamaShape
 PROMPTS = 30
 NEW_TOKENS = 32
 WORDS = "fox, lamp. river and Tarlo was 27 years old so Write JSON list + story".split()
-FEW_HEADS = LlamaShape(hidden=256, intermediate=516, layers=3, heads=8, kv_heads=2, vocabulary=2048, max_positions=512)
+FEW_HEADS = LlamaShape(hidden=256, intermediate=516, layers=3, heads=8, kv_heads=1, vocabulary=2048, max_positions=512)
 
 
 def prompts() -> list[str]:
@@ -54,7 +54,10 @@ def alone(few_heads: Path) -> Callable[[Path], tuple[list[list[int]], dict[int, 
 
 @pytest.mark.parametrize(
     ("name", "num_shard"),
-    [("few heads", 4), *(pytest.param("demo", number, marks=pytest.mark.slow) for number in (2, 4))],
+    [
+        ("few heads", 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("few heads", 4), ("demo", 2), ("demo", 4))),
+    ],
 )
 def test_the_greedy_text_is_that_of_one_shard(
     few_heads: Path, alone: Callable[[Path], tuple[list[list[int]], dict[int, float]]], name: str, num_shard: int

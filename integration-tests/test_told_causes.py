@@ -79,7 +79,13 @@ class Target:
     is_tgis: bool  # whether OpenAI's routes tell errors as TGI does
 
 
-@pytest.fixture(scope="module", params=[(), ("--tgi-dialect",)], ids=["dialects", "tgi-dialect"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((), id="dialects"),
+        pytest.param(("--tgi-dialect",), id="tgi-dialect", marks=pytest.mark.slow),
+    ],
+)
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     flags = ("--strict-parameters", "--api-key", "a-key", "--max-concurrent-requests", str(MAX_CONCURRENT))
     with (

@@ -177,7 +177,11 @@ def run_script(name: str, command: list[str]) -> bool:
     """Runs a client's script, which prints one line for each check. The user's tokens, keys and proxies are not passed
     on."""
     kept = {name: value for name, value in os.environ.items() if name in ("LANG", "PATH", "TMPDIR")}
-    kept |= {"HOME": str(ENVIRONMENTS), "HF_HOME": str(ENVIRONMENTS), "PYTHONDONTWRITEBYTECODE": "1"}
+    kept |= {
+        "HOME": str(ENVIRONMENTS),
+        "HF_HOME": str(ENVIRONMENTS),
+        "PYTHONPYCACHEPREFIX": str(ENVIRONMENTS / "bytecode"),
+    }
     try:
         return subprocess.run(command, env=kept, timeout=CHECKS_S).returncode == 0
     except subprocess.TimeoutExpired:

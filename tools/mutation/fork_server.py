@@ -54,7 +54,9 @@ def _settle_hypothesis() -> None:
     from hypothesis import Phase, settings
 
     phases = [Phase.explicit, Phase.generate]
-    settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
+    settings.register_profile(
+        "mutants", max_examples=120, derandomize=True, database=None, deadline=None, phases=phases
+    )
     settings.load_profile("mutants")
 
 

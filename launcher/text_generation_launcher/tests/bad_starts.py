@@ -117,8 +117,8 @@ def cached(folder: Path) -> None:
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 132\n"
 HUGE = {"hidden_size": 2**16, "intermediate_size": 2**18, "num_hidden_layers": 200, "num_attention_heads": 64}
-DEEP = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4000}
-LONG = {"max_position_embeddings": 2**24, "num_hidden_layers": 4000}
+DEEP = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 512, "num_hidden_layers": 800}
+LONG = {"max_position_embeddings": 2**24, "head_dim": 64, "num_hidden_layers": 250}
 MOE = {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}
 QUANTIZED = {"quant_method": "aqlm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}

@@ -10,13 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import shapes
+from text_generation_launcher.tests import forked_launchers
+from text_generation_launcher.tests.forked_launchers import Launchers
 
 DEADLINE_S = 30.0
 
@@ -88,19 +90,30 @@ def complain(status):
     os._exit(status)
 
 def serve_health():
-    import grpc
-    from concurrent.futures import ThreadPoolExecutor
-    from text_generation_proto import generate_pb2 as pb, generate_pb2_grpc
+    address = value("--uds-path") + "-" + os.environ["RANK"]
+    if os.path.exists(address):
+        os.unlink(address)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
+    answering = os.environ["FAKE_HEALTH"] + ("/load" if mode == "loads_for_ever" else "/ready")
+    threading.Thread(target=relay_all, args=[listener, answering], daemon=True).start()
 
-    class Servicer(generate_pb2_grpc.TextGenerationServiceServicer):
-        def Health(self, request, context):
-            return pb.HealthResponse(phase="load" if mode == "loads_for_ever" else "ready")
+def relay_all(listener, answering):
+    while True:
+        client, server = listener.accept()[0], socket.socket(socket.AF_UNIX)
+        server.connect(answering)
+        for ends in ((client, server), (server, client)):
+            threading.Thread(target=relay, args=ends, daemon=True).start()
 
-    server = grpc.server(ThreadPoolExecutor(2))
-    generate_pb2_grpc.add_TextGenerationServiceServicer_to_server(Servicer(), server)
-    server.add_insecure_port("unix://" + value("--uds-path") + "-" + os.environ["RANK"])
-    server.start()
-    return server
+def relay(source, target):
+    try:
+        while received := source.recv(65536):
+            target.sendall(received)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        source.close()
+        target.close()
 
 def answer(server):
     while True:
@@ -175,7 +188,7 @@ if role() == "download":
     log("Files are already present on the host. Skipping download.")
     sys.exit(0)
 if role() == "shard":
-    keep = serve_health()
+    serve_health()
     with open(value("--uds-path") + "-" + os.environ["TGI_EPOCH"] + ".rendezvous", "w"):
         log("Server started")
 else:
@@ -225,8 +238,10 @@ def write_weights(file: Path, tensors: dict[str, tuple[int, ...]], kind: str = "
 class Site:
     """A folder with the programs, a model, the socket prefix and the journal into which the programs write."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, launchers: Launchers, health: str) -> None:
         self.root = root
+        self._launchers = launchers
+        self._health = health
         self.programs = root / "bin"
         self.model = root / "model"
         self.uds_path = str(root / "shard")
@@ -248,24 +263,37 @@ class Site:
         (self.model / "pytorch_model.bin").rename(self.model / "model.safetensors")
 
     def environ(self, **extra: str) -> dict[str, str]:
-        base = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         # The fake shards fork no others.
-        return base | {"FAKE_JOURNAL": str(self.journal), "TGI_STANDBY": "off"} | extra
+        own = {"FAKE_JOURNAL": str(self.journal), "FAKE_HEALTH": self._health, "TGI_STANDBY": "off"}
+        return base_environ() | own | extra
 
     def launch(self, *flags: str, **extra_environ: str) -> "Launch":
-        """Starts a launcher with this site's model and socket prefix, on a port that the kernel chooses; `flags`
+        """Forks a launcher with this site's model and socket prefix, on a port that the kernel chooses; `flags`
         override these."""
         return self._launch("--shard-uds-path", self.uds_path, "-p", "0", *flags, **extra_environ)
+
+    def launch_by_command(self, *flags: str, **extra_environ: str) -> "Launch":
+        """The same with an interpreter of its own, so that /proc shows the launcher's command and environment."""
+        return self._launch("--shard-uds-path", self.uds_path, "-p", "0", *flags, is_forked=False, **extra_environ)
 
     def launch_in_runtime_dir(self, *flags: str, **extra_environ: str) -> "Launch":
         """Starts a launcher without --shard-uds-path, as most users do: sockets lie in the runtime directory."""
         self.runtime_dir.mkdir(exist_ok=True)
         return self._launch(*flags, **{"XDG_RUNTIME_DIR": str(self.runtime_dir)} | extra_environ)
 
-    def _launch(self, *flags: str, **extra_environ: str) -> "Launch":
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Runs another of the launcher's commands to its end, for the server at this site's socket prefix."""
+        launch = self._start([*words, "--shard-uds-path", self.uds_path], {})
+        return subprocess.CompletedProcess(words, launch.end(), launch.stdout, launch.stderr)
+
+    def _launch(self, *flags: str, is_forked: bool = True, **extra_environ: str) -> "Launch":
         own = ["--model-id", str(self.model), "--hostname", "127.0.0.1"]
+        return self._start([*own, *flags], extra_environ, is_forked)
+
+    def _start(self, words: Sequence[str], extra_environ: Mapping[str, str], is_forked: bool = True) -> "Launch":
         output = self.root / f"output-{len(self._launches)}"
-        launch = Launch([str(self.programs), *own, *flags], self.environ(**extra_environ), output)
+        arguments, environ = [str(self.programs), *words], self.environ(**extra_environ)
+        launch = Launch(arguments, environ, output, self._launchers if is_forked else None)
         self._launches.append(launch)
         return launch
 
@@ -317,11 +345,18 @@ class Site:
 
 
 class Launch:
-    def __init__(self, arguments: list[str], environ: dict[str, str], output: Path) -> None:
+    """`launchers`: fork it; None: it is started by a command."""
+
+    def __init__(
+        self, arguments: list[str], environ: dict[str, str], output: Path, launchers: Launchers | None
+    ) -> None:
         self._output = output
         with output.open("wb") as stdout, output.with_suffix(".err").open("wb") as stderr:
-            command = [sys.executable, "-c", DRIVER, *arguments]
-            self.process = subprocess.Popen(command, env=environ, stdout=stdout, stderr=stderr)
+            if launchers is not None:
+                self.process = launchers.fork(DRIVER, arguments, environ, stdout, stderr)
+            else:
+                command = [sys.executable, "-c", DRIVER, *arguments]
+                self.process = subprocess.Popen(command, env=environ, stdout=stdout, stderr=stderr)
 
     @property
     def stdout(self) -> str:
@@ -361,10 +396,26 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def base_environ() -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+@pytest.fixture(scope="session")
+def launchers() -> Iterator[Launchers]:
+    with forked_launchers.launchers(base_environ()) as launchers:
+        yield launchers
+
+
+@pytest.fixture(scope="session")
+def health() -> Iterator[str]:
+    with forked_launchers.health(base_environ()) as folder:
+        yield folder
+
+
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site(launchers: Launchers, health: str) -> Iterator[Site]:
     # Not pytest's tmp_path, because socket paths must be short.
-    site = Site(Path(tempfile.mkdtemp(prefix="launcher-")))
+    site = Site(Path(tempfile.mkdtemp(prefix="launcher-")), launchers, health)
     yield site
     site.clean()
 

@@ -6,8 +6,6 @@ import re
 import signal
 import socket
 import stat
-import subprocess
-import sys
 
 import pytest
 
@@ -15,17 +13,6 @@ from text_generation_common.errors import CommandError
 from text_generation_launcher.control_call import LINE_BYTES, send_command
 
 FLAGS = ("--replicas", "2")
-
-
-def command(site, *words: str) -> subprocess.CompletedProcess[str]:
-    program = "from text_generation_launcher.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", program, *words, "--shard-uds-path", site.uds_path],
-        env=site.environ(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
 
 
 def states(site) -> list[str]:
@@ -36,17 +23,17 @@ def states(site) -> list[str]:
 def test_replicas_are_scaled_by_a_command_and_leave_nothing_behind(site):
     launch = site.launch(*FLAGS).ready()
     site.wait_until(lambda: states(site) == ["ready", "ready"], "both are ready")
-    told = command(site, "scale", "3")
+    told = site.command("scale", "3")
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout.startswith("3 wanted, 2 ready; 0 requests\nReplica 0  ready  unix://")
     site.wait_until(lambda: states(site) == ["ready"] * 3, "the third is ready")
     front = send_command(f"{site.uds_path}-control", {"command": "front"})
     assert front["listens"] is True and set(front) == {"listens", "demand"}
     assert len({shard["env"]["MACHINE_SHARDS"] for shard in site.starts("shard")}) == 2, "2 and then 3 shards here"
-    assert command(site, "scale", "1").returncode == 0
+    assert site.command("scale", "1").returncode == 0
     site.wait_until(lambda: states(site) == ["ready"], "two have left")
     assert [entry["role"] for entry in site.events("stop")].count("engine") == 2
-    assert "Replica 0" in command(site, "replicas").stdout
+    assert "Replica 0" in site.command("replicas").stdout
     assert launch.end(signal.SIGTERM) == 0
     assert site.left_behind() == []
 
@@ -87,20 +74,20 @@ def test_only_the_user_can_open_the_socket_and_nonsense_is_refused(site):
 def test_numbers_that_cannot_be_are_refused(site, flags, refused):
     site.launch(*flags).ready()
     for number, why in refused.items():
-        told = command(site, "scale", number)
+        told = site.command("scale", number)
         assert told.returncode == 1
         assert why in re.sub("\x1b\\[[0-9;]*m", "", told.stderr)
 
 
 def test_a_server_without_replicas_has_no_control_socket(site):
     site.launch().ready()
-    told = command(site, "replicas")
+    told = site.command("replicas")
     assert (told.returncode, "no launcher with --replicas" in told.stderr) == (1, True)
 
 
 def test_fronts_are_restarted_by_a_command(site):
     site.launch(*FLAGS).ready()
-    assert command(site, "restart-fronts").returncode == 0
+    assert site.command("restart-fronts").returncode == 0
     site.wait_for_start("router", 2)
 
 
@@ -110,12 +97,12 @@ def test_gpus_are_shared_out_and_a_replica_that_cannot_start_does_not_end_the_ot
     launch = site.launch(*flags, FAKE_SHARD="CUDA_VISIBLE_DEVICES=6,7 config", **gpus).ready()
     site.wait_until(lambda: states(site) == ["ready"], "the first is ready")
     assert {shard["env"]["CUDA_VISIBLE_DEVICES"] for shard in site.starts("shard")} == {"4,5"}
-    told = command(site, "scale", "3")
+    told = site.command("scale", "3")
     assert "3 replicas are more than 2: 5 GPUs are visible, and each replica needs 2" in " ".join(told.stderr.split())
-    assert command(site, "scale", "2").returncode == 0
+    assert site.command("scale", "2").returncode == 0
     site.wait_until(lambda: states(site) == ["ready", "failed"], "the second has failed")
     launch.wait_for("Replica 1 failed, the others serve")
-    assert command(site, "scale", "1").returncode == 0
+    assert site.command("scale", "1").returncode == 0
     site.wait_until(lambda: states(site) == ["ready"], "the second has left")
     assert launch.end(signal.SIGTERM) == 0
 

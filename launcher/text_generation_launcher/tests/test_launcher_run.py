@@ -124,7 +124,7 @@ def shown_of(launch, file: str) -> list[str]:
 
 
 def test_keys_stand_on_no_command_line_and_in_no_shard_s_environment(site):
-    launch = site.launch("--api-key", "secret-1", "--api-key=secret-2", HF_TOKEN="secret-3").ready()
+    launch = site.launch_by_command("--api-key", "secret-1", "--api-key=secret-2", HF_TOKEN="secret-3").ready()
     assert site.started("router")["env"]["API_KEY"] == "secret-1 secret-2"
     for entry in site.events("start"):
         assert "secret" not in " ".join(entry["argv"])

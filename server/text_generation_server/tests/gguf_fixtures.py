@@ -71,8 +71,9 @@ def _draw(name: str, parameter: torch.nn.Parameter, config: Any) -> None:
 def make_gguf(path: Path, folder: Path, golden: dict[str, Any]) -> None:
     """Writes the file that llama.cpp's converter makes of the checkpoint. KeyError for a tensor that it made in
     another way than those that are known."""
-    wanted = {tensor.get("hash") for tensor in golden["tensors"]}
-    found = {key: tensor for tensor in variants_of(folder, golden) if (key := hash_of(tensor)) in wanted}
+    sizes = {tensor["hash"]: math.prod(tensor["shape"]) for tensor in golden["tensors"] if "hash" in tensor}
+    fitting = (tensor for tensor in variants_of(folder, golden) if tensor.numel() in sizes.values())
+    found = {key: tensor for tensor in fitting if (key := hash_of(tensor)) in sizes}
     tensors = {}
     for entry in golden["tensors"]:
         numbers = torch.tensor(entry["numbers"]) if "numbers" in entry else found[entry["hash"]]

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from text_generation_benchmark.simulation.cost import StepCost
@@ -12,6 +12,7 @@ from text_generation_benchmark.simulation.engine import Outcome, SimulatedEngine
 from text_generation_benchmark.simulation.trace import NO_PREFIX, LogNormal, Trace, TraceWorkload, Uniform, generate
 from text_generation_common.flags.declaration import with_flags
 from text_generation_common.flags.kinds import AdmissionMode
+from text_generation_common.tests.examples import examples
 from text_generation_router.scheduling.request import Limits
 
 # Cost of a step in these tests: 1 s, and 0.01 s for each token of a prompt.
@@ -85,7 +86,7 @@ WORKLOADS = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     workload=WORKLOADS,
     rate=st.sampled_from([0.5, 5, 50, 400]),

@@ -3,9 +3,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from text_generation_common.tests.examples import examples
 from text_generation_router.api.common.body import LARGE_BYTES, OWNERS_BODIES
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -128,7 +129,7 @@ bodies = st.dictionaries(st.sampled_from(names), values) | st.fixed_dictionaries
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(body=bodies, path=st.sampled_from(ROUTES))
 def test_no_body_is_a_server_error(session_server, body, path):
     answer = session_server.post(path, body)

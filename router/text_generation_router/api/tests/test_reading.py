@@ -7,9 +7,10 @@ from pathlib import Path
 import orjson
 import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from text_generation_common.tests.examples import examples
 from text_generation_router.api.anthropic.schemas import MessagesRequest
 from text_generation_router.api.common.body import LARGE_BYTES
 from text_generation_router.api.common.body_kinds import check, job_of, read_answer
@@ -201,7 +202,7 @@ bodies = st.dictionaries(names, values) | st.builds(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(body=bodies, question=st.sampled_from(QUESTIONS))
 def test_a_child_reads_the_same_values_and_errors_as_the_router(body, question):
     content = orjson.dumps(body)
@@ -230,7 +231,7 @@ def test_instructions_that_a_child_has_read_are_told_in_the_answer(fields):
     assert ("Be short." in asked.prompt) == bool(fields.get("instructions"))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(content=st.binary(max_size=200), question=st.sampled_from(QUESTIONS))
 def test_a_child_answers_any_bytes_as_the_router_would(content, question):
     for body in (content, b"{" + content):

@@ -5,9 +5,10 @@ from collections import Counter
 
 import grpc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from text_generation_common.tests.examples import examples
 from text_generation_router.engine.tests.fakes import expected_tokens, prompt
 from text_generation_router.engine_service import arrivals, servicer
 from text_generation_router.engine_service.arrivals import (
@@ -77,7 +78,7 @@ def test_all_fronts_of_an_engine_that_starts_again_come_at_once_and_a_restart_of
     assert not any(not come_and_go(arrivals, front, 4.0 + place) for place, front in enumerate(few))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_streams_never_exceed_their_number_and_places_come_back(data: st.DataObject) -> None:
     arrivals, now_s, inside = Arrivals(0.0), 0.0, list[ArrivingFront]()

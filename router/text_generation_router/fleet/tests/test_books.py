@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from text_generation_common.tests.examples import examples
 from text_generation_router.engine.protocol import Ended
 from text_generation_router.engine.tests.fakes import Listener, expected_tokens
 from text_generation_router.errors import Refusal, RefusedError
@@ -103,7 +103,7 @@ class BooksMachine(RuleBasedStateMachine):
         assert not len(engine.view.attempts) and not self.front.fleet.suspects._groups
 
 
-BooksMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+BooksMachine.TestCase.settings = examples(60, stateful_step_count=30)
 TestBooksMachine = BooksMachine.TestCase
 
 

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from text_generation_common.tests.examples import examples
 from text_generation_router.fleet import cache_news
 from text_generation_router.fleet.cache_index import MAX_LOOKS, CacheIndex
 from text_generation_router.fleet.cache_news import BLOCK_TOKENS, BlockHasher, CacheLog, CacheNews, HistoryHashes, Ids
@@ -159,7 +160,7 @@ class FrontAndEngine(RuleBasedStateMachine):
 
 
 TestFrontAndEngine = FrontAndEngine.TestCase
-TestFrontAndEngine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFrontAndEngine.settings = examples(60, stateful_step_count=40)
 
 
 def know(index: CacheIndex, engine: int, hashes: Sequence[int]) -> None:

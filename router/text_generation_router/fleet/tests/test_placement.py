@@ -6,10 +6,10 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from text_generation_common.tests.examples import examples
 from text_generation_router.engine.tests.fakes import Listener
 from text_generation_router.fleet.cache_news import BLOCK_TOKENS, BlockHasher, CacheLog, CacheNews, Ids
 from text_generation_router.fleet.choice import ROW_TOKENS, EngineLoad, PlacementPolicy
@@ -147,7 +147,7 @@ class Fronts(RuleBasedStateMachine):
 
 
 TestFronts = Fronts.TestCase
-TestFronts.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestFronts.settings = examples(40, stateful_step_count=30)
 
 
 def test_a_front_with_one_engine_hashes_nothing_and_wants_no_news(monkeypatch: pytest.MonkeyPatch) -> None:

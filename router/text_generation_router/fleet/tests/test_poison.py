@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from text_generation_common.tests.examples import examples
 from text_generation_router.engine.tests.fakes import Listener, expected_tokens
 from text_generation_router.engine_service.sinks import Trial
 from text_generation_router.errors import Refusal, RefusedError
@@ -225,5 +225,5 @@ class PoisonMachine(RuleBasedStateMachine):
         assert all(not front.fleet.suspects._groups and not front.books._waiting for front in self.fronts)
 
 
-PoisonMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoisonMachine.TestCase.settings = examples(60, stateful_step_count=40)
 TestPoisonMachine = PoisonMachine.TestCase

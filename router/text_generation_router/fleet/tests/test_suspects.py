@@ -4,9 +4,10 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from text_generation_common.tests.examples import examples
 from text_generation_router.fleet.suspects import (
     FIRST_WAIT_S,
     MAX_ALONE,
@@ -105,7 +106,7 @@ class Front:
         self.suspects.returned(engine)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(seed=st.integers(0, 2**32), num_engines=st.integers(1, 5), num_bad=st.integers(0, 2))
 def test_bad_requests_fail_by_name_and_all_others_end(seed: int, num_engines: int, num_bad: int) -> None:
     front = Front(num_engines, num_bad, random.Random(seed))

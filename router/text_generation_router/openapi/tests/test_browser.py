@@ -32,11 +32,17 @@ ANSWER = f"""(() => {{
 }})()"""
 
 
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    with tab_of(str(PROGRAM), tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
+
+
 @pytest.mark.parametrize("has_key", [False, True], ids=["without a key", "with a key"])
-def test_a_text_can_be_generated_from_the_page(make_server, tmp_path, has_key):
+def test_a_text_can_be_generated_from_the_page(make_server, tab, has_key):
     keys = {hashlib.sha256(KEY.encode()).digest(): ""} if has_key else {}
-    with served(make_server(api_keys=keys).app) as address, tab_of(str(PROGRAM), tmp_path) as tab:
-        tab.call("Page.navigate", url=f"{address}/docs")
+    with served(make_server(api_keys=keys).app) as address:
+        tab.open(f"{address}/docs")
         tab.until(f"!!document.querySelector('{OPERATION}')")
         if has_key:
             tab.value("document.querySelector('.auth-wrapper button.authorize').click()")

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
+from text_generation_common.tests.examples import examples
 from text_generation_router.api.responses.tools import CallName
 from text_generation_router.api.responses.writer import OutputItems
 from text_generation_router.openapi.document import document_of
@@ -24,7 +25,8 @@ from text_generation_router.text.tokens.pieces import CallArguments, CallStart
 DOCUMENT = document_of(Interface(version="1.2.3"))
 LABELS = [f"{method.upper()} {path}" for path, methods in DOCUMENT["paths"].items() for method in methods]
 MANY = settings.get_profile("schema").max_examples
-CASES = MANY if settings.default.max_examples == MANY else 4  # valid cases of each route, and as many invalid ones
+# Valid cases of each route, and as many invalid ones.
+CASES = MANY if settings.default.max_examples == MANY else examples(4).max_examples
 
 
 @cache

@@ -9,11 +9,12 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 import text_generation_server
+from text_generation_common.tests.examples import examples
 from text_generation_router.scheduling.request import Share
 from text_generation_router.text.tokens.certain_cuts import SPLITTING_PATTERNS, cut_into_parts
 from text_generation_router.text.tokens.tokenization import Span, TextTokenizer
@@ -142,7 +143,7 @@ def test_every_tokenizer_of_the_table_has_cuts(name):
 
 @pytest.mark.parametrize("name", CUTTING)
 @given(text=TEXTS, special=st.booleans(), keep_last=st.none() | st.integers(1, 12))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_parts_have_the_ids_of_the_whole(name, text, special, keep_last):
     whole = TOKENIZERS[name].encode(text, add_special_tokens=special).ids
     found = run(CUTTING[name].encode(text, special, Share(), keep_last))
@@ -152,7 +153,7 @@ def test_parts_have_the_ids_of_the_whole(name, text, special, keep_last):
 
 @pytest.mark.parametrize("name", CUTTING)
 @given(text=TEXTS)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_parts_have_the_spans_of_the_whole(name, text):
     assert run(spans_of(CUTTING[name], text)) == run(spans_of(whole(name), text))
 

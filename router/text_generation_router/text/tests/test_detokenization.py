@@ -1,8 +1,9 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from text_generation_common.tests.examples import examples
 from text_generation_router.text.tokens.detokenization import TextStream, Vocabulary
 
 
@@ -52,14 +53,14 @@ def test_held_back_bytes_are_flushed_at_the_end() -> None:
 
 
 @given(st.lists(st.integers(0, 255), max_size=40))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_pieces_add_up_to_the_text_whatever_the_bytes(ids: list[int]) -> None:
     pieces, _, stream = stream_text(ids)
     assert "".join(pieces) == stream.text() == TOKENIZER.decode(ids, skip_special_tokens=False)
 
 
 @given(st.text(max_size=30))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_real_text_never_shows_half_a_character(text: str) -> None:
     pieces, _, _ = stream_text(ids_of(text))
     assert "".join(pieces) == text

@@ -4,9 +4,10 @@ import itertools
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from text_generation_common.tests.examples import examples
 from text_generation_router.text.tests.tokenizers_by_hand import HAND_MADE, HandMade
 from text_generation_router.text.tokens.detokenization import Piece, TextStream, Vocabulary
 
@@ -86,7 +87,7 @@ def prompts(draw: st.DrawFn, made: HandMade) -> list[int]:
 
 @pytest.mark.parametrize("made", HAND_MADE, ids=lambda made: made.name)
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_pieces_and_text_are_what_the_bytes_say(made: HandMade, data: st.DataObject) -> None:
     prompt, output = data.draw(prompts(made)), data.draw(st.one_of(ids(made), TEXTS.map(made.ids)))
     pieces, stream = follow(made, prompt, output)
@@ -97,7 +98,7 @@ def test_pieces_and_text_are_what_the_bytes_say(made: HandMade, data: st.DataObj
 
 @pytest.mark.parametrize("made", HAND_MADE, ids=lambda made: made.name)
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_character_comes_as_soon_as_it_is_complete(made: HandMade, data: st.DataObject) -> None:
     prompt, output = data.draw(prompts(made)), data.draw(ids(made))
     output = [i for i in output if i not in made.special]
@@ -111,7 +112,7 @@ def test_a_character_comes_as_soon_as_it_is_complete(made: HandMade, data: st.Da
 
 @pytest.mark.parametrize("made", HAND_MADE, ids=lambda made: made.name)
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_stop_strings_match_generated_text_only(made: HandMade, data: st.DataObject) -> None:
     prompt, output = data.draw(prompts(made)), data.draw(ids(made))
     stop = data.draw(st.sampled_from(["the", "end", "�", "🦊", "e", "</s>", "🦊🦊", " "]))
@@ -127,7 +128,7 @@ def test_stop_strings_match_generated_text_only(made: HandMade, data: st.DataObj
 
 @pytest.mark.parametrize("made", HAND_MADE, ids=lambda made: made.name)
 @given(text=TEXTS, generated=TEXTS)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_whole_texts_decode_as_in_the_tokenizers_library(made: HandMade, text: str, generated: str) -> None:
     """Whole texts are decoded as the tokenizers library decodes them, which takes prompt and output together."""
     prompt = [i for i in made.ids("a" + text) if i in made.bytes_of]

@@ -3,10 +3,11 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
+from text_generation_common.tests.examples import examples
 from text_generation_router.text.templates.chat_template import (
     MAX_CHEAP_CHARS,
     MESSAGE_CHARS,
@@ -142,7 +143,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     first=EXPRESSIONS,
     second=EXPRESSIONS,

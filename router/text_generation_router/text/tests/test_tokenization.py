@@ -8,10 +8,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from text_generation_common.tests.examples import examples
 from text_generation_common.weights.tokenizer_files import identity_of
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.fairness import FairThreads
@@ -180,7 +181,7 @@ def test_byte_symbols_are_the_librarys():
     assert set(byte_symbols()) == set(pre_tokenizers.ByteLevel.alphabet())
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(text=st.text(max_size=60) | st.text("the quick\u0301 \n", max_size=60))
 def test_no_text_has_fewer_tokens_than_the_bound_says(text):
     for tokenizer, bound in BOUNDED:

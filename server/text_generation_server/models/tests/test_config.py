@@ -16,6 +16,7 @@ from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import read_config
 from text_generation_common.models.families import FAMILIES
 from text_generation_common.models.values import Fields
+from text_generation_common.tests.examples import examples
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 # The config.json of well-known models as on the hub.
@@ -148,7 +149,7 @@ _UNREAD = {"sliding_window", "layer_types", "no_rope_layers"}
 _NAMES = st.sampled_from(sorted(asked() - {"model_type"} | _UNREAD))
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(600), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(_NAMES | _TEXT, _VALUES, max_size=4), generation=_VALUES)
 def test_any_values_are_read_or_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], generation: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | changes))

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from sentencepiece_files import BYTES, SPECIAL, message, model_file, scored
 from tokenizers import Tokenizer
 
 from text_generation_common.errors import WeightsError
 from text_generation_common.gguf.vocabulary import TokenKind
+from text_generation_common.tests.examples import examples
 from text_generation_server.weights.added_tokens import Additions, read_additions
 from text_generation_server.weights.sentencepiece import SentencePieces, read_sentencepieces
 from text_generation_server.weights.sentencepiece_tokenizer import make_tokenizer
@@ -125,7 +126,7 @@ TEXTS = st.text(st.sampled_from("▁   abcdehilnorst0x<>4é\n🦊Z")) | st.lists
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(text=TEXTS)
 def test_ids_are_those_of_sentencepiece_and_give_the_text_back(name: str, text: str) -> None:
     assume("<s>" not in text)
@@ -277,7 +278,7 @@ def test_a_file_that_is_not_a_sentencepiece_model_is_refused_in_one_line(content
     assert len(str(refused.value).splitlines()) == 1
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(cut=st.integers(0, 10**6), noise=st.binary(max_size=4))
 def test_any_bytes_are_read_or_refused(cut: int, noise: bytes) -> None:
     content = llama_2()

@@ -15,7 +15,7 @@ from text_generation_router.text.tokens.pieces import CallStart, Piece
 
 # No marker and no syntax has a Georgian letter, so each that goes in has to come out.
 LETTERS = "აბგდევზთიკლმნოპჟრსტუფქღყშჩცძწჭხჯჰ"
-# 3,000 in `make test`, 75,000 in `make fuzz`.
+# 1,000 in `make test`, 3,000 in `make test-slow`, 75,000 in `make fuzz`.
 NUM_TEXTS = 25 * settings().max_examples
 
 
