@@ -80,7 +80,7 @@ def nf4(outputs: int, inputs: int) -> Tensors:
     }
 
 
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False, "desc_act": False}
 WHOLE_NUMBERS = {"num_bits": 8, "type": "int", "symmetric": True}
 PER_OUTPUT = {"targets": ["Linear"], "weights": {**WHOLE_NUMBERS, "strategy": "channel"}}
 PER_TOKEN = {"input_activations": {**WHOLE_NUMBERS, "strategy": "token", "dynamic": True}}
@@ -89,7 +89,7 @@ W8A8 = {**INT8, "config_groups": {"group_0": {**PER_OUTPUT, **PER_TOKEN}}}
 SAFETENSORS: Mapping[str, tuple[Callable[..., Tensors], Mapping[str, Any]]] = {
     "gptq": (gptq, GPTQ),
     "act-order": (act_order, {**GPTQ, "desc_act": True}),
-    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}),
+    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}),
     "int8": (int8, INT8),
     "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
     "nvfp4": (nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
