@@ -17,7 +17,7 @@ from text_generation_common.weights.names import SLOW_TOKENIZER_FILES
 
 # To be raised with every change after which the same request may get other tokens: of a kernel, of the noise, of the
 # order in which numbers are added.
-NUMERICS_VERSION = 2
+NUMERICS_VERSION = 3
 GGUF_VERSION = 1  # the same for the blocks of GGUF files
 # Only the header and this many blocks of each weights file are read, so that a large folder takes milliseconds. A
 # difference between two blocks is not noticed.

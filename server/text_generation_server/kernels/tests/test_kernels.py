@@ -406,6 +406,9 @@ def test_rows_over_an_8_bit_cache_attend_alike_alone_and_together(
     for row, length in enumerate(lengths):
         close(out[row], pool.attend(row, q[row], length - 1), subject.dtype)
         assert torch.equal(pool.decode(subject, q[row : row + 1], [row])[0], out[row])
+    q[6, 0, 7] = NAN
+    broken = pool.decode(subject, q, list(range(len(lengths))))
+    assert broken[6, 0].isnan().all() and torch.equal(broken[6, 1:], out[6, 1:])
 
 
 @pytest.mark.parametrize("cache", [INT8, FP8], ids=["int8", "fp8"])

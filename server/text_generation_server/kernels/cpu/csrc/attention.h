@@ -3,6 +3,7 @@
    explains how an item is computed. */
 #pragma once
 
+#include "heads.h"
 #include "scores.h"
 #include "team.h"
 
@@ -21,6 +22,9 @@ INLINE const void *head_at(const struct kv_cache *c, long slot, long head) {
   return (const char *)c->heads + (slot * 2 * c->kv_heads + head) * c->size * bytes_of(c->type);
 }
 
+/* Whether the numbers of keys and values are multiplied by a scale for each head. */
+INLINE int is_scaled(enum type type) { return type == I8 || type == F8; }
+
 /* A cursor over the keys and values that will be read next, in the order of their addresses. They are prefetched one
    head at a time, between other instructions: many prefetches at once would delay the loads of the current keys and
    values. */
@@ -34,14 +38,15 @@ struct prefetch {
 };
 
 /* Begins the next run of neighbouring heads: the keys of a slot or its values, or both if all heads are prefetched. */
-static inline void prefetch_next_heads(struct prefetch *s) {
+INLINE void prefetch_next_heads(struct prefetch *s, enum type type, long size) {
   const struct kv_cache *c = s->cache;
+  const long bytes = size * bytes_of(type), slot = *s->slots * 2L * c->kv_heads + s->first;
   int both = s->count == c->kv_heads;
-  s->at = head_at(c, *s->slots, s->first + (s->values ? c->kv_heads : 0));
-  s->end = s->at + (both ? 2 : 1) * s->count * c->size * bytes_of(c->type);
+  s->at = (const char *)c->heads + (s->values ? slot + c->kv_heads : slot) * bytes;
+  s->end = s->at + (both ? 2 : 1) * s->count * bytes;
   s->values = !both && !s->values;
   if (!s->values) {
-    if (c->scales) __builtin_prefetch(c->scales + *s->slots * 2L * c->kv_heads + s->first, 0, 2);
+    if (is_scaled(type)) __builtin_prefetch(c->scales + slot, 0, 2);
     s->slots++;
     s->left--;
   }
@@ -54,7 +59,7 @@ INLINE void prefetch_heads(struct prefetch *s, long heads, enum type type, long 
   for (long i = 0; i < heads; i++) {
     if (__builtin_expect(s->at == s->end, 0)) {
       if (s->left <= 0) return;
-      prefetch_next_heads(s);
+      prefetch_next_heads(s, type, size);
     }
 #pragma GCC unroll 4
     for (long line = 0; line < size * bytes_of(type); line += 64) __builtin_prefetch(s->at + line, 0, 2);

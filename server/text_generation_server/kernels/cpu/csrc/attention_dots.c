@@ -14,14 +14,13 @@
    A head is computed in the same order whatever its item has besides, so a query's result has the same bits in any
    step and for any number of threads. */
 #include "attention.h"
+#include "int_pairs.h"
 
 #if defined(__AVX512BF16__)
 
 #define DOT_QUERIES 4  /* query heads of one key head computed together, whose sums fit the registers */
 #define DOT_KEYS LANES /* keys of a step: those of all heads are computed while those of the next step are fetched */
 #define LINE 32
-#define MAX_INT16 32767.0f
-#define LEAST_WEIGHT 1e-26f /* largest weights of a step that are smaller count as this, which is as good as 0 */
 
 /* Up to 4 query heads of one key head, and their results after some of the keys, which are out / sums. */
 struct dot_block {
@@ -131,7 +130,7 @@ INLINE void narrow_weights(vf w, enum type type, int query, struct dot_weights *
   uint32_t bits = _mm512_reduce_max_epu32((__m512i)w);
   float largest;
   memcpy(&largest, &bits, sizeof largest);
-  if (largest < LEAST_WEIGHT) largest = LEAST_WEIGHT;
+  if (largest < LEAST_NUMBER) largest = LEAST_NUMBER;
   t->units[query] = largest * (1 / MAX_INT16);
   __m256i numbers = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32((__m512)(w * (MAX_INT16 / largest))));
   memcpy(t->weights[query], &numbers, sizeof numbers);
@@ -252,7 +251,7 @@ static void attend_step_by_type(struct dot_block *b, int queries, const struct k
 
 /* The numbers of a query as lines of 16-bit integers. Returns what 1 means in them; NaN if a number is not finite. */
 static float lines_of_integers(const bf16 *q, long size, __m512i *lines) {
-  vf largest = splat(LEAST_WEIGHT), nan = {};
+  vf largest = splat(LEAST_NUMBER), nan = {};
   for (long d = 0; d < size; d += LANES) {
     vf x = load_bf16(q + d);
     largest = larger(larger(x, -x), largest);

@@ -34,23 +34,6 @@ struct ints_part {
   float (*minimum_totals)[PAIR_OUTPUTS];
 };
 
-/* The compiler may not move additions to this vector behind others, until what is added fills the registers. */
-#if defined(__AVX512F__)
-#define KEEP_IN_REGISTER(VECTOR) __asm__("" : "+v"(VECTOR))
-#elif defined(__SSE2__)
-#define KEEP_IN_REGISTER(VECTOR) __asm__("" : "+x"(VECTOR))
-#else
-#define KEEP_IN_REGISTER(VECTOR)
-#endif
-
-INLINE vi splat_int(int32_t n) { return n - (vi){}; }
-
-INLINE vi splat_word(const char *from) {
-  int32_t word;
-  memcpy(&word, from, sizeof word);
-  return splat_int(word);
-}
-
 INLINE vi load_ints(const float *from, long at) {
   vi found;
   memcpy(&found, from + at, sizeof found);
@@ -60,30 +43,6 @@ INLINE vi load_ints(const float *from, long at) {
 INLINE void store_ints(float *to, long at, vi ints) { memcpy(to + at, &ints, sizeof ints); }
 
 INLINE void add_ints_to(float *to, long at, vi ints) { store_ints(to, at, load_ints(to, at) + ints); }
-
-/* LANES signed numbers of 8 bits. */
-INLINE vi load_signed(const void *from) {
-#if defined(__AVX512F__)
-  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
-#elif defined(__AVX2__)
-  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
-#else
-  return load_u8(from) << 24 >> 24;
-#endif
-}
-
-/* Words of two 16-bit numbers: the sum of both products of each word. */
-INLINE vi multiply_halves(vi a, vi b) {
-#if defined(__AVX512BW__)
-  return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-  return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
-#else
-  return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
-#endif
-}
 
 /* sum + multiply_halves(a, b) */
 INLINE vi add_products_of_halves(vi sum, vi a, vi b) {

@@ -34,14 +34,32 @@ INLINE void copy_pairs(const void *const keys[2], const void *const values[2], e
 }
 #endif
 
-/* Copies the keys and values of two positions as floats. */
+/* Copies the keys and values of two positions as floats, keys in the order of attention.c. */
 INLINE void copy_floats(const void *const keys[2], const void *const values[2], enum type type, long size, int i,
                         struct position_tile *t) {
-  for (long d = 0; d < size; d += LANES)
+  for (long d = 0; d < size; d += WIDENED)
     for (int j = 0; j < 2; j++) {
-      store(t->keys[i + j], d, load(keys[j], d, type), F32);
-      store(t->values[i + j], d, load(values[j], d, type), F32);
+      vf x[WIDENED_VECTORS];
+      load_in_order(keys[j], d, type, type, x);
+      for (int v = 0; v < WIDENED_VECTORS; v++) {
+        store(t->keys[i + j], d + v * LANES, x[v], F32);
+        store(t->values[i + j], d + v * LANES, load(values[j], d + v * LANES, type), F32);
+      }
     }
+}
+
+/* Copies the int8 keys and values of two positions as pairs of integers. */
+INLINE void copy_integers(const void *const keys[2], const void *const values[2], long size, int i,
+                          struct position_tile *t) {
+  for (long d = 0; d < size; d += 2 * LANES) {
+    vi pairs[2];
+    for (int j = 0; j < 2; j++) {
+      pairs[j] = load_int_pairs((const char *)keys[j] + d);
+      memcpy(t->keys[i + j] + d / 2, &pairs[j], sizeof pairs[j]);
+    }
+    interleave((const char *)values[0] + d, (const char *)values[1] + d, pairs);
+    memcpy(t->values[i / 2] + d, pairs, sizeof pairs);
+  }
 }
 
 /* Copies positions first … first + TILE_KEYS - 1 of a row. Zeros replace those before `seen` and from `end` on. */
@@ -59,9 +77,9 @@ INLINE void copy_positions(const struct run_job *job, const int32_t *slots, long
       long slot = slots[first + i + j];
       keys[j] = head_at(c, slot, kv_head);
       values[j] = head_at(c, slot, c->kv_heads + kv_head);
-      if (type == I8 || type == F8) {
+      if (is_scaled(type)) {
         const float *scales = c->scales + slot * 2 * c->kv_heads + kv_head;
-        t->key_scales[i + j] = job->rule.scale * scales[0];
+        t->key_scales[i + j] = pairs == INT_PAIRS ? scales[0] : job->rule.scale * scales[0];
         t->value_scales[i + j] = scales[c->kv_heads];
       }
     }
@@ -71,8 +89,10 @@ INLINE void copy_positions(const struct run_job *job, const int32_t *slots, long
       continue;
     }
 #endif
-    (void)pairs;
-    copy_floats(keys, values, type, c->size, i, t);
+    if (pairs == INT_PAIRS)
+      copy_integers(keys, values, c->size, i, t);
+    else
+      copy_floats(keys, values, type, c->size, i, t);
   }
 }
 
@@ -82,18 +102,23 @@ static void copy_positions_by_type(const struct run_job *job, const int32_t *slo
 #if defined(__AVX512BF16__)
   if (job->pairs) {
     switch (job->cache.type) {
-      case I8: COPY(I8, 1); break;
-      case F8: COPY(F8, 1); break;
-      default: COPY(BF16, 1);
+      case I8: COPY(I8, BF16_PAIRS); break;
+      case F8: COPY(F8, BF16_PAIRS); break;
+      default: COPY(BF16, BF16_PAIRS);
     }
+    return;
+  }
+#else
+  if (job->pairs == INT_PAIRS) {
+    COPY(I8, INT_PAIRS);
     return;
   }
 #endif
   switch (job->cache.type) {
-    case F32: COPY(F32, 0); break;
-    case BF16: COPY(BF16, 0); break;
-    case I8: COPY(I8, 0); break;
-    case F8: COPY(F8, 0); break;
+    case F32: COPY(F32, NO_PAIRS); break;
+    case BF16: COPY(BF16, NO_PAIRS); break;
+    case I8: COPY(I8, NO_PAIRS); break;
+    case F8: COPY(F8, NO_PAIRS); break;
     default: break; /* types of weights only */
   }
 #undef COPY
@@ -106,6 +131,7 @@ static void begin_block(const struct run_job *job, const struct run *r, long kv_
   long words = job->pairs ? size / 2 : size;
   b->count = min(all - first, QUERY_LANES);
   const char *queries[QUERY_LANES];
+  int16_t integers[QUERY_LANES][MAX_HEAD_SIZE];
   for (long i = 0; i < QUERY_LANES; i++) {
     long query = first + min(i, b->count - 1), token = query / group, head = kv_head * group + query % group;
     b->positions[i] = (int32_t)(r->start + token);
@@ -113,6 +139,10 @@ static void begin_block(const struct run_job *job, const struct run *r, long kv_
     b->slopes[i] = slope_of(&job->rule, head);
     b->sinks[i] = job->rule.sinks ? job->rule.sinks[head] * LOG2E : 0;
     queries[i] = job->q + ((r->token + token) * job->q_stride + head * size) * bytes_of(job->type);
+    if (job->pairs == INT_PAIRS) {
+      b->factors[i] = job->rule.scale * narrow_query(queries[i], job->type, size, integers[i]);
+      queries[i] = (const char *)integers[i];
+    }
   }
   for (long v = 0; v < QUERY_LANES; v += LANES)
     for (long w = 0; w < words; w += LANES) {
@@ -124,7 +154,10 @@ static void begin_block(const struct run_job *job, const struct run *r, long kv_
           x[i] = load(queries[v + i], w, job->type);
       }
       transpose(x);
-      for (long i = 0; i < min(LANES, words - w); i++) store(b->q[w + i], v, x[i], F32);
+      for (long i = 0; i < min(LANES, words - w); i++) {
+        long place = job->pairs ? w + i : place_of(w + i, job->cache.type);
+        store(b->q[place], v, x[i], F32);
+      }
     }
   empty_state(&b->whole, size);
   b->has_split = 0;
@@ -265,7 +298,9 @@ EXPORT void attend_runs(const void *arguments, struct team *team, int me) {
       .states = a->states,
   };
 #if defined(__AVX512BF16__)
-  job.pairs = job.type == BF16 && job.cache.type != F32;
+  job.pairs = job.type == BF16 && job.cache.type != F32 ? BF16_PAIRS : NO_PAIRS;
+#else
+  job.pairs = is_in_integers(job.type, job.cache.type, job.cache.size) ? INT_PAIRS : NO_PAIRS;
 #endif
   const struct run *runs = (const struct run *)a->runs;
   long kv_heads = job.cache.kv_heads, blocks = 0, items = 0, split_blocks = 0;

@@ -21,7 +21,7 @@ struct run_job {
   char *out;            /* [T, heads, size] */
   long q_stride, heads; /* heads: of queries */
   enum type type;       /* type of q and out */
-  int pairs;            /* whether words are pairs of bfloat16 */
+  enum pairs pairs;     /* what a word is */
   struct kv_cache cache;
   const int32_t *table; /* [rows, positions]: slots; rows are table_stride apart */
   long table_stride;
@@ -55,8 +55,9 @@ struct lane_block {
   struct lane_state split, whole; /* after keys of the current split, and after all splits before it */
   int32_t positions[QUERY_LANES], seen[QUERY_LANES]; /* each query sees positions seen … its own */
   float slopes[QUERY_LANES], sinks[QUERY_LANES];
-  long count;    /* queries in the block; the other lanes repeat the last */
-  int has_split; /* whether `split` has any keys */
+  float factors[QUERY_LANES], units[QUERY_LANES]; /* integers: of the scores; what 1 means in the weights of a tile */
+  long count;                                     /* queries in the block; the other lanes repeat the last */
+  int has_split;                                  /* whether `split` has any keys */
 };
 
 static inline void empty_state(struct lane_state *s, long size) {
@@ -115,6 +116,9 @@ INLINE void score_positions(struct lane_block *b, const struct position_tile *t,
 #pragma GCC unroll 2
       for (int v = 0; v < 2; v++) {
         vf scores = sums[j][v] * t->key_scales[i + j];
+        if (pairs == INT_PAIRS)
+          scores =
+              __builtin_convertvector((vi)sums[j][v], vf) * (t->key_scales[i + j] * load(b->factors, v * LANES, F32));
         store(b->scores[i + j], v * LANES, scores, F32);
         peaks[v] = larger(peaks[v], scores);
       }
@@ -156,27 +160,36 @@ INLINE vf raise_peaks(struct lane_block *b, int v, vf peaks, long size) {
   return peaks;
 }
 
-/* Turns the scores of one vector of queries into weights 2^(score - peak). With float32 keys, the weights are summed in
-   the order of attention.c: those of every LANES-th key one after the other, and then the LANES sums in the order of
-   lane_sum. */
+/* Turns the scores of one vector of queries into weights 2^(score - peak). Except with pairs of bfloat16, the weights
+   are summed in the order of attention.c: those of every LANES-th key one after the other, and then the LANES sums in
+   the order of lane_sum. */
 INLINE void weigh_positions(struct lane_block *b, const struct position_tile *t, int v, int from, int to, vf base,
                             int scaled, int pairs) {
   vf sums[LANES] = {};
+  vi most = {};
   for (int i = from; i < to; i += 2) {
     vf w[2];
 #pragma GCC unroll 2
     for (int j = 0; j < 2; j++) {
       vf score = load(b->scores[i + j], v, F32) - base;
-      w[j] = pairs ? exp2_for_bf16(score) : exp2_up_to_1(score);
-      sums[pairs ? j : (i + j) % LANES] += w[j];
+      w[j] = pairs == BF16_PAIRS ? exp2_for_bf16(score) : exp2_up_to_1(score);
+      sums[pairs == BF16_PAIRS ? j : (i + j) % LANES] += w[j];
       if (scaled) w[j] *= t->value_scales[i + j];
-      if (!pairs) store(b->scores[i + j], v, w[j], F32);
+      if (pairs == INT_PAIRS) most = larger_magnitude(most, w[j]);
+      if (pairs != BF16_PAIRS) store(b->scores[i + j], v, w[j], F32);
     }
-    if (pairs) store(b->scores[i / 2], v, paired_words(w[0], w[1]), F32);
+    if (pairs == BF16_PAIRS) store(b->scores[i / 2], v, paired_words(w[0], w[1]), F32);
   }
-  for (int width = pairs ? 1 : LANES / 2; width; width /= 2)
+  for (int width = pairs == BF16_PAIRS ? 1 : LANES / 2; width; width /= 2)
     for (int i = 0; i < width; i++) sums[i] += sums[i + width];
   store(b->split.sums, v, load(b->split.sums, v, F32) + sums[0], F32);
+  if (pairs != INT_PAIRS) return;
+  vf largest = count_as_number(most);
+  store(b->units, v, largest * (1 / MAX_INT16), F32);
+  for (int i = from; i < to; i += 2) {
+    vi words = narrow_pair(load(b->scores[i], v, F32), load(b->scores[i + 1], v, F32), MAX_INT16 / largest);
+    memcpy(b->scores[i / 2] + v, &words, sizeof words);
+  }
 }
 
 /* out += weights * values of keys from … to - 1. */
@@ -187,22 +200,26 @@ INLINE void add_position_values(struct lane_block *b, const struct position_tile
     vf sums[COLUMNS_AT_ONCE][2];
 #pragma GCC unroll 8
     for (int j = 0; j < COLUMNS_AT_ONCE; j++) {
-      sums[j][0] = load(b->split.out[d + j], 0, F32);
-      sums[j][1] = load(b->split.out[d + j], LANES, F32);
+      sums[j][0] = pairs == INT_PAIRS ? (vf){} : load(b->split.out[d + j], 0, F32);
+      sums[j][1] = pairs == INT_PAIRS ? (vf){} : load(b->split.out[d + j], LANES, F32);
     }
     add_products(sums, b->scores[from], QUERY_LANES, t->values[from] + d, ROW_WORDS, 1, to - from, pairs);
 #pragma GCC unroll 8
-    for (int j = 0; j < COLUMNS_AT_ONCE; j++) {
-      store(b->split.out[d + j], 0, sums[j][0], F32);
-      store(b->split.out[d + j], LANES, sums[j][1], F32);
-    }
+    for (int j = 0; j < COLUMNS_AT_ONCE; j++)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++) {
+        float *out = b->split.out[d + j] + v * LANES;
+        if (pairs == INT_PAIRS)
+          sums[j][v] = add_integers(load(out, 0, F32), (vi)sums[j][v], load(b->units, v * LANES, F32));
+        store(out, 0, sums[j][v], F32);
+      }
   }
 }
 
 INLINE void attend_words(const struct run_job *job, const struct position_tile *t, long first, int from, int to,
                          int pairs, struct ahead *ahead, struct lane_block *b) {
   long size = job->cache.size;
-  int scaled = job->cache.type == I8 || job->cache.type == F8;
+  int scaled = is_scaled(job->cache.type);
   vf peaks[2];
   score_positions(b, t, from, to, pairs ? size / 2 : size, pairs, ahead, peaks);
   int all_seen = first >= b->seen[QUERY_LANES - 1] && first + to - 1 <= b->positions[0];
@@ -223,10 +240,15 @@ static void attend_positions(const struct run_job *job, const struct position_ti
   int from = seen > first ? (int)(seen - first) / COLUMNS_AT_ONCE * COLUMNS_AT_ONCE : 0;
   int to = (int)min(TILE_KEYS, (last - first) / COLUMNS_AT_ONCE * COLUMNS_AT_ONCE + COLUMNS_AT_ONCE);
 #if defined(__AVX512BF16__)
-  if (job->pairs) {
-    attend_words(job, t, first, from, to, 1, ahead, b);
+  if (job->pairs == BF16_PAIRS) {
+    attend_words(job, t, first, from, to, BF16_PAIRS, ahead, b);
+    return;
+  }
+#else
+  if (job->pairs == INT_PAIRS) {
+    attend_words(job, t, first, from, to, INT_PAIRS, ahead, b);
     return;
   }
 #endif
-  attend_words(job, t, first, from, to, 0, ahead, b);
+  attend_words(job, t, first, from, to, NO_PAIRS, ahead, b);
 }

@@ -33,7 +33,24 @@ typedef uint16_t vu16 __attribute__((vector_size(2 * LANES)));
 typedef int8_t vi8 __attribute__((vector_size(LANES)));
 typedef uint8_t vu8 __attribute__((vector_size(LANES)));
 
+/* The compiler may not move additions to this vector behind others, until what is added fills the registers. */
+#if defined(__AVX512F__)
+#define KEEP_IN_REGISTER(VECTOR) __asm__("" : "+v"(VECTOR))
+#elif defined(__SSE2__)
+#define KEEP_IN_REGISTER(VECTOR) __asm__("" : "+x"(VECTOR))
+#else
+#define KEEP_IN_REGISTER(VECTOR)
+#endif
+
 INLINE vf splat(float x) { return x - (vf){}; }
+
+INLINE vi splat_int(int32_t n) { return n - (vi){}; }
+
+INLINE vi splat_word(const void *from) {
+  int32_t word;
+  memcpy(&word, from, sizeof word);
+  return splat_int(word);
+}
 
 /* Reinterprets the 32 bits of each lane as another type. */
 INLINE vf vf_bits(vu u) {
@@ -147,6 +164,17 @@ INLINE vi load_u8(const void *p) {
 #endif
 }
 
+/* LANES signed numbers of 8 bits. */
+INLINE vi load_signed(const void *from) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
+#else
+  return load_u8(from) << 24 >> 24;
+#endif
+}
+
 /* Magnitudes below 0x400 are multiples of 2^-24, infinity and NaN have the largest exponent. Where no instruction
    converts the numbers, small ones are converted as integers, because moving their bits into a float would make a
    denormal number, which is slow to compute with. */
@@ -236,6 +264,19 @@ INLINE vi load_i16(const void *p) {
 #endif
 }
 
+/* Words of two 16-bit numbers: the sum of both products of each word. */
+INLINE vi multiply_halves(vi a, vi b) {
+#if defined(__AVX512BW__)
+  return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
 /* Stores x as int8, for |x| up to 127. */
 INLINE void store_i8(int8_t *p, vf x) {
   /* Adding and subtracting 1.5 * 2^23 rounds to the nearest whole number, ties to even. */
@@ -285,41 +326,50 @@ INLINE float lane_sum(vf x) {
 #endif
 }
 
-/* Lane i of the result is the sum of the lanes of x[i]. */
-INLINE vf lane_sums(const vf x[LANES]) {
+/* a + b, of floats or of integers. */
+INLINE vf add_lanes(vf a, vf b, int integers) { return integers ? (vf)((vi)a + (vi)b) : a + b; }
+
+/* Lane i of the result is the sum of the lanes of x[i], which are floats or integers. */
+INLINE vf lane_sums_of(const vf x[LANES], int integers) {
 #if defined(__AVX512F__)
+#define ADDED(A, B) ((__m512)add_lanes((vf)(A), (vf)(B), integers))
   /* Each round adds halves of the remaining lanes: 16 vectors of 16 lanes become 8 vectors that hold 8 lanes of x[i]
      and 8 of x[i + 8], then 4 with 4 lanes of four vectors, 2 with 2 lanes of eight, 1 with one lane of each. The
      shuffles put the halves side by side (0x44 and 0xee: lower and upper half; 0x88 and 0xdd: even and odd quarters),
      and the last permutation brings the sums into the order of x. README.md draws one round. */
   __m512 a[8], b[4], c[2];
   for (int i = 0; i < 8; i++)
-    a[i] = _mm512_add_ps(_mm512_shuffle_f32x4((__m512)x[i], (__m512)x[i + 8], 0x44),
-                         _mm512_shuffle_f32x4((__m512)x[i], (__m512)x[i + 8], 0xee));
+    a[i] = ADDED(_mm512_shuffle_f32x4((__m512)x[i], (__m512)x[i + 8], 0x44),
+                 _mm512_shuffle_f32x4((__m512)x[i], (__m512)x[i + 8], 0xee));
   for (int i = 0; i < 4; i++)
-    b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[i], a[i + 4], 0x88), _mm512_shuffle_f32x4(a[i], a[i + 4], 0xdd));
+    b[i] = ADDED(_mm512_shuffle_f32x4(a[i], a[i + 4], 0x88), _mm512_shuffle_f32x4(a[i], a[i + 4], 0xdd));
   for (int i = 0; i < 2; i++)
-    c[i] = _mm512_add_ps(_mm512_shuffle_ps(b[i], b[i + 2], 0x44), _mm512_shuffle_ps(b[i], b[i + 2], 0xee));
-  __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd));
+    c[i] = ADDED(_mm512_shuffle_ps(b[i], b[i + 2], 0x44), _mm512_shuffle_ps(b[i], b[i + 2], 0xee));
+  __m512 sums = ADDED(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd));
   const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
   return (vf)_mm512_permutexvar_ps(order, sums);
 #elif LANES == 4
   const vi lower = {0, 4, 1, 5}, upper = {2, 6, 3, 7}, left = {0, 1, 4, 5}, right = {2, 3, 6, 7};
-  vf a = __builtin_shuffle(x[0], x[1], lower) + __builtin_shuffle(x[0], x[1], upper);
-  vf b = __builtin_shuffle(x[2], x[3], lower) + __builtin_shuffle(x[2], x[3], upper);
-  return __builtin_shuffle(a, b, left) + __builtin_shuffle(a, b, right);
+  vf a = add_lanes(__builtin_shuffle(x[0], x[1], lower), __builtin_shuffle(x[0], x[1], upper), integers);
+  vf b = add_lanes(__builtin_shuffle(x[2], x[3], lower), __builtin_shuffle(x[2], x[3], upper), integers);
+  return add_lanes(__builtin_shuffle(a, b, left), __builtin_shuffle(a, b, right), integers);
 #else
+#define ADDED(A, B) ((__m256)add_lanes((vf)(A), (vf)(B), integers))
   /* The three last rounds of the same. */
   __m256 a[4], b[2];
+#pragma GCC unroll 4
   for (int i = 0; i < 4; i++)
-    a[i] = _mm256_add_ps(_mm256_permute2f128_ps((__m256)x[i], (__m256)x[i + 4], 0x20),
-                         _mm256_permute2f128_ps((__m256)x[i], (__m256)x[i + 4], 0x31));
+    a[i] = ADDED(_mm256_permute2f128_ps((__m256)x[i], (__m256)x[i + 4], 0x20),
+                 _mm256_permute2f128_ps((__m256)x[i], (__m256)x[i + 4], 0x31));
+#pragma GCC unroll 2
   for (int i = 0; i < 2; i++)
-    b[i] = _mm256_add_ps(_mm256_shuffle_ps(a[i], a[i + 2], 0x44), _mm256_shuffle_ps(a[i], a[i + 2], 0xee));
-  __m256 sums = _mm256_add_ps(_mm256_shuffle_ps(b[0], b[1], 0x88), _mm256_shuffle_ps(b[0], b[1], 0xdd));
+    b[i] = ADDED(_mm256_shuffle_ps(a[i], a[i + 2], 0x44), _mm256_shuffle_ps(a[i], a[i + 2], 0xee));
+  __m256 sums = ADDED(_mm256_shuffle_ps(b[0], b[1], 0x88), _mm256_shuffle_ps(b[0], b[1], 0xdd));
   return (vf)_mm256_permute_ps(sums, 0xd8);
 #endif
 }
+
+INLINE vf lane_sums(const vf x[LANES]) { return lane_sums_of(x, 0); }
 
 /* The largest of all lanes of integers. */
 INLINE int32_t lane_most(vi x) {

@@ -1,11 +1,11 @@
 /* Products whose lanes are queries: each lane of a vector belongs to a query, and what the queries share is repeated in
    all lanes. So keys and values need no transposing, and no sum runs over the lanes.
 
-   A word is what one lane holds: a float32 or, where a processor has a dot-product instruction for bfloat16, a pair of
-   bfloat16 numbers. The functions get a constant, `pairs`, that says which. */
+   A word is what one lane holds: a float32, a pair of 16-bit integers or, where a processor has a dot-product
+   instruction for bfloat16, a pair of bfloat16 numbers. The functions get a constant, `pairs`, that says which. */
 #pragma once
 
-#include "vectors.h"
+#include "int_pairs.h"
 
 #define QUERY_LANES (2 * LANES) /* queries of a block: two vectors */
 #if defined(__AVX512F__)
@@ -14,17 +14,19 @@
 #define COLUMNS_AT_ONCE 4
 #endif
 
+enum pairs { NO_PAIRS = 0, BF16_PAIRS = 1, INT_PAIRS = 2 };
+
 /* sum + a * b, where b is one word; pairs: sum + a[0] * b[0] + a[1] * b[1]. Floats are multiplied as attention.c does
    it, so that the compiler fuses the same operations. */
 INLINE vf add_product(vf sum, vf a, const float *b, int pairs) {
 #if defined(__AVX512BF16__)
-  if (pairs) {
+  if (pairs == BF16_PAIRS) {
     int word;
     memcpy(&word, b, sizeof word);
     return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)_mm512_set1_epi32(word));
   }
 #endif
-  (void)pairs;
+  if (pairs == INT_PAIRS) return (vf)((vi)sum + multiply_halves((vi)a, splat_word(b)));
   return sum + a * *b;
 }
 
@@ -64,7 +66,7 @@ INLINE void multiply_keys(vf sums[COLUMNS_AT_ONCE][2], const float *q, const flo
                           int pairs) {
   if (pairs) {
     memset(sums, 0, COLUMNS_AT_ONCE * sizeof sums[0]);
-    add_products(sums, q, QUERY_LANES, keys, 1, stride, words, 1);
+    add_products(sums, q, QUERY_LANES, keys, 1, stride, words, pairs);
     return;
   }
   vf complete[5][COLUMNS_AT_ONCE][2]; /* [n]: the sum of 2^n sums */
