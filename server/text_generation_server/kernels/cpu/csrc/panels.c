@@ -5,8 +5,7 @@
 #define GRAIN_OF_UNITS 512 /* units of a panel that a thread takes at a time */
 #define UNROLLED _Pragma("GCC unroll 16")
 #define READ_AHEAD 512     /* bytes */
-#define UNITS_OF_COLUMNS 8 /* units that are packed in all panels before the next: a page has words of many outputs.
-                              If inputs are in an order, a panel's words are in the near cache when they are read again */
+#define UNITS_OF_COLUMNS 8 /* units that are packed in all panels before the next: a page has words of many outputs */
 #define PANELS_AT_ONCE 8   /* panels of the same units that a thread takes at a time */
 #define TILE_BYTES 16      /* bytes of a vector: every processor interleaves two of these by one instruction */
 
@@ -185,6 +184,7 @@ INLINE void pack_lanes(const struct pack_columns_arguments *a, long panel, long 
 EXPORT void pack_columns(const void *arguments, struct team *team, int me) {
   (void)me;
   const struct pack_columns_arguments *a = arguments;
+  /* In an order of inputs a word is read up to 8 times: those of one panel are in the near cache then. */
   long piece = a->order ? a->units : UNITS_OF_COLUMNS, pieces = (a->units + piece - 1) / piece;
   FOR_EACH_ITEM(item, a->panels * pieces, a->order ? 1 : PANELS_AT_ONCE, team) {
     long panel = item % a->panels, from = item / a->panels * piece;
