@@ -449,7 +449,7 @@ test-served-calls: install-test
 # Cases that `make test` leaves out, because another case of the same test shows the same; and tests with drawn values, of
 # which `make test` tries a third. 17 minutes of processors.
 test-slow: install-test
-	$(BIN)/pytest -m "slow or hypothesis" --hypothesis-profile=many $(ARGS)
+	$(BIN)/pytest -p text_generation_common.tests.examples -m "slow or hypothesis" --hypothesis-profile=many $(ARGS)
 
 # The official clients, each in a virtual environment of its own, against a server on the demo model. A part of them:
 # ARGS="--only openai-3 lm-eval". vllm is not installed here: `make bench-peers` does, or VLLM=/path/to/vllm names one.

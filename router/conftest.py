@@ -1,6 +1,4 @@
-"""Sets how many steps state machine tests run: about 2,000 of the scheduler in `make test`, 6,000 in `make test-slow`,
-100,000 and more in `make fuzz`; how many texts the readers of calls get; and how many cases `make test-schema` sends to
-each route. Runs tests that are coroutines."""
+"""Chooses how many values tests draw, and runs tests that are coroutines."""
 
 import asyncio
 import inspect
@@ -9,12 +7,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 import pytest
 from hypothesis import settings
 
-from text_generation_common.tests.examples import MANY
+import text_generation_common.tests.examples  # noqa: F401 (has the profiles)
 
-settings.register_profile("test", max_examples=MANY // 3, stateful_step_count=50, deadline=None)
-settings.register_profile("many", max_examples=MANY, stateful_step_count=50, deadline=None)
-settings.register_profile("fuzz", max_examples=3000, stateful_step_count=60, deadline=None)
-settings.register_profile("schema", max_examples=1000, deadline=None)
 settings.load_profile("test")
 
 
