@@ -25,7 +25,7 @@ def shards(launcher: int) -> dict[int, psutil.Process]:
         try:
             if runs(process, "text-generation-server", "serve") and process.name() != TEMPLATE:
                 found[int(process.environ()["RANK"])] = process
-        except psutil.Error:  # the process ended meanwhile
+        except (psutil.Error, KeyError):  # the process ended meanwhile, or has not written its environment yet
             continue
     return found
 

@@ -54,6 +54,8 @@ if launcher := os.fork():
     os.write(state, struct.pack("i", os.waitstatus_to_exitcode(status)))
     os._exit(0)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in signal.SIGTERM, signal.SIGHUP:  # pytest may ignore one, as under nohup
+    signal.signal(number, signal.SIG_DFL)
 os.dup2(output, 1)
 os.dup2(errors, 2)
 os.closerange(3, 2**16)

@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 from text_generation_server.device.transfers import ALIGNED_WORDS, host_words, send
 from text_generation_server.kernels.interface import Kernels, Segments
 from text_generation_server.step.inputs import StepInput
-from text_generation_server.step.preparation import Int32s, PreparedStep
-from text_generation_server.step.rows import NO_ADAPTER, Rows
+from text_generation_server.step.preparation import PreparedStep
+from text_generation_server.step.rows import NO_ADAPTER, Int32s, Rows
 
 # Most chunks of a recorded mixed step: attention launches a program for each of them, whether the step has it or not.
 MAX_CHUNKS = 16
