@@ -79,7 +79,8 @@ def test_milestones_come_in_tgi_s_order_and_few_lines(site, is_whole):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_every_end_signal_is_an_orderly_end(site, number):
-    assert site.launch().ready().end(number) == 0
+    launch = site.launch().ready()
+    assert launch.end(number) == 0
     assert len(site.events("stop")) == 2
     assert "webserver terminated" in launch.stdout
 
