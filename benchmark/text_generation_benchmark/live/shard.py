@@ -41,6 +41,7 @@ class TimedRunner:
     measured = None
     has_kept_cache = False
     kept = None
+    computed = ()
 
     def __init__(self, cost: StepCost, slots: int, token_ids: Sequence[int]) -> None:
         """`cost`: of rows and prompt tokens. What rows and prompts attend to is not known here."""

@@ -66,6 +66,7 @@ def random_states(seed: int, count: int) -> Iterator[Scheduler]:
         end_tokens=frozenset(),
         slowdown=0.0,
         adapters=0,
+        deaths=set(),
         random=random,
     )
     for _ in range(count):
