@@ -93,8 +93,8 @@ class StoredModel:
 
 
 def seconds_of(path: Path) -> tuple[float, float]:
-    """Of two loads. The host of a virtual machine gives memory when it is first touched, which takes the first load's
-    time."""
+    """Seconds that two loads take. The host of a virtual machine gives memory when it is first touched, by the first
+    load."""
 
     def once() -> float:
         source, started_s = StoredModel.of(path), time.monotonic()
