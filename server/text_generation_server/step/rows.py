@@ -43,9 +43,7 @@ class PromptChunk:
     sampling: Sampling | None = None
     prompt_logprobs: int | None = None  # see `RowParameters`
     adapter: str = ""  # the digest of the adapter that changes the model for this request; "": none
-    note: bytes = (
-        b""  # what the router wants to be told with the row, see `Rows.computed`; empty: do not report the row
-    )
+    note: bytes = b""  # what the router wants to be told with the row, see `Rows.computed`; empty: nothing about it
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def stored(numbers: Tensor) -> Tensor:
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor | None:
-    """CodesOfOutputs codes of the outputs of all tensors, if these are stored in the same order. Otherwise None."""
+    """The codes of the outputs of all tensors, where they lie, if their order is the same. Otherwise None."""
     parts = [part for tensor in tensors if isinstance(tensor, CodesInFile) for part in tensor.parts]
     if not all(isinstance(tensor, CodesInFile) and tensor.parts[0].order == parts[0].order for tensor in tensors):
         return None

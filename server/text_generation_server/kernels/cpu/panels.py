@@ -31,7 +31,7 @@ def in_panels(
 ) -> Tensor:  # fmt: skip
     """[N, M] as [places / width, units, width], and 0 where no output is. A unit is one number, or some neighbours with
     `unit` bytes together, and a further dimension is theirs then. `sorts`: codes of 4 bits become words of 8 inputs.
-    CodesOfOutputs codes are read where they lie in a file."""
+    CodesInFile are read where they lie."""
     size = numbers.element_size()
     unit = unit or size
     units, each = numbers.shape[1] * size // unit, unit // size
