@@ -194,7 +194,8 @@ class FrontsAndReplicas:
 
     @property
     def has_listened(self) -> bool:
-        return self._fronts.has_listened
+        # A front listens before the first replica is ready, and refuses requests until then.
+        return self._fronts.has_listened and (self.replicas is None or self.replicas.has_served)
 
     @property
     def demand(self) -> Demand | None:

@@ -253,6 +253,8 @@ def test_ctrl_c_ends_a_server_within_two_seconds_and_with_130_before_it_has_serv
             launch.ready()
         else:
             site.wait_for_start(role)
+        if role == "engine":
+            launch.wait_for("Connected")  # a front listens, but no engine
         taken = Seconds.of(lambda: launch.end(signal.SIGINT))
         assert (launch.process.returncode, launch.stderr) == (0 if role is None else 130, "")
         site.assert_no_children()
