@@ -18,6 +18,7 @@ for command in (simulate, replay, replicas, fleet, autoscaling, replicated, bala
 Write = Annotated[Path | None, typer.Option(help="A Markdown file; its marked table is replaced.")]
 Vllm = Annotated[Path, typer.Option(help="Virtual environment with vLLM for CPUs.")]
 LlamaCpp = Annotated[Path, typer.Option(help="Virtual environment with llama-cpp.")]
+CpuTarget = Annotated[str, typer.Option(help="The kernels of all our servers; by default the best.")]
 
 
 @app.command()
@@ -70,6 +71,7 @@ def gguf(
     kinds: Annotated[list[str] | None, typer.Argument(help="Types of weights. Default: Q4_K_M and Q8_0.")] = None,
     model: Annotated[str, typer.Option(help="m100, m1b or m3b.")] = "m1b",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each load on each server, in turns.")] = 5,
+    cpu_target: CpuTarget = "",
     llama_cpp: LlamaCpp = Path(".venv-llama-cpp"),
 ) -> None:
     """Tokens per second of this server and of llama.cpp's on the same GGUF file."""
@@ -79,7 +81,7 @@ def gguf(
     if model not in SHAPES:
         raise typer.BadParameter(f"{model} is not one of {', '.join(SHAPES)}", param_hint="--model")
     try:
-        typer.echo(beside_llama_cpp(llama_cpp, model, kinds or ("Q4_K_M", "Q8_0"), rounds))
+        typer.echo(beside_llama_cpp(llama_cpp, model, kinds or ("Q4_K_M", "Q8_0"), rounds, _on(cpu_target)))
     except RuntimeError as error:
         fail(str(error))
 
@@ -113,7 +115,7 @@ def adapters(
 def quantized(
     model: Annotated[str, typer.Option(help="m100, m1b or m3b.")] = "m1b",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each load on each server, in turns.")] = 5,
-    cpu_target: Annotated[str, typer.Option(help="The kernels of all our servers; by default the best.")] = "",
+    cpu_target: CpuTarget = "",
     with_vllm: Annotated[
         bool, typer.Option("--beside-vllm", help="Quantized checkpoints beside vLLM instead.")
     ] = False,
@@ -126,7 +128,7 @@ def quantized(
     if model not in SHAPES:
         raise typer.BadParameter(f"{model} is not one of {', '.join(SHAPES)}", param_hint="--model")
     try:
-        more = ("--cpu-target", cpu_target) if cpu_target else ()
+        more = _on(cpu_target)
         typer.echo(beside_vllm(vllm, model, rounds, more) if with_vllm else beside_bfloat16(model, rounds, more))
     except RuntimeError as error:
         fail(str(error))
@@ -205,6 +207,10 @@ def fronts(
         if part not in PARTS:
             raise typer.BadParameter(f"{part} is not one of {', '.join(PARTS)}", param_hint="--only")
         show_table(run_part(part, turns, seconds, streams, step_ms / 1000), write, f"fronts {part}")
+
+
+def _on(cpu_target: str) -> tuple[str, ...]:
+    return ("--cpu-target", cpu_target) if cpu_target else ()
 
 
 def main() -> None:

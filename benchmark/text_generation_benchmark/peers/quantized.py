@@ -36,8 +36,9 @@ OF_A_CHECKPOINT: Mapping[str, Sequence[str]] = {
 }
 
 
-def beside_llama_cpp(environment: Path, model: str, kinds: Sequence[str], rounds: int) -> str:
-    """A table of tokens per second, of the prompt where it is the load. The checkpoint has random weights."""
+def beside_llama_cpp(environment: Path, model: str, kinds: Sequence[str], rounds: int, more: Sequence[str] = ()) -> str:
+    """A table of tokens per second, of the prompt where it is the load. The checkpoint has random weights. `more`:
+    flags of this server."""
     exit_on_sigterm()
     rows: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
@@ -48,7 +49,7 @@ def beside_llama_cpp(environment: Path, model: str, kinds: Sequence[str], rounds
             run_in(environment, LIBRARY, "quantize", whole, folder, kind)
             file = Path(folder, f"model-{kind}.gguf")
             with ExitStack() as servers:
-                runs = _ours(servers, file, checkpoint, OF_A_FILE)
+                runs = _ours(servers, file, checkpoint, OF_A_FILE, more)
                 most = max(workload.concurrency for workload in BESIDE_LLAMA_CPP)
                 runs["llama.cpp"] = servers.enter_context(llama_server(environment, file, checkpoint, most))
                 rows += ((kind, *row) for load in BESIDE_LLAMA_CPP for row in rows_of(load, runs, rounds))
@@ -62,8 +63,7 @@ def beside_bfloat16(model: str, rounds: int, more: Sequence[str] = ()) -> str:
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder, ExitStack() as servers:
         checkpoint = Path(folder, model)
         write_checkpoint(checkpoint, SHAPES[model])
-        each = {name: (*flags, *more) for name, flags in OF_A_CHECKPOINT.items()}
-        runs = _ours(servers, checkpoint, checkpoint, each)
+        runs = _ours(servers, checkpoint, checkpoint, OF_A_CHECKPOINT, more)
         return table(columns_of(list(runs)), [row for load in BESIDE_BFLOAT16 for row in rows_of(load, runs, rounds)])
 
 
@@ -75,19 +75,21 @@ def beside_vllm(environment: Path, model: str, rounds: int, more: Sequence[str] 
         with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder, ExitStack() as servers:
             checkpoint, _ = write_model(Path(folder), name, SHAPES[model])
             write_tokenizer(checkpoint, SHAPES[model].vocabulary)
-            runs = _ours(servers, checkpoint, checkpoint, {ours: (*own, *more) for ours, own in OF_A_FILE.items()})
+            runs = _ours(servers, checkpoint, checkpoint, OF_A_FILE, more)
             port, dialect = servers.enter_context(running_vllm(environment, checkpoint))
             runs["vLLM-CPU"] = loads_on(port, dialect, Prompts(checkpoint))
             rows += ((name, *row) for load in BESIDE_BFLOAT16 for row in rows_of(load, runs, rounds))
     return table(("weights", *columns_of([*OF_A_FILE, "vLLM-CPU"])), rows)
 
 
-def _ours(servers: ExitStack, model: Path, checkpoint: Path, flags: Mapping[str, Sequence[str]]) -> dict[str, Run]:
-    """`checkpoint`: the folder with the tokenizer."""
+def _ours(
+    servers: ExitStack, model: Path, checkpoint: Path, flags: Mapping[str, Sequence[str]], more: Sequence[str]
+) -> dict[str, Run]:
+    """`checkpoint`: the folder with the tokenizer. `more`: flags of all these servers."""
 
     def started() -> Iterator[tuple[str, Run]]:
         for name, each in flags.items():
-            port = servers.enter_context(running_ours(model, more=each)).port
+            port = servers.enter_context(running_ours(model, more=(*each, *more))).port
             yield name, loads_on(port, GenerateStream(), Prompts(checkpoint))
 
     return dict(started())
