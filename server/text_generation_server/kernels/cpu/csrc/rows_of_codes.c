@@ -73,8 +73,9 @@ static void embed_row(const struct embed_codes_arguments *e, long token) {
         if (a->offsets) offsets[j] = numbers.offsets[g][p.output];
       }
       vf row = (numbers_from(a, e->layout, p, i) - zeros) * scales;
+      if (a->offsets) row -= offsets;
       char found[4 * LANES];
-      store(found, 0, a->offsets ? row - offsets : row, (enum type)e->type);
+      e->type == BF16 ? store_any_bf16((bf16 *)found, row) : store(found, 0, row, (enum type)e->type);
       for (long j = 0; j < LANES && i + j < end; j++) {
         long input = a->order ? a->order[i + j] : i + j;
         if (input < e->width) memcpy(to + input * size, found + j * size, size);

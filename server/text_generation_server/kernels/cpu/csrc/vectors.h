@@ -130,11 +130,7 @@ INLINE vf load_bf16(const bf16 *p) {
 }
 
 /* Rounds to the nearest bfloat16, ties to even. NaN stays NaN. */
-INLINE void store_bf16(bf16 *p, vf x) {
-#if defined(__AVX512BF16__)
-  __m256bh h = _mm512_cvtneps_pbh((__m512)x);
-  memcpy(p, &h, sizeof h);
-#else
+INLINE void store_any_bf16(bf16 *p, vf x) {
   vu u = vu_bits(x);
   vu rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   rounded = vu_bits(blend(x == x, vf_bits(rounded), vf_bits((vu){} + 0x7fc0)));
@@ -145,6 +141,15 @@ INLINE void store_bf16(bf16 *p, vf x) {
   vu16 h = __builtin_convertvector(rounded, vu16);
   memcpy(p, &h, sizeof h);
 #endif
+}
+
+/* The same, but numbers below the least normal one may become 0: the instruction takes them as 0. */
+INLINE void store_bf16(bf16 *p, vf x) {
+#if defined(__AVX512BF16__)
+  __m256bh h = _mm512_cvtneps_pbh((__m512)x);
+  memcpy(p, &h, sizeof h);
+#else
+  store_any_bf16(p, x);
 #endif
 }
 
