@@ -48,8 +48,9 @@ OPTIONS = [
 ]
 # Time limits in seconds. Steps and warm-up have none: the launcher detects shards that hang.
 CONNECT_S, CALL_S, HEALTH_S = 10.0, 10.0, 2.0
-# Seconds without progress after which ranks that have not run the same steps never will; and between two looks at them.
-SETTLE_S, LOOK_S = 1.0, 0.005
+# Seconds without progress, at least, after which ranks that have not run the same steps never will; how many times the
+# longest pause of a step these are for larger models; and seconds between two looks at the ranks.
+SETTLE_S, SETTLE_PAUSES, LOOK_S = 1.0, 2, 0.005
 # Seconds for a shard to compile a grammar. The shard refuses a grammar that takes the compiler too long, so only a
 # shard that is stopped, or lost, takes longer.
 COMPILE_S = 30.0
@@ -136,8 +137,7 @@ class ShardedClient:
         paths = [master_uds_path, *(url.removeprefix("unix://") for url in found.urls[1:])]
         connections: list[StepConnection] = []
         try:
-            if len(channels) > 1:
-                await _settled([Stub(channel) for channel in channels])
+            await _settled([Stub(channel) for channel in channels])
             for path in paths:
                 if (connection := await StepConnection.open(steps_path(path), CONNECT_S)) is not None:
                     connections.append(connection)
@@ -260,7 +260,8 @@ class ShardedClient:
 
 async def _settled(ranks: Sequence[Stub]) -> None:
     """Waits until all ranks have run the same steps, and all that an engine before this one has sent. ShardsError if
-    they never will: a rank that got one step more than another waits for it in a collective."""
+    they never will: a rank that got one step more than another waits for it in a collective. A rank alone needs no
+    other, and is not given up."""
     loop, health = asyncio.get_running_loop(), pb.HealthRequest()
     seen: list[tuple[int, int]] = []
     seen_s = 0.0
@@ -274,7 +275,9 @@ async def _settled(ranks: Sequence[Stub]) -> None:
         now = [(rank.last_step, rank.progress) for rank in found]
         if now != seen:
             seen, seen_s = now, loop.time()
-        elif loop.time() - seen_s > SETTLE_S:
+        elif loop.time() - seen_s > max(SETTLE_S, SETTLE_PAUSES * max(rank.longest_pause_ms for rank in found) / 1000):
+            if len(found) == 1:
+                return
             raise ShardsError("the webserver ended between the calls to its shards")
         await asyncio.sleep(LOOK_S)
 

@@ -22,7 +22,7 @@ from text_generation_server.step.parameters import RowParameters
 # divides and again for other widths, and a warm-up that lacks memory shortens the rows after kernels were compiled.
 WIDTH_STEP = 128
 NO_ADAPTER = -1
-# The rows that `Rows.computed` reports have at most this number of tokens together: 32 MiB of a message of 64 MiB.
+# `Rows.computed` reports rows that have at most this number of tokens together: 32 MiB of a message of 64 MiB.
 MAX_REPORTED = 2**22
 Int32s = npt.NDArray[np.int32]
 
@@ -157,17 +157,17 @@ class Rows:
         self.known[rows_R] += 1
 
     def computed(self) -> list[ComputedRow]:
-        """What the rows with a note have in their slots. Each step must have ended, with finite logits. Two rows may
-        name one slot for different tokens: a router that preempts a request gives its slots away in a step before it
-        drops the row."""
-        found, left = [], MAX_REPORTED
-        for request_id, row in self._row_of.items():
-            count = int(self.num_computed[row])
-            if self._notes[request_id] and 0 < count <= left:
-                ids, slots = (part[row, :count].cpu().numpy().copy() for part in (self.history, self.table))
-                found.append(ComputedRow(self._notes[request_id], ids, slots))
-                left -= count
-        return found
+        """What the rows with a note have in their slots; nothing if these have more than MAX_REPORTED tokens. Each step
+        must have ended, with finite logits. Two rows may name one slot for different tokens: a router that preempts a
+        request gives its slots away in a step before it drops the row. Who is told one of these rows must see both."""
+        rows = [(self._notes[of], row, int(self.num_computed[row])) for of, row in self._row_of.items()]
+        rows = [(note, row, count) for note, row, count in rows if note and count]
+        if sum(count for *_, count in rows) > MAX_REPORTED:
+            return []
+        return [
+            ComputedRow(note, *(part[row, :count].cpu().numpy().copy() for part in (self.history, self.table)))
+            for note, row, count in rows
+        ]
 
     def leave(self, request_id: int) -> None:
         self._free.append(self._row_of.pop(request_id))

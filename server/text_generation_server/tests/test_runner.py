@@ -30,6 +30,7 @@ from text_generation_server.errors import StepError
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.interface import Choices, Chosen, Kernels
 from text_generation_server.runner import Capacity, ModelRunner
+from text_generation_server.step import rows as rows_of_step
 from text_generation_server.step.results import StepOutput
 from text_generation_server.step.rows import PromptChunk, StepBatch
 from text_generation_server.step.warmup import EVERY_OPTION, LongestPause
@@ -393,8 +394,10 @@ def test_a_warm_up_tells_a_router_that_has_not_sent_them_what_the_rows_have_comp
     assert told(runner) == {}  # that request has no note
 
 
-@pytest.mark.parametrize("harm", ["other values", "a step fails", "not finite", "left"])
-def test_a_warm_up_tells_nothing_of_rows_whose_keys_may_not_be_there(poisoned: ModelRunner, harm: str) -> None:
+@pytest.mark.parametrize("harm", ["other values", "a step fails", "not finite", "left", "too many tokens"])
+def test_a_warm_up_tells_nothing_of_rows_whose_keys_may_not_be_there(
+    poisoned: ModelRunner, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poisoned.warmup(64, None, 16, 1000)
     client, _ = two_rows(poisoned)
     if harm == "other values":
@@ -407,9 +410,12 @@ def test_a_warm_up_tells_nothing_of_rows_whose_keys_may_not_be_there(poisoned: M
         client.step([], [client.first_chunk(8, torch.tensor([POISON]))])
         poisoned.filter(BATCH, [1, 2])
         client.step([1])
+    elif harm == "too many tokens":  # to tell one row alone would hide that the other one has its slots
+        monkeypatch.setattr(rows_of_step, "MAX_REPORTED", 10)
     else:
         poisoned.filter(BATCH, [2, 3])
     assert set(told(poisoned)) == ({b"2"} if harm == "left" else set())
+    monkeypatch.undo()
     two_rows(poisoned)
     assert set(told(poisoned)) == {b"1", b"2"}
 

@@ -248,6 +248,8 @@ async def test_ranks_of_which_one_waits_for_the_other_s_step_are_given_up(
 ) -> None:
     monkeypatch.setattr(shards, "SETTLE_S", 0.05)
     moving = [health(8, pending=1, progress=progress) for progress in range(10)]
+    async with over(place, 1, [health(8, step_clients=1)]):
+        pass  # a rank alone waits for no other
     with pytest.raises(ShardsError, match="ended between the calls"):
         async with over(place, 2, moving, [health(7)]):
             pass
