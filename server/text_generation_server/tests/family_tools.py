@@ -1,6 +1,6 @@
 """What the tests of families share: checkpoints and runners, which are made once, and the logits of texts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from family_checkpoints import SHAPE, VARIANTS, first_variant, make_family
-from shard_tools import fresh_client, make_runner
+from family_ranges import least_gap
+from shard_tools import fresh_client, make_runner, random_ids
 
 from text_generation_common.models.config import read_config
 from text_generation_common.models.families import FAMILIES
@@ -23,6 +24,9 @@ ROUNDING = 4e-3
 # Most families stay far below ROUNDING. gpt_oss, whose scores are the largest, comes to it: ours and transformers lie
 # on two sides of the float64 logits, and how far depends on the order of sums in the processor's matrix products.
 TOLERANCE = 2.5 * ROUNDING
+# Least distance of an expert that is chosen from one that is not, as a share of a token's largest logit: ten times the
+# rounding error above. At a smaller one, a sum in another order may choose another expert.
+LEAST_GAP, MAX_DRAWS = 1e-4, 20
 VOCABULARY = 320
 EVERYTHING = Sampling(top_n_tokens=VOCABULARY)  # greedy, with the log-probabilities of all tokens
 TYPES = tuple(dict.fromkeys(model_type for model_type, _ in VARIANTS.values()))
@@ -109,3 +113,19 @@ def teacher_forced(model: torch.nn.Module, prompt: torch.Tensor, output: list[in
     with torch.no_grad():
         logits = model(ids.unsqueeze(0)).logits[0, len(prompt) - 1 : -1]
     return logits.log_softmax(dim=-1)
+
+
+def texts_beside(
+    model: torch.nn.Module, runner: ModelRunner, lengths: Iterable[int], new: int
+) -> Iterator[tuple[Text, torch.Tensor]]:
+    """A greedy text of a random prompt of each length, and transformers' log-probabilities [new, V] for its steps.
+    Prompts are drawn again where rounding would choose an expert."""
+    left = list(lengths)
+    for seed in range(MAX_DRAWS):
+        for text in write_texts(runner, [random_ids(length, seed) for length in left], new):
+            if least_gap(model, torch.cat([text.prompt, torch.tensor(text.tokens)])) >= LEAST_GAP:
+                left.remove(len(text.prompt))
+                yield text, teacher_forced(model, text.prompt, text.tokens)
+        if not left:
+            return
+    raise AssertionError(f"for prompts of {left} tokens rounding chooses experts in each of {MAX_DRAWS} texts")

@@ -13,7 +13,16 @@ import pytest
 import torch
 from family_checkpoints import VARIANTS
 from family_ranges import ranges
-from family_tools import FIRST, ROUNDING, TOLERANCE, Checkpoints, quick_and_long, teacher_forced, write_texts
+from family_tools import (
+    FIRST,
+    ROUNDING,
+    TOLERANCE,
+    Checkpoints,
+    quick_and_long,
+    teacher_forced,
+    texts_beside,
+    write_texts,
+)
 from safetensors.torch import load_file
 from shard_tools import SAMPLED, Client, generate, make_platform, random_ids, scattered_slots, warm_runner
 
@@ -44,10 +53,8 @@ def test_greedy_texts_and_logits_equal_transformers(
     made = checkpoints(variant)
     windows = {rule.window for rule in read_config(made.path).rules if rule.window is not None}
     lengths = [*LENGTHS, *(5 * window // 2 for window in windows if window < made.longest)]
-    prompts = [random_ids(length) for length in lengths if length + new <= made.longest]
     worst = 0.0
-    for text in write_texts(made.runner, prompts, new):
-        expected = teacher_forced(made.model, text.prompt, text.tokens)
+    for text, expected in texts_beside(made.model, made.runner, (n for n in lengths if n + new <= made.longest), new):
         chosen = expected.gather(1, torch.tensor(text.tokens).unsqueeze(1)).squeeze(1)
         # Two tokens whose logits differ by less than rounding may change places.
         assert (expected.max(dim=1).values - chosen).max() <= TOLERANCE

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_tools import ROUNDING, TOLERANCE, Made, Text, teacher_forced, write_texts
+from family_tools import ROUNDING, TOLERANCE, Made, Text, texts_beside, write_texts
 from gguf_fixtures import (
     FIXTURES,
     GOLDENS,
@@ -49,8 +49,7 @@ def test_a_file_of_llama_cpps_converter_computes_what_the_original_does(tmp_path
     (tmp_path / "model.gguf").chmod(0o400)
     made = Made(tmp_path / "model.gguf", original)
     worst = 0.0
-    for text in write_texts(made.runner, [random_ids(length) for length in PROMPTS], NEW):
-        expected = teacher_forced(original, text.prompt, text.tokens)
+    for text, expected in texts_beside(original, made.runner, PROMPTS, NEW):
         chosen = expected.gather(1, torch.tensor(text.tokens).unsqueeze(1)).squeeze(1)
         assert (expected.max(dim=1).values - chosen).max() <= TOLERANCE
         worst = max(worst, (text.rows - expected).abs().max().item())
