@@ -24,7 +24,7 @@ import logs
 import processes
 import psutil
 from asks import Ask, asks
-from calls import client_of, metric, metrics, tokenizer
+from calls import client_of, events_of, metric, metrics, tokenizer
 from outcome import Outcome
 from scale import MANY_SLOTS, Scale
 from server_process import ServerProcess, wait_until
@@ -121,14 +121,20 @@ def raise_in_steps(run: Run) -> Outcome:
     return Outcome(comparison, {"exceptions": raised, "restarts": count}, wrong)
 
 
+LASTING = {"inputs": "Once", "parameters": {"max_new_tokens": 500, "ignore_eos_token": True}}
+
+
 def terminate(run: Run) -> Outcome:
     """Sends SIGTERM to a server with default flags while all early streams run. The late streams are not requested."""
     scale = run.scale
     with run.server() as server:
 
         async def end() -> float:
-            os.kill(server.pid, signal.SIGTERM)
-            return await until_ready_says(server, 503)
+            # A further stream: a server whose streams have all ended is gone before /ready is asked.
+            async with client_of(server.url) as client, client.stream("POST", "/generate_stream", json=LASTING) as held:
+                await anext(events_of(held))
+                os.kill(server.pid, signal.SIGTERM)
+                return await until_ready_says(server, 503)
 
         answers, unready_s = scale.beside(server.url, end, scale.num_streams * 8, early_only=True)
         status = server.stop()

@@ -215,6 +215,7 @@ class StreamClients:
 
     def __init__(self, asked: Sequence[Ask], num_early: int) -> None:
         self.num_tokens = 0  # number of events received by all streams together
+        self.num_begun = 0  # number of streams that have had an event
         self.answers: list[StreamAnswer] = []  # in the order of their ends
         self.newest_s: dict[int, float] = {}  # when the newest event came, of each running stream that has had one
         self.num_counted = 0  # value that `tgi_request_count` has once the server has received every request
@@ -250,6 +251,11 @@ class StreamClients:
         while self.num_tokens < num_tokens and self._num_early_running:
             await asyncio.sleep(0.02)
 
+    async def wait_until_begun(self) -> None:
+        """Waits until each early stream has had an event, or all have ended."""
+        while self.num_begun < self._num_early and self._num_early_running:
+            await asyncio.sleep(0.02)
+
     async def wait_until_all_go_on(self, since_s: float, limit_s: float) -> None:
         """Waits until each stream that has had an event has ended, or has had one after `since_s`."""
         async with asyncio.timeout(limit_s):
@@ -280,6 +286,7 @@ class StreamClients:
 
         def take() -> None:
             self.num_tokens += 1
+            self.num_begun += number not in self.newest_s
             self.newest_s[number] = time.time()
 
         try:
@@ -309,10 +316,11 @@ def run_streams(
 def answers_beside(
     url: str, asked: Sequence[Ask], num_early: int, tokens: int, harm: Callable[[], Any]
 ) -> tuple[list[StreamAnswer], Any]:
-    """The answers to all streams, and the result of `harm`, called or awaited when the streams have received `tokens`
-    tokens together."""
+    """The answers to all streams, and the result of `harm`, called or awaited when each of the early streams has begun
+    and all have received `tokens` tokens together."""
 
     async def meanwhile(clients: StreamClients) -> Any:
+        await clients.wait_until_begun()
         await clients.wait_for_tokens(tokens)
         return await harm() if inspect.iscoroutinefunction(harm) else await asyncio.to_thread(harm)
 

@@ -149,25 +149,37 @@ def test_hostile_bodies_are_4xx_json_and_no_other_request_notices(server: Server
 
 
 def test_overload_is_429_and_an_event_in_streams(server: ServerProcess) -> None:
-    permits = 64  # what the shared server has (conftest.py)
-    busy = [stream("Once", max_new_tokens=120, ignore_eos_token=True) for _ in range(permits)]
+    permits, told = 64, asyncio.Event()  # as many as the shared server has (conftest.py)
+    running = {"inputs": "Once", "parameters": {"max_new_tokens": 240, "ignore_eos_token": True}}
 
-    async def one_too_many(client: httpx.AsyncClient) -> tuple[httpx.Response, httpx.Response, httpx.Response]:
-        while metric(server.url, "tgi_batch_current_size") < permits:
+    async def busy(client: httpx.AsyncClient) -> None:
+        async with client.stream("POST", "/generate_stream", json=running) as response:
+            async for event in events_of(response):
+                assert event["token"]
+                if told.is_set():  # it does not end before the others are answered
+                    return
+
+    async def one_too_many(client: httpx.AsyncClient) -> list[httpx.Response]:
+        while await asyncio.to_thread(metric, server.url, "tgi_batch_current_size") < permits:
             await asyncio.sleep(0.02)
         body = {"inputs": "Hi"}
-        return await asyncio.gather(
-            client.post("/generate", json=body),
-            client.post("/generate_stream", json=body),
-            client.post("/v1/chat/completions", json=chat("Hi", stream=True)),
-        )
+        try:
+            return await asyncio.gather(
+                client.post("/generate", json=body),
+                client.post("/generate_stream", json=body),
+                client.post("/v1/chat/completions", json=chat("Hi", stream=True)),
+            )
+        finally:
+            told.set()
 
-    *streams, (plain, streamed, openai) = at_once(server.url, *busy, one_too_many)
+    *_, (plain, streamed, openai) = at_once(server.url, *[busy] * permits, one_too_many)
     expected = {"error": "Model is overloaded", "error_type": "overloaded"}
     assert plain.status_code == 429 and plain.json() == expected
     assert streamed.status_code == 200 and json.loads(streamed.text.removeprefix("data: ")) == expected
     assert openai.status_code == 429
-    assert all(len(events) == 120 for events in streams)
+    wait_for(lambda: metric(server.url, "tgi_batch_current_size") == 0)
+    (events,) = at_once(server.url, stream("Once", max_new_tokens=120, ignore_eos_token=True))
+    assert len(events) == 120
 
 
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])

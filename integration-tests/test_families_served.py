@@ -13,6 +13,8 @@ from server_process import ServerProcess
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 NEW_TOKENS = 160
+# The small models would make all tokens before a busy machine kills their shard.
+SLOWER = "shard.decode:delay=0.01@every 1"
 ASKS = [plain(" ".join(WORDS[i:] + WORDS[:i])[:40], i if i % 2 else None, NEW_TOKENS) for i in range(12)]
 
 
@@ -43,7 +45,8 @@ def test_no_stream_notices_that_a_shard_is_killed(tmp_path: Path, variant: str, 
     make_family(tmp_path, variant)
     write_tokenizer(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == variant
-    with ServerProcess("--model-id", str(tmp_path), "--max-total-tokens", "256") as server:
+    flags = ("--model-id", str(tmp_path), "--max-total-tokens", "256", "--testing")
+    with ServerProcess(*flags, environ={"FAILPOINTS": SLOWER}) as server:
         answers, killed_s = streams_though_a_shard_is_killed(server, ASKS)
     assert len({answer.text for answer in answers}) > len(ASKS) // 2
     assert all(answer.arrivals_s[0] < killed_s < answer.arrivals_s[-1] for answer in answers)
