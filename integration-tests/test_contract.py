@@ -149,14 +149,14 @@ def test_hostile_bodies_are_4xx_json_and_no_other_request_notices(server: Server
 
 
 def test_overload_is_429_and_an_event_in_streams(server: ServerProcess) -> None:
-    permits, told = 64, asyncio.Event()  # as many as the shared server has (conftest.py)
+    permits, told = 64, asyncio.Event()  # the shared server has so many permits (conftest.py)
     running = {"inputs": "Once", "parameters": {"max_new_tokens": 240, "ignore_eos_token": True}}
 
     async def busy(client: httpx.AsyncClient) -> None:
         async with client.stream("POST", "/generate_stream", json=running) as response:
             async for event in events_of(response):
                 assert event["token"]
-                if told.is_set():  # it does not end before the others are answered
+                if told.is_set():  # this stream lasts until the others are answered
                     return
 
     async def one_too_many(client: httpx.AsyncClient) -> list[httpx.Response]:

@@ -159,7 +159,7 @@ class Rows:
     def computed(self) -> list[ComputedRow]:
         """What the rows with a note have in their slots; nothing if these have more than MAX_REPORTED tokens. Each step
         must have ended, with finite logits. Two rows may name one slot for different tokens: a router that preempts a
-        request gives its slots away in a step before it drops the row. Who is told one of these rows must see both."""
+        request gives its slots away in a step before it drops the row. Then both rows must be told, or neither."""
         rows = [(self._notes[of], row, int(self.num_computed[row])) for of, row in self._row_of.items()]
         rows = [(note, row, count) for note, row, count in rows if note and count]
         if sum(count for *_, count in rows) > MAX_REPORTED:
