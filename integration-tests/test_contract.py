@@ -149,7 +149,7 @@ def test_hostile_bodies_are_4xx_json_and_no_other_request_notices(server: Server
 
 
 def test_overload_is_429_and_an_event_in_streams(server: ServerProcess) -> None:
-    permits, told = 64, asyncio.Event()  # those of the shared server (conftest.py)
+    permits, told = 64, asyncio.Event()  # requests at a time, by conftest.py
     running = {"inputs": "Once", "parameters": {"max_new_tokens": 240, "ignore_eos_token": True}}
 
     async def busy(client: httpx.AsyncClient) -> None:
