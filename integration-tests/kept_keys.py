@@ -31,6 +31,8 @@ def kill(shard: psutil.Process) -> None:
 def scribble_and_crash(shard: psutil.Process) -> None:
     """Overwrites all keys and values, and has the shard end as after a wrong address, before it can read them."""
     shard.suspend()
+    # The signal reaches a thread that computes later than this line.
+    wait_until(lambda: set(thread_states(shard.pid)) == {"T"}, 10, "all threads of the shard stop")
     [path] = [link for link in Path(f"/proc/{shard.pid}/fd").iterdir() if "memfd:tgi-keys" in os.readlink(link)]
     with path.open("r+b", buffering=0) as memory:
         size = os.fstat(memory.fileno()).st_size
@@ -39,6 +41,12 @@ def scribble_and_crash(shard: psutil.Process) -> None:
             os.pwrite(memory.fileno(), GARBAGE, at)
     shard.send_signal(signal.SIGSEGV)
     shard.resume()
+
+
+def thread_states(pid: int) -> list[str]:
+    """The letter for each thread's state in /proc."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+    return [task.read_text().rpartition(") ")[2][0] for task in tasks]
 
 
 def disturbed(server: ServerProcess, harm: Callable[[], object]) -> tuple[list[StreamAnswer], int, int]:
@@ -59,7 +67,8 @@ def assert_keys_outlive_a_kill_and_no_crash(server: ServerProcess, rank: int) ->
     for harm, is_kept in ((kill, True), (scribble_and_crash, False)):
         # The process is looked for before the streams begin: to look at all of a busy machine takes as long as they do.
         answers, losses, tokens = disturbed(server, partial(harm, processes.shards(server.pid)[rank]))
-        assert compare(expected, answers).failures() == []
+        failures = compare(expected, answers).failures()
+        assert failures == [], (harm, losses, tokens, failures)
         assert losses == 1 and (tokens == 0) == is_kept, (harm, tokens)
     assert_books_are_right(server)
     return expected
