@@ -150,37 +150,30 @@ def test_hostile_bodies_are_4xx_json_and_no_other_request_notices(server: Server
 
 def test_overload_is_429_and_an_event_in_streams(server: ServerProcess) -> None:
     permits, told = 64, asyncio.Event()  # requests at a time, by conftest.py
-    running = {"inputs": "Once", "parameters": {"max_new_tokens": 240, "ignore_eos_token": True}}
 
-    async def busy(client: httpx.AsyncClient) -> None:
-        async with client.stream("POST", "/generate_stream", json=running) as response:
-            async for event in events_of(response):
-                assert event["token"]
-                if told.is_set():
-                    return
-        raise AssertionError("a stream ended before the others were answered")
+    async def busy(client: httpx.AsyncClient) -> list[Any]:
+        events: list[Any] = await stream("Once", max_new_tokens=240, ignore_eos_token=True)(client)
+        assert told.is_set(), "a stream ended before the others were answered"
+        return events
 
     async def one_too_many(client: httpx.AsyncClient) -> list[httpx.Response]:
         while await asyncio.to_thread(metric, server.url, "tgi_batch_current_size") < permits:
             await asyncio.sleep(0.02)
         body = {"inputs": "Hi"}
-        try:
-            return await asyncio.gather(
-                client.post("/generate", json=body),
-                client.post("/generate_stream", json=body),
-                client.post("/v1/chat/completions", json=chat("Hi", stream=True)),
-            )
-        finally:
-            told.set()
+        answers = await asyncio.gather(
+            client.post("/generate", json=body),
+            client.post("/generate_stream", json=body),
+            client.post("/v1/chat/completions", json=chat("Hi", stream=True)),
+        )
+        told.set()
+        return answers
 
-    *_, (plain, streamed, openai) = at_once(server.url, *[busy] * permits, one_too_many)
+    *streams, (plain, streamed, openai) = at_once(server.url, *[busy] * permits, one_too_many)
     expected = {"error": "Model is overloaded", "error_type": "overloaded"}
     assert plain.status_code == 429 and plain.json() == expected
     assert streamed.status_code == 200 and json.loads(streamed.text.removeprefix("data: ")) == expected
     assert openai.status_code == 429
-    wait_for(lambda: metric(server.url, "tgi_batch_current_size") == 0)
-    (events,) = at_once(server.url, stream("Once", max_new_tokens=120, ignore_eos_token=True))
-    assert len(events) == 120
+    assert all(len(events) == 240 for events in streams)
 
 
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])

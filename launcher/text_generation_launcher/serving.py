@@ -194,7 +194,7 @@ class FrontsAndReplicas:
 
     @property
     def has_listened(self) -> bool:
-        # A front listens before the first replica is ready, and refuses requests until then.
+        # A front listens before the first replica is ready: until then no request can have been answered.
         return self._fronts.has_listened and (self.replicas is None or self.replicas.has_served)
 
     @property

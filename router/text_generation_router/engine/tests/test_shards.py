@@ -250,6 +250,9 @@ async def test_ranks_of_which_one_waits_for_the_other_s_step_are_given_up(
     moving = [health(8, pending=1, progress=progress) for progress in range(10)]
     async with over(place, 1, [health(8, step_clients=1)]):
         pass  # a rank alone waits for no other
+    still = [*[health(8, longest_pause_ms=5000)] * 40, health(9)]  # 0.2 s without progress
+    async with over(place, 2, still, [health(9)]):
+        assert len(still) == 1, "a rank with long steps is waited for"
     with pytest.raises(ShardsError, match="ended between the calls"):
         async with over(place, 2, moving, [health(7)]):
             pass
