@@ -26,8 +26,8 @@ ADAPTERS, TOKENS = 8, (6, 24)
 WAYS = (
     Way("alone", (), at_once=1),
     Way("in a crowd", ()),
-    Way("chunks, preempted, 3 slots", ("--max-loras", "3", "--max-cpu-loras", "4", *SMALL)),
-    Way("shards killed", ("--max-loras", "5"), kill_every=120),
+    Way("chunks, preempted, 3 slots", ("--max-loras", "3", "--max-cpu-loras", "4", *SMALL), shows=("preempted",)),
+    Way("shards killed", ("--max-loras", "5"), kill_every=120, shows=("resumed",)),
     Way("2 replicas, 3 slots, engines killed", ("--replicas", "2", "--max-loras", "3"), kill_every=250),
 )
 

@@ -23,8 +23,8 @@ TOKENS = (6, 24)
 WAYS = (
     Way("alone", (), at_once=1),
     Way("in a crowd", ()),
-    Way("chunks, little memory", SMALL),
-    Way("a shard killed", (), kill_every=120),
+    Way("chunks, little memory", SMALL, shows=("preempted",)),
+    Way("a shard killed", (), kill_every=120, shows=("resumed",)),
 )
 
 

@@ -28,6 +28,7 @@ class Way:
     flags: tuple[str, ...]
     at_once: int = AT_ONCE
     kill_every: int = 0  # answers between two kills of a shard; 0: none is killed
+    shows: tuple[str, ...] = ()  # keys of COUNTED: what the way is for, so that it fails if this did not happen
 
 
 async def answers_to(
@@ -49,7 +50,8 @@ async def answers_to(
 
 
 def run(way: Way, asked: Sequence[Ask], flags: Sequence[str]) -> tuple[list[StreamAnswer], str]:
-    """The answers, and what was done meanwhile. `flags` come before those of the way."""
+    """The answers, and what was done meanwhile. `flags` come before those of the way. RuntimeError if what the way
+    shows did not happen."""
     flags = ["--dtype", "float32", *flags, "--max-concurrent-requests", "64", *way.flags]
     kills, started_s = 0, time.monotonic()
     with ServerProcess(*flags) as server:
@@ -68,6 +70,9 @@ def run(way: Way, asked: Sequence[Ask], flags: Sequence[str]) -> tuple[list[Stre
 
         answers = asyncio.run(answers_to(server.url, asked, way.at_once, kill_in_turn))
         counted = metrics(server.url, *COUNTED.values())
+    for name, count in zip(COUNTED, counted, strict=True):
+        if name in way.shows and not count:
+            raise RuntimeError(f"{way.name}: no request {name}, so nothing was shown: more requests are needed")
     done = [f"{int(count)} {what}" for what, count in zip(COUNTED, counted, strict=True)]
     return answers, f"{kills} kills, {', '.join(done)}, {time.monotonic() - started_s:.0f} s"
 

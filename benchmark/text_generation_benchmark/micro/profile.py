@@ -1,8 +1,9 @@
 """Where the time of a step goes on a CPU: one shard in this process, with a clock around each kernel."""
 
+import math
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -18,7 +19,10 @@ from text_generation_benchmark.roofline import Ceilings, StepPart, least_s, step
 from text_generation_common.flags.kinds import ActivationType, CpuTarget, Dtype, KvCacheDtype, Quantize
 from text_generation_common.flags.model import ComputeFlags
 from text_generation_common.model_files import demo_directory
+from text_generation_common.models.architecture import ModelConfig
 from text_generation_common.models.config import read_config
+from text_generation_common.models.quantized_layers import quantized_layers
+from text_generation_common.models.tensors import matrix_sizes
 from text_generation_common.sampling import Sampling
 from text_generation_server.config import ShardConfig
 from text_generation_server.kernels import Backend
@@ -27,6 +31,7 @@ from text_generation_server.kernels.cpu.library import Argument, Call, Library, 
 from text_generation_server.load import load_shard
 from text_generation_server.runner import ModelRunner
 from text_generation_server.step.rows import PromptChunk, StepBatch
+from text_generation_server.weights.gguf_files import open_files
 from text_generation_server.worker import Worker
 
 PREFILL_TOKENS = 4096
@@ -161,8 +166,24 @@ def profile_step(
     facts = read_config(folder)
     work = step_parts(facts, rows, tokens, context, number_bytes=shard.dtype.itemsize)
     smaller = {"weights": WEIGHT_BYTES.get(quantize), "attention": 1 + 4 / facts.head_size if kv_cache else None}
+    less = saved_bytes(folder, facts, shard.dtype.itemsize)
     work = tuple(_with_numbers_of(part, smaller.get(part.name), shard.dtype.itemsize) for part in work)
+    work = tuple(replace(part, bytes=part.bytes - less[part.name]) for part in work)
     return StepProfile(f"{what}, kernels {shard.kernels}", seconds, parts, work, facts.moe is not None)
+
+
+def saved_bytes(path: Path, config: ModelConfig, number_bytes: int) -> Counter[str]:
+    """How many bytes fewer the parts of a step read, by name, because the model's files have codes for numbers of
+    `number_bytes`."""
+    saved = Counter[str]()
+    if (layers := quantized_layers(path, open_files(path).describe)) is not None:
+        embedding = config.names.embedding
+        head = embedding if config.tie_word_embeddings else config.names.head
+        for name, size in matrix_sizes(config).items():
+            part = "head" if name == head else "rows" if name == embedding else "weights"
+            if (kept := layers.code_bytes(name, size)) is not None:
+                saved[part] += math.prod(size.shape) * number_bytes - kept
+    return saved
 
 
 def _with_numbers_of(part: StepPart, number_bytes: float | None, instead_of: int) -> StepPart:

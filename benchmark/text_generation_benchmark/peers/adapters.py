@@ -19,7 +19,7 @@ from text_generation_benchmark.load import GREEDY, Dialect, Event, GenerateStrea
 from text_generation_benchmark.ours import running_ours
 from text_generation_benchmark.output import table
 from text_generation_benchmark.peers.quantized import columns_of, rows_of
-from text_generation_benchmark.peers.servers import LIBRARY, WRITER, Folders, run_in, running_vllm
+from text_generation_benchmark.peers.servers import EVERY_CORE, LIBRARY, WRITER, Folders, run_in, running_vllm
 from text_generation_benchmark.process import exit_on_sigterm
 from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.shapes import SHAPES
@@ -95,8 +95,10 @@ def beside_no_adapters(model: str, rounds: int, kinds: Sequence[str], folders: F
             without: tuple[int, Dialect]
             with ExitStack() as servers:
                 if kind == VLLM:
-                    with_some = servers.enter_context(running_vllm(folders.vllm, checkpoint, flags=lora(adapters)))
-                    without = servers.enter_context(running_vllm(folders.vllm, checkpoint))
+                    with_some = servers.enter_context(
+                        running_vllm(folders.vllm, checkpoint, EVERY_CORE, lora(adapters))
+                    )
+                    without = servers.enter_context(running_vllm(folders.vllm, checkpoint, EVERY_CORE))
                 else:
                     is_whole = kind == BFLOAT16
                     file = checkpoint if is_whole else _quantized(folders.llama_cpp, checkpoint, whole, kind)

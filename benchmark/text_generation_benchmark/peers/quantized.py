@@ -15,7 +15,7 @@ from text_generation_benchmark.load import GenerateStream, LoadResult
 from text_generation_benchmark.micro.random_files import OF_VLLM, write_model
 from text_generation_benchmark.ours import running_ours
 from text_generation_benchmark.output import table
-from text_generation_benchmark.peers.servers import LIBRARY, WRITER, llama_server, run_in, running_vllm
+from text_generation_benchmark.peers.servers import EVERY_CORE, LIBRARY, WRITER, llama_server, run_in, running_vllm
 from text_generation_benchmark.process import exit_on_sigterm
 from text_generation_benchmark.prompts import Prompts
 from text_generation_benchmark.shapes import SHAPES
@@ -76,7 +76,7 @@ def beside_vllm(environment: Path, model: str, rounds: int, more: Sequence[str] 
             checkpoint, _ = write_model(Path(folder), name, SHAPES[model])
             write_tokenizer(checkpoint, SHAPES[model].vocabulary)
             runs = _ours(servers, checkpoint, checkpoint, OF_A_FILE, more)
-            port, dialect = servers.enter_context(running_vllm(environment, checkpoint))
+            port, dialect = servers.enter_context(running_vllm(environment, checkpoint, EVERY_CORE))
             runs["vLLM-CPU"] = loads_on(port, dialect, Prompts(checkpoint))
             rows += ((name, *row) for load in BESIDE_BFLOAT16 for row in rows_of(load, runs, rounds))
     return table(("weights", *columns_of([*OF_A_FILE, "vLLM-CPU"])), rows)

@@ -10,10 +10,12 @@ from typing import Any, Never, cast
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from family_checkpoints import make_family
+from safetensors.torch import load_file, save_file
 from shard_tools import CPU, fresh_client, make_checkpoint, make_platform, make_runner, random_ids
 from tokenizers import Tokenizer, models
 from torch.utils._python_dispatch import TorchDispatchMode
+from written_codes import quantize
 
 from text_generation_common.cpu_features import NEEDS
 from text_generation_common.errors import ModelError, WeightsError
@@ -91,6 +93,26 @@ def test_activations_in_8_bits_need_weights_that_are_quantized(tmp_path: Path, q
         assert isinstance(kernels, CpuKernels) and kernels.has_int_products
 
 
+def test_activations_in_8_bits_need_experts_that_are_quantized(tmp_path: Path) -> None:
+    """Attention is quantized here, experts are not."""
+    if load_kernels() is None:
+        pytest.skip("needs a C compiler (cc) when the package is installed")
+    make_family(tmp_path / "dense", "mixtral")
+    quantize(tmp_path / "dense", "int8", packed := tmp_path / "packed", tmp_path / "exact")
+    codes, numbers = (load_file(folder / "model.safetensors") for folder in (packed, tmp_path / "dense"))
+    of_experts = {name: numbers[name] for name in numbers if ".experts." in name}
+    save_file(
+        {name: codes[name] for name in codes if ".experts." not in name} | of_experts, packed / "model.safetensors"
+    )
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"]["ignore"] = ["re:.*experts.*", "lm_head"]
+    (packed / "config.json").write_text(json.dumps(config))
+    write_tokenizer(packed)
+    load(packed, 64)
+    with pytest.raises(ModelError, match=r"^--activations int8 .* the experts of this mixtral are not quantized"):
+        load(packed, 64, None, compute=ComputeFlags(dtype=Dtype.float32, activations=ActivationType.int8))
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_products_of_half_precision_are_summed_in_float32_on_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reduced_precision: None, device: str
@@ -106,9 +128,13 @@ def test_products_of_half_precision_are_summed_in_float32_on_gpus(
     assert [bool(getattr(PRODUCTS, name)) for name in REDUCTIONS] == [device == "cpu"] * 2
 
 
+def write_tokenizer(folder: Path) -> None:
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(folder / "tokenizer.json"))
+
+
 def make(folder: Path, **changes: Any) -> None:
     make_checkpoint(folder, max_position_embeddings=128)
-    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 

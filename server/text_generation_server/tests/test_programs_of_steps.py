@@ -83,12 +83,19 @@ def test_steps_by_program_give_the_same_results_as_kernel_by_kernel(
     assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
 
 
-@pytest.mark.parametrize("weight_format", [int8, int4])
-def test_steps_with_activations_in_8_bits_are_recorded_too(tmp_path: Path, weight_format: WeightFormat) -> None:
+@pytest.mark.parametrize(
+    ("weight_format", "experts"), [(int8, None), (int4, None), (int8, "mixtral"), (int4, "qwen2_moe")]
+)
+def test_steps_with_activations_in_8_bits_are_recorded_too(
+    tmp_path: Path, weight_format: WeightFormat, experts: str | None
+) -> None:
     kernels = load_kernels(activations=ActivationType.int8)
     if kernels is None:
         pytest.skip(NEEDS_PRODUCTS)
-    make_checkpoint(tmp_path, tie_word_embeddings=True)
+    if experts is None:
+        make_checkpoint(tmp_path, tie_word_embeddings=True)
+    else:
+        make_family(tmp_path, experts)
     programs = DecodePrograms(kernels.library, kernels.threads)
     plain, fast = (
         make_runner(tmp_path, torch.bfloat16, graphs=graphs, kernels=kernels, weight_format=weight_format)
@@ -96,7 +103,7 @@ def test_steps_with_activations_in_8_bits_are_recorded_too(tmp_path: Path, weigh
     )
     assert said(steps_of(fast)) == said(steps_of(plain))
     assert set(programs._programs) == {1, 2, 3, 8, 19, 20}
-    assert kernels.has_int_products
+    assert kernels.has_int_products and kernels.has_int_experts == (experts is not None)
 
 
 def is_recorded(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Each micro-benchmark measures what it says, and the runner takes names and settings."""
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,11 +14,14 @@ from typer.testing import CliRunner
 from text_generation_benchmark.cli import app
 from text_generation_benchmark.live.reading import ProcessTime, WriterTime, events_of
 from text_generation_benchmark.micro import choice, loading, news, scheduling, standby, windows
-from text_generation_benchmark.micro.random_files import FORMATS, write_model
+from text_generation_benchmark.micro.profile import saved_bytes
+from text_generation_benchmark.micro.random_files import BLOCKS, FORMATS, write_model
 from text_generation_benchmark.micro.router import RouterTime, measure, router_table
 from text_generation_benchmark.micro.table import MICROS, ratio, run_micros
 from text_generation_benchmark.micro.windows import WindowedLayer, in_turns
 from text_generation_benchmark.shapes import LlamaShape
+from text_generation_common.models.config import read_config
+from text_generation_common.models.tensors import shapes
 from text_generation_common.quantized.tensors import codes
 from text_generation_server.kernels.cpu.backend import CpuKernels
 from text_generation_server.kernels.cpu.library import Library, choose_target
@@ -65,6 +69,10 @@ def test_loading_takes_little_more_than_the_weights_in_each_format(tmp_path: Pat
     packed, peak, kept = loading.memory_of(model)
     assert 0.9 * sum(tensors) < packed < 1.1 * sum(tensors)
     assert kept <= peak <= loading.allowed(packed, tensors) + SLACK
+    config = read_config(model)
+    saved = saved_bytes(model, config, 2)  # what the profile of a step counts
+    assert saved.total() == 2 * sum(map(math.prod, shapes(config).values())) - packed
+    assert all(saved[part] > 0 for part in ("weights", *["head"] * (name in BLOCKS)))
 
 
 def test_each_way_to_detokenize_is_measured() -> None:

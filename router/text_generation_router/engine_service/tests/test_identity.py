@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from text_generation_common.errors import WeightsError
-from text_generation_common.flags.kinds import KvCacheDtype, LoadFormat, Quantize
+from text_generation_common.flags.kinds import ActivationType, KvCacheDtype, LoadFormat, Quantize
 from text_generation_common.flags.model import ComputeFlags, ShardFlags
 from text_generation_common.model_files import demo_directory
 from text_generation_router.engine.tests.fakes import INFO
@@ -27,6 +27,7 @@ def test_other_shards_have_another_digest(model) -> None:
     ("compute", "shard"),
     [
         (replace(COMPUTE, quantize=Quantize.int8), SHARD),
+        (replace(COMPUTE, activations=ActivationType.int8), SHARD),
         (replace(COMPUTE, kv_cache_dtype=KvCacheDtype.int8), SHARD),
         (COMPUTE, replace(SHARD, watermark_gamma=0.25)),
     ],

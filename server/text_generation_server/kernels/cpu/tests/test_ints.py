@@ -58,6 +58,18 @@ def test_500_products_have_the_bits_of_the_golden_file_for_any_number_of_rows(ke
     assert not wrong
 
 
+def test_gated_products_and_experts_have_the_bits_of_the_golden_file(kernels: CpuKernels) -> None:
+    """No other way computes these to the bit: the file has what `portable` makes."""
+    golden, found = json.loads(GOLDEN.read_text()), {}
+    for name, weight, x in products(sizes=[(96, 512)]):
+        found[f"gated {name}"] = {"5": digest(linear_of(kernels, weight, x, gated=True)(x[:5]))}
+        down = FORMATS["int4 g32"](512, 48, torch.Generator().manual_seed(1))
+        expert = kernels.experts_of_codes([ExpertCodes([weight], down, None, None)], None, x.dtype)
+        assert expert is not None
+        found[f"expert {name}"] = {"1": digest(expert(x[:1], ONE_PAIR).float())}
+    assert found == {name: golden[name] for name in found}
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_product_is_what_is_written_down_step_by_step(kernels: CpuKernels, name: str) -> None:
     [(_, weight, x)] = products([name], [(33, 1024)])
