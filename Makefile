@@ -157,7 +157,7 @@ run: install
 	$(BIN)/text-generation-launcher $(ARGS)
 
 # All tests, in parts (integration-tests/all_tests.py): packages, whole servers and launcher in three processes, and then alone
-# those that a busy machine would fail. Prints the seconds of each part and the 20 slowest tests. With ARGS pytest
+# those that a busy machine would fail. Prints the seconds of each part and the 40 slowest tests. With ARGS pytest
 # gets these, and runs in one process. Before all tests, code that has changed since the installation is compiled once: where
 # PYTHONDONTWRITEBYTECODE is set, each process of each server would compile it again.
 test: install-test

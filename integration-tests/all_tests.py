@@ -23,7 +23,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
-NUM_SLOWEST = 20
+NUM_SLOWEST = 40
 SAY_EVERY_S = 15.0
 # What pytest says if no test is selected.
 NO_TESTS = 5

@@ -21,7 +21,7 @@ from adapter_tools import sizes_of, some, write_adapter
 
 from text_generation_common.model_files import demo_directory
 
-ADAPTERS, TOKENS = 8, (6, 24)
+ADAPTERS, TOKENS = 8, (2, 120)
 
 WAYS = (
     Way("alone", (), at_once=1),

@@ -57,6 +57,9 @@ class Scale:
 
 
 LONG = Scale(64, 32, 256, (80, 300), {1: 155, 2: 130}, 8.0, 5, {1: 20, 2: 5}, 30, 500, ())
+# A rule of FAILPOINTS. Each step takes that much longer, so that texts outlast what is done to their server, also if a
+# busy machine delays the test.
+SLOW_STEPS = "shard.step:delay=0.008@every 1"
 # Token slots for more and longer texts than those of a run.
 MANY_SLOTS = ("--max-batch-total-tokens", str(2**17))
 # Fewer total tokens make warm-up shorter, which takes most of a restart; short texts do not need more tokens.

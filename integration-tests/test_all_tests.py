@@ -1,5 +1,6 @@
 """The parts of `make test`, how the processes of a part share its files, and what it prints of them."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -56,6 +57,14 @@ def test_all_files_are_shared_out_and_the_long_ones_first() -> None:
     assert all(Path(path).is_relative_to(ROOT) for path in found)
 
 
+def test_the_readme_names_each_file_with_cases_that_make_test_leaves_out() -> None:
+    readme = Path(__file__).with_name("README.md").read_text()
+    table = readme.partition("## What only `make test-slow` runs\n")[2].partition("\n## ")[0]
+    found = map(Path, files("benchmark clients common integration-tests launcher router server tools".split()))
+    marked = {path.name for path in found if re.search(r"\bmark\.(slow|formats)\b", path.read_text())}
+    assert len(marked) > 20 and {*re.findall(r"^\| `(\w+\.py)` \|", table, re.MULTILINE)} == marked
+
+
 @pytest.fixture
 def shared(tmp_path: Path) -> tuple[Path, Path]:
     """A folder with tests in three files, and what they write; and a file without tests to run."""
@@ -100,8 +109,9 @@ def test_a_part_without_tests_has_not_failed_and_one_with_a_killed_process_has()
 
 def test_the_table_has_each_parts_seconds_and_the_slowest_tests_of_all_parts() -> None:
     first, second = parts(["router"], "not slow")[:2]
-    tests = [(i / 10, f"test_{i}") for i in range(30)]
+    tests = [(i / 10, f"test_{i}") for i in range(50)]
     runs = [PartRun(first, 12.4, 20.2, [*times(REPORT)]), PartRun(second, 2.0, 3.0, tests)]
     lines = table(runs).splitlines()
-    assert lines[0].strip() == "12 s, 20 s of processors: packages, 2 tests" and "launcher, 30 tests" in lines[1]
-    assert [line.split()[0] for line in lines[3:]] == ["3.5", *(f"{i / 10}" for i in range(29, 10, -1))]
+    assert lines[0].strip() == "12 s, 20 s of processors: packages, 2 tests" and "launcher, 50 tests" in lines[1]
+    slowest = sorted([3.5, *(i / 10 for i in range(50))], reverse=True)[:40]
+    assert [line.split()[0] for line in lines[3:]] == list(map(str, slowest))

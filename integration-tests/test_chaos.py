@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import faults
 import outside
+import processes
 import pytest
-from asks import KINDS
+from asks import KINDS, asks
 from faults import Run
 from scale import MANY_SLOTS, SHORT
 from server_process import ServerProcess
@@ -16,8 +17,10 @@ SEED = 1
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[ServerProcess]:
-    """A server whose router several tests end, one after the other. Each time the launcher starts another."""
-    with SHORT.server(1, "--max-concurrent-requests", "512", *MANY_SLOTS, *faults.stalling(SHORT)) as server:
+    """A server without templates whose router several tests end, one after the other. Each time the launcher starts
+    another."""
+    flags = ("--standby", "off", "--max-concurrent-requests", "512", *MANY_SLOTS, *faults.stalling(SHORT))
+    with SHORT.server(1, *flags) as server:
         yield server
 
 
@@ -48,6 +51,11 @@ def test_a_request_that_kills_its_shards_ends_by_name_and_no_neighbour_notices(
     failing: ServerProcess, one_shard: list[StreamAnswer]
 ) -> None:
     assert faults.poison(Run(SHORT, expected=one_shard, kept=failing), alone=0).failures() == []
+
+
+def test_no_stream_notices_a_killed_shard_without_a_template(kept: ServerProcess) -> None:
+    assert processes.templates(kept.pid) == {} and not processes.shards(kept.pid)[0].name().startswith(processes.FORKED)
+    faults.streams_though_a_shard_is_killed(kept, asks(8, 96))
 
 
 def test_clients_that_never_read_lose_their_slots_and_cost_no_memory(kept: ServerProcess) -> None:

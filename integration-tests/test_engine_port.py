@@ -1,6 +1,7 @@
 """An engine and a front in servers of their own, joined by TCP with certificates: strangers are refused, each by one
 clear line of the log, and no stream notices them."""
 
+import re
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -79,6 +80,12 @@ def logged(server: EngineProcess | ServerProcess, *words: str) -> list[str]:
     return lines()
 
 
+def connections(pair: Pair) -> int:
+    """Number of connections to the engine, without those after a silence: a busy machine may keep an engine silent."""
+    log = pair.front.log()
+    return log.count("is connected") - len(re.findall("is lost: (?:silent for|.*ping timeout)", log))
+
+
 def test_no_port_is_open_but_the_api_s_and_those_that_were_asked_for(pair) -> None:
     assert reach.addresses(pair.front.pid) == {(HOST, pair.front.port)}
     assert reach.addresses(pair.engine.pid) == {pair.at, (HOST, pair.engine.port)}
@@ -151,10 +158,9 @@ def test_streams_go_on_beside_assaults_on_the_engine_s_port(pair, one_shard: lis
             assert port_assaults.oversized(channel) is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert port_assaults.health(channel) is grpc.StatusCode.OK
 
-    connected = pair.front.log().count("is connected")
     answers, _ = SHORT.beside(pair.front.url, assault, SHORT.num_streams)
     assert compare(one_shard, answers).failures() == []
-    assert pair.front.log().count("is connected") == connected == 1
+    assert connections(pair) == 1
     assert pair.engine.log().count("refused") < 50, "the log does not grow with connections"
 
 
@@ -174,7 +180,7 @@ def test_streams_go_on_while_certificates_are_replaced_and_an_engine_starts_with
     answers, shown = SHORT.beside(pair.front.url, replace, SHORT.num_streams)
     assert shown == ssl.PEM_cert_to_DER_cert(issued.certificate.decode())
     assert compare(one_shard, answers).failures() == []
-    assert pair.front.log().count("is connected") == 2
+    assert connections(pair) == 2
 
 
 @pytest.mark.parametrize(

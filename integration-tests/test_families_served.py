@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 from asks import WORDS, plain
 from family_checkpoints import SHAPE, make_family
-from faults import streams_though_a_shard_is_killed
+from faults import SLOWER, streams_though_a_shard_is_killed
 from sentencepiece_files import byte_pieces
 from server_process import ServerProcess
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 NEW_TOKENS = 160
-# The small models would make all tokens before a busy machine kills their shard.
-SLOWER = "shard.decode:delay=0.01@every 1"
 ASKS = [plain(" ".join(WORDS[i:] + WORDS[:i])[:40], i if i % 2 else None, NEW_TOKENS) for i in range(12)]
 
 

@@ -1,4 +1,5 @@
-"""A first start, on a terminal: what it shows, how it ends, and that a limit a little above its need suffices."""
+"""A first start, on a terminal: what it shows, how it ends, and that a limit a little above its need suffices, also for
+the shard after one that was killed."""
 
 import os
 import resource
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import processes
 import pytest
 from server_process import LAUNCHER, START_LIMIT_S
 
-from text_generation_launcher.tests.slowness import Seconds, assert_within
+from text_generation_common.tests.slowness import Seconds, assert_within
 
 COLUMNS = 80
 # A limit of address space, as a share of the highest use that was seen.
@@ -44,19 +46,19 @@ class TerminalStart:
         )
         os.close(end)
         self.text = ""
-        deadline_s = time.monotonic() + START_LIMIT_S
-        while not (self.lines and self.lines[-1].startswith("http://") and self.text.endswith("\n")):
-            self._read(deadline_s)
+        self.read_until(lambda: self.text.endswith("\n") and self.lines[-1].startswith("http://"))
 
     @property
     def lines(self) -> list[str]:
         return self.text.splitlines()
 
-    def _read(self, deadline_s: float) -> None:
-        if not select.select([self._screen], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-            self.end()
-            raise TimeoutError(self.text)
-        self.text += os.read(self._screen, 1 << 16).decode()
+    def read_until(self, has_shown: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while not has_shown():
+            if not select.select([self._screen], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+                self.end()
+                raise TimeoutError(self.text)
+            self.text += os.read(self._screen, 1 << 16).decode()
 
     def end(self) -> int:
         """The exit status after Ctrl-C."""
@@ -96,9 +98,15 @@ def test_a_start_is_eight_lines_and_serves_with_a_limit_a_little_above_its_need_
     def serve_and_end() -> Seconds:
         limited = TerminalStart(int(need * A_LITTLE_MORE))
         try:
-            body = {"inputs": "Hi", "parameters": {"max_new_tokens": 2}}
-            answer = httpx.post(f"{limited.lines[-1]}/generate", json=body, timeout=60)
+            url, body = limited.lines[-1], {"inputs": "Hi", "parameters": {"max_new_tokens": 2}}
+            answer = httpx.post(f"{url}/generate", json=body, timeout=60)
             assert answer.status_code == 200, answer.text
+            [shard] = processes.shards(limited.process.pid).values()
+            has_template = bool(processes.templates(limited.process.pid))
+            shard.kill()
+            assert httpx.post(f"{url}/generate", json=body, timeout=60).text == answer.text
+            limited.read_until(lambda: "epoch 1 are lost" in limited.text and "Starting epoch 2" in limited.text)
+            assert ("Starting epoch 2 of the shards in 0.0s" in limited.text) == has_template
             already = len(limited.text)
         finally:
             taken = Seconds.of(limited.end)

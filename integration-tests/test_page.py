@@ -15,9 +15,10 @@ import psutil
 import pytest
 from calls import metric
 from processes import engine, routers, shards
+from scale import SLOW_STEPS
 from server_process import ServerProcess, wait_until
 
-from text_generation_launcher.tests.slowness import is_within
+from text_generation_common.tests.slowness import is_within
 from text_generation_router.openapi.tests.chromium import PROGRAM, WHY_NOT, Tab, tab_of
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -206,8 +207,7 @@ def shown(tab: Tab, panel: str, words: str, killed: psutil.Process | None = None
         assert is_within(time.monotonic() - started_s, SHOWN_S), (panel, words)
 
 
-def chat_text(tab: Tab) -> str:
-    return tab.value("import('/ui/core.js').then(({store}) => store.turns.chat.at(-1).answer.text)")
+CHAT_TEXT = "import('/ui/core.js').then(({store}) => store.turns.chat.at(-1).answer.text)"
 
 
 class PlainStream:
@@ -232,12 +232,14 @@ class PlainStream:
 
 
 @pytest.mark.alone
-def test_a_killed_shard_engine_and_front_are_shown_and_the_texts_go_on(tab: Tab) -> None:
-    with ServerProcess("--dtype", "float32", "--api-workers", "2", "--engine-view") as server:
-        wanted = {"temperature": 0, "max_tokens": LONG, "ignore_eos": True}
-        body = {"messages": [{"role": "user", "content": STORY}], **wanted}
-        whole = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).json()
-        text = whole["choices"][0]["message"]["content"]
+def test_a_killed_shard_engine_and_front_are_shown_and_the_texts_go_on(server: ServerProcess, tab: Tab) -> None:
+    """Texts are stopped once they have gone on: the steps of this server are slow, so that texts do not end before."""
+    wanted = {"temperature": 0, "max_tokens": LONG, "ignore_eos": True}
+    body = {"messages": [{"role": "user", "content": STORY}], **wanted}
+    whole = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).json()
+    text, plain = whole["choices"][0]["message"]["content"], PlainStream(server, LONG // 4).text()
+    flags = ("--dtype", "float32", "--api-workers", "2", "--engine-view", "--testing")
+    with ServerProcess(*flags, environ={"FAILPOINTS": SLOW_STEPS}) as server:
         opened(tab, server)
         for killed, panel, words in (
             (lambda: shards(server.pid)[0], "Shards", "Last loss"),
@@ -249,16 +251,19 @@ def test_a_killed_shard_engine_and_front_are_shown_and_the_texts_go_on(tab: Tab)
             change(tab, "store.mode = 'engine'")
             shown(tab, "Rows", "1 running")
             shown(tab, panel, words, process)
-            assert len(chat_text(tab)) < len(text), "the text had ended before"
+            reached = len(tab.value(CHAT_TEXT))
+            tab.until(CHAT_TEXT, lambda found, reached=reached: len(found) > reached, limit_s=300)
             change(tab, "store.mode = 'chat'")
-            tab.until(IS_DONE, limit_s=300)
-            assert tab.value("document.querySelector('.answer .error')") is None and chat_text(tab) == text
+            tab.press("Escape")
+            tab.until(IS_DONE)
+            assert tab.value("document.querySelector('.answer .error')") is None
+            assert reached < len(tab.value(CHAT_TEXT)) < len(text) and text.startswith(tab.value(CHAT_TEXT))
         change(tab, "store.mode = 'engine'")
         shown(tab, "Fronts", "connected")
-        stream = PlainStream(server, LONG // 2)
-        other = next(front for front in routers(server.pid) if not stream.is_on(front))
+        stream = PlainStream(server, LONG // 4)
+        [other] = [front for front in routers(server.pid) if not stream.is_on(front)]
         shown(tab, "Fronts", "left", other)
-        assert stream.text() == PlainStream(server, LONG // 2).text()
+        assert stream.text() == plain
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""The demo model with weights in GPTQ's 4 bits, served without a flag for them, and keys and values in int8: it adds,
-resumes texts and follows grammars."""
+"""The demo model with weights in GPTQ's 4 bits, served without a flag for them, and activations, keys and values in
+int8: it adds, resumes texts and follows grammars."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import pytest
 from asks import WORDS, asks
 from calls import at_once, stream
 from demo_model.corpus import sum_question
-from faults import streams_though_a_shard_is_killed
+from faults import SLOWER, streams_though_a_shard_is_killed
 from safetensors.torch import load_file, save_file
 from server_process import ServerProcess
 from test_demo_model import assert_most_are_right
@@ -21,10 +21,11 @@ from text_generation_common.model_files import demo_directory
 
 # Few tokens in a step make the warm-up shorter.
 FLAGS = (
-    *("--dtype", "float32", "--kv-cache-dtype", "int8", "--num-shard", "2"),
+    *("--dtype", "float32", "--activations", "int8", "--kv-cache-dtype", "int8", "--num-shard", "2"),
     *("--max-batch-total-tokens", "4096", "--max-batch-prefill-tokens", "256", "--max-concurrent-requests", "32"),
+    "--testing",
 )
-SIZE, LARGEST = 16, 15
+SIZE, LARGEST = 32, 15
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def assert_a_prompt_is_cached(server: ServerProcess) -> None:
 
 
 def test_the_demo_model_in_4_bits_on_two_shards_is_served_as_any_other(folder: Path) -> None:
-    with ServerProcess("--model-id", str(folder), *FLAGS) as server:
+    with ServerProcess("--model-id", str(folder), *FLAGS, environ={"FAILPOINTS": SLOWER}) as server:
         assert_two_shards_listen_on_the_loopback_only(server)
         assert_most_are_right(server, sum_question, 16, 12)
         streams_though_a_shard_is_killed(server, asks(4, 60), rank=1)

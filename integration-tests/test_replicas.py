@@ -78,12 +78,19 @@ def test_a_client_with_many_requests_at_all_replicas_does_not_crowd_out_another(
 
 
 def test_a_killed_engine_and_a_killed_shard_of_other_replicas_cost_no_stream(server, one_shard) -> None:
+    victims = processes.engines(server.pid)[0], processes.shards_of_replicas(server.pid)[1]
+
     def kill() -> None:
-        processes.engines(server.pid)[0].kill()
-        processes.shards_of_replicas(server.pid)[1].kill()
+        for victim in victims:
+            victim.kill()
+
+    def are_replaced() -> bool:
+        engine, shard = processes.engines(server.pid).get(0), processes.shards_of_replicas(server.pid).get(1)
+        return None not in (engine, shard) and not {engine, shard} & {*victims}
 
     assert SHORT.compared_beside(server.url, one_shard, kill).failures() == []
-    wait_until(lambda: states(server) == ["ready"] * REPLICAS, LIMIT_S, "both are replaced")
+    wait_until(are_replaced, LIMIT_S, "both are replaced")
+    wait_until(lambda: states(server) == ["ready"] * REPLICAS, LIMIT_S, "all replicas are ready")
 
 
 def test_a_killed_front_costs_its_own_connections_only(server, one_shard: list[StreamAnswer]) -> None:

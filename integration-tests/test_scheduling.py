@@ -4,7 +4,8 @@ between clients."""
 import asyncio
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asks as streams_of
@@ -28,7 +29,7 @@ from scale import MANY_SLOTS
 from server_process import ServerProcess, wait_until
 from tenants import body_of, greedy_answers_meanwhile
 
-from text_generation_launcher.tests.slowness import slowness
+from text_generation_common.tests.slowness import slowness
 
 BASE = ("--dtype", "float32", "--max-concurrent-requests", "320")
 Said = tuple[list[int], list[float], str]  # an answer: ids, log-probabilities, text
@@ -155,12 +156,14 @@ def test_texts_of_chunked_prompts_equal_texts_of_whole_prompts(narrow: ServerPro
 
 
 def test_preempted_texts_equal_texts_without_preemption(tight: ServerProcess, cold: list[Said]) -> None:
-    for _ in range(2):
+    for number in range(6):
         # The server predicts text lengths from earlier ones. After short texts come long texts, so it admits too many
         # requests and preempts some.
         at_once(tight.url, *[generate(QUESTION) for _ in range(64)])
         assert list(map(text_and_ids, answers_among_leavers(tight))) == cold
-    preemptions, recomputed = metrics(tight.url, "tgi_request_preemptions", "tgi_recomputed_tokens")
+        preemptions, recomputed = metrics(tight.url, "tgi_request_preemptions", "tgi_recomputed_tokens")
+        if number and preemptions:
+            break
     print(f"{preemptions:.0f} preemptions, {recomputed:.0f} tokens computed again")
     assert preemptions > 0
 
@@ -206,6 +209,32 @@ def test_a_request_with_another_salt_finds_nothing_in_the_cache(caching: ServerP
     assert [found("mine"), found("yours"), found("mine"), found("yours")] == [0, 0, 50, 50]
 
 
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def left(calls: Sequence["asyncio.Task[httpx.Response]"]) -> None:
+    """Their clients leave."""
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+@asynccontextmanager
+async def all_rows_taken(
+    server: ServerProcess, client: httpx.AsyncClient, prompts: Sequence[str]
+) -> AsyncIterator[None]:
+    """Inside this context, texts that need a quarter of a minute have all rows."""
+    calls = [asyncio.create_task(client.post("/generate", json=body_of(prompt, 2000))) for prompt in prompts]
+    await until(lambda: metric(server.url, "tgi_batch_current_size") == ROWS)
+    try:
+        yield
+    finally:
+        await left(calls)
+
+
 @BY_QUEUE
 def test_a_client_with_many_requests_does_not_crowd_out_another(narrow: ServerProcess) -> None:
     """The modest client's request is next in the queue, whatever the machine's speed."""
@@ -227,44 +256,43 @@ def test_at_its_deadline_a_text_ends_and_no_prompt_is_computed_in_vain(narrow: S
     grown = growth_of(narrow, "tgi_prefilled_tokens", *failures)
     body, num_leaving = {"inputs": "One that never begins", "parameters": {"max_new_tokens": 4}}, 10
 
-    async def until(name: str, least: int) -> None:
-        async with asyncio.timeout(limit_s):
-            while metric(narrow.url, name) < least:
-                await asyncio.sleep(0.02)
-
     async def in_vain(client: httpx.AsyncClient) -> httpx.Response:
-        await until("tgi_batch_current_size", ROWS)
-        leaving = [asyncio.create_task(client.post("/generate", json=body)) for _ in range(num_leaving)]
-        await until("tgi_queue_size", num_leaving)
-        for call in leaving:
-            call.cancel()
-        await asyncio.gather(*leaving, return_exceptions=True)
-        return await client.post("/generate", json=body, headers={"X-Request-Timeout": "0.3"})
+        async with all_rows_taken(narrow, client, prompts):
+            leaving = [asyncio.create_task(client.post("/generate", json=body)) for _ in range(num_leaving)]
+            await until(lambda: metric(narrow.url, "tgi_queue_size") == num_leaving)
+            await left(leaving)
+            return await client.post("/generate", json=body, headers={"X-Request-Timeout": "0.3"})
 
     prompts = [f"{i}" for i in range(ROWS)]
+    (late,) = at_once(narrow.url, in_vain)
+    assert late.status_code == 504 and late.json()["error_type"] == "deadline"
+    wait_until(lambda: is_idle(narrow), 60, "idle again")
+    computed, failed, dropped = grown()
+    assert (failed, dropped) == (1, num_leaving + ROWS)
+    assert computed <= sum(len(encoding.ids) for encoding in tokenizer().encode_batch(prompts))
     limit_s = min(2 * slowness().clock, 8)  # long enough for the first token, and too short for the last one
     busy = [generate(prompt, max_new_tokens=2000, ignore_eos_token=True, timeout=limit_s) for prompt in prompts]
-    *texts, late = at_once(narrow.url, *busy, in_vain)
-    assert late.status_code == 504 and late.json()["error_type"] == "deadline"
+    texts = at_once(narrow.url, *busy)
     assert {text["details"]["finish_reason"] for text in texts} == {"deadline"}
-    computed, failed, dropped = grown()
-    assert (failed, dropped) == (1, num_leaving)
-    assert computed <= sum(len(encoding.ids) for encoding in tokenizer().encode_batch(prompts))
     wholes = at_once(narrow.url, *[generate(p, max_new_tokens=8, ignore_eos_token=True) for p in prompts])
     for text, whole in zip(texts, wholes, strict=True):
         assert 8 < text["details"]["generated_tokens"] < 2000 and token_ids(text)[:8] == token_ids(whole)
 
 
 def test_a_flood_is_refused_with_retry_after_and_accepted_requests_are_served(narrow: ServerProcess) -> None:
-    async def post(client: httpx.AsyncClient) -> httpx.Response:
-        return await client.post("/generate", json=body_of(prompt, 48))
+    async def flood(client: httpx.AsyncClient) -> list[httpx.Response]:
+        async with all_rows_taken(narrow, client, [f"{i}" for i in range(ROWS)]):
+            calls = [asyncio.create_task(client.post("/generate", json=body_of(prompt, 48))) for _ in range(count)]
+            await until(lambda: sum(call.done() for call in calls) >= count - 8)
+        return await asyncio.gather(*calls)
 
     prompt = "".join(one_token_words()[:999])  # a prompt of 1,000 tokens; the queue holds eight such prompts
-    responses = at_once(narrow.url, *[post] * 300)
+    count = 250  # with all rows fewer than there are permits
+    (responses,) = at_once(narrow.url, flood)
     served = [response for response in responses if response.status_code == 200]
     refused = [response for response in responses if response.status_code == 429]
     print(f"{len(served)} served, {len(refused)} refused")
-    assert len(served) >= 8 and len(refused) >= 50 and len(served) + len(refused) == 300
+    assert len(served) >= 8 and len(refused) >= 50 and len(served) + len(refused) == count
     assert {response.headers["x-generated-tokens"] for response in served} == {"48"}
     assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
     assert {response.json()["error_type"] for response in refused} == {"overloaded"}

@@ -5,7 +5,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -86,6 +86,18 @@ def test_what_serving_needs_is_a_part_of_what_tests_need():
     assert run.items() < test.items()
 
 
+def test_what_serving_needs_has_what_torch_needs():
+    """torch is installed without its requirements: `torch-needs.in` names them by hand. What only a build for GPUs asks
+    for comes with that build."""
+    run = entries(ROOT / "requirements" / "run.txt")
+    locked = {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each, _ in run}
+    needs = [Requirement(text) for text in requires("torch") or ()]
+    needs = [each for each in needs if not each.marker or each.marker.evaluate({"extra": ""})]
+    needs = [each for each in needs if not re.match(r"(nvidia|cuda|triton|pytorch-triton)\b", each.name)]
+    assert len(needs) > 5
+    assert [each for each in needs if not each.specifier.contains(locked.get(canonicalize_name(each.name), "0"))] == []
+
+
 def imported(file: Path) -> Iterator[str]:
     """The first name of each module that a file imports."""
     for node in ast.walk(ast.parse(file.read_text())):
@@ -114,10 +126,14 @@ def test_every_import_of_the_product_is_in_run_or_in_an_extra():
     assert unknown == ELSEWHERE
 
 
-def test_the_makefile_names_one_host():
-    makefile = (ROOT / "Makefile").read_text()
-    (index,) = re.findall(r"^TORCH_INDEX \?= (\S+)$", makefile, re.MULTILINE)
-    assert re.findall(r"\w+://[^\s'\"]+", makefile) == [index]
+def test_what_installs_names_one_host():
+    makefile = ROOT / "Makefile"
+    (index,) = re.findall(r"^TORCH_INDEX \?= (\S+)$", makefile.read_text(), re.MULTILINE)
+    files = [*(ROOT / "deploy").rglob("*"), *(ROOT / ".ci").rglob("*"), *ROOT.glob("benchmark/*/peers/*.py")]
+    files = [makefile, ROOT / "pyproject.toml", ROOT / "hatch_build.py", *filter(Path.is_file, files)]
+    urls = {url for file in files for url in re.findall(r"\w+://[^\s'\"]+", file.read_text(errors="replace"))}
+    local = re.compile(r"http://(127\.0\.0\.1|localhost|prometheus):")
+    assert len(files) > 10 and {url for url in urls if not local.match(url)} == {index}
 
 
 def test_changes_are_cut_by_release_and_short():

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from calls import client_of, events_of, generate
+from calls import client_of, events_of, generate, metric
 from server_process import ServerProcess, free_port, wait_until
 
 QUERIES = [tuple(line.split(" | ")) for line in Path(__file__).with_name("tgi_board.txt").read_text().splitlines()]
@@ -29,15 +29,13 @@ Ask = Callable[[str], list[Any]]
 
 
 async def load(url: str) -> None:
-    """A long stream; short requests that join it and leave before its end; a request that is refused."""
+    """A long stream, which is left once short requests have joined it and ended; a request that is refused."""
     async with client_of(url) as client:
-        parameters = {"max_new_tokens": 80, "ignore_eos_token": True}
+        parameters = {"max_new_tokens": 1900, "ignore_eos_token": True}
         async with client.stream("POST", "/generate_stream", json={"inputs": "Once", "parameters": parameters}) as long:
-            events = events_of(long)
-            await anext(events)
+            await anext(events_of(long))
             await asyncio.gather(*(generate("Once upon a time", max_new_tokens=count)(client) for count in (2, 4, 6)))
-            async for _ in events:
-                pass
+        wait_until(lambda: metric(url, "tgi_batch_current_size") == 0, LIMIT_S, "the long stream's row is free")
         refused = await client.post("/generate", json={"inputs": ""})
         assert refused.status_code == 422
 

@@ -14,7 +14,7 @@ from streams import StreamAnswer, answer_of, differences
 
 AT_ONCE = 24
 MAX_SHOWN = 5
-SMALL = ("--max-batch-total-tokens", "2600", "--max-total-tokens", "2048", "--max-batch-prefill-tokens", "64")
+SMALL = ("--max-batch-total-tokens", "2100", "--max-total-tokens", "2048", "--max-batch-prefill-tokens", "64")
 COUNTED = {
     "preempted": "tgi_request_preemptions",
     "resumed": "tgi_request_resumes",

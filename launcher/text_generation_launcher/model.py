@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from text_generation_common.errors import ArgumentValidation, WeightsError
+from text_generation_common.file_names import only_gguf
 from text_generation_common.flags.kinds import LoadFormat
 from text_generation_common.flags.model import DEMO_MODEL
 from text_generation_common.gguf.choice import SUFFIX as GGUF
@@ -20,7 +21,6 @@ from text_generation_common.model_files import (
 )
 from text_generation_common.quantized import served
 from text_generation_common.weights.headers import file_names, weight_files
-from text_generation_common.weights.names import only_gguf
 from text_generation_common.weights.tokenizer_files import FILE
 from text_generation_launcher import mistakes
 from text_generation_launcher.config import LaunchPlan

@@ -17,6 +17,7 @@ from text_generation_common.adapters.files import any_rooms, modules_of, read_ad
 from text_generation_common.adapters.listed import check_base, listed
 from text_generation_common.cpu_features import NEEDS, lacking, processor_flags
 from text_generation_common.errors import ArgumentValidation, MemoryLimitError, ModelError, ShardError, WeightsError
+from text_generation_common.file_names import is_leftover, pickle_names
 from text_generation_common.flags.cluster import Way
 from text_generation_common.flags.kinds import Dtype, KvCacheDtype, LoadFormat, Standby
 from text_generation_common.memory import address_limit, choose_slots, cpu_bytes, free_bytes
@@ -49,7 +50,6 @@ from text_generation_common.quantized import served
 from text_generation_common.quantized.agreement import Use, use_of
 from text_generation_common.quantized.sizes import ON_LOAD_BYTES
 from text_generation_common.weights.headers import WeightHeaders, file_names, verify, weight_files
-from text_generation_common.weights.names import is_leftover, pickle_names
 from text_generation_common.weights.tokenizer_files import check_tokenizer
 from text_generation_launcher import model
 from text_generation_launcher.config import LaunchPlan

@@ -14,6 +14,8 @@ MAX_FAILURES = 5
 # death; its message reaches the launcher a little after the death, and up to four deaths of other causes may come
 # before it.
 MAX_DEATHS = 10
+# Most failures in a row without a wait, where the next start costs nothing. Not four, the most that end no request: the
+# launcher gives up after MAX_FAILURES failed starts, and without any wait these could all be in the same second.
 MAX_TAKEOVERS = 3
 # A run of this many seconds counts as a success.
 LONG_RUN_S = 600.0

@@ -9,12 +9,11 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import replace
 
 from text_generation_launcher.commands import KEYS, Command
-from text_generation_launcher.process import Child, read_pipe, relayed_output
-from text_generation_launcher.standby import FORK_S, ForkedChild, adopt_orphans
+from text_generation_launcher.process import Child
+from text_generation_launcher.standby import FORK_S, ForkedChild, ForkedProcess, adopt_orphans
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -68,21 +67,16 @@ class RouterTemplate:
         return await self._start(command)
 
     async def _fork(self, command: Command, template: Child) -> ForkedChild:
-        output, output_end = await relayed_output(command)
-        child = ForkedChild(command, template, output, self._note_forked)
-        self._add(child)
-        report_end = await read_pipe(child.process)
+        process = ForkedProcess(template, self._note_forked)
         order = json.dumps({"argv": command.argv, "env": dict(command.env), "pass_fds": command.pass_fds})
         with os.fdopen(os.memfd_create("order"), "w") as file:
             file.write(order)
             file.flush()
             file.seek(0)
             assert self._control is not None
-            with suppress(OSError):  # The template has ended, and so does the report.
-                fds = [file.fileno(), output_end, report_end, *command.pass_fds]
-                socket.send_fds(self._control, [b"fork"], fds)
-        os.close(output_end)
-        os.close(report_end)
+            fds = [file.fileno(), *command.pass_fds]
+            child = await ForkedChild.order(command, process, self._control, "fork", fds)
+        self._add(child)
         return child
 
     def _note_forked(self, pid: int) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from text_generation_common.connection_counts import PLACES, ConnectionCounts, make_file
@@ -17,6 +18,8 @@ from text_generation_launcher.janitor import Janitor
 from text_generation_launcher.process import Child
 from text_generation_launcher.router_template import RouterTemplate
 from text_generation_launcher.standby import Templates
+
+MORE_FILES = "raise the limit of open files (ulimit -n)"
 
 
 class Spawner:
@@ -68,7 +71,8 @@ class Spawner:
         command = commands.shard(self.plan, self._programs, self._environ, site, rank, epoch, cores, self.num_replicas)
         if self._templates is None:
             return await self._start(command, ShardCannotStart)
-        return await self._templates.start_shard(command, site.number, rank)
+        with _told_as(ShardCannotStart, "cannot fork a shard", MORE_FILES):
+            return await self._templates.start_shard(command, site.number, rank)
 
     def stands_by(self, site: ReplicaSite) -> bool:
         """Whether the shards of `site` would be replaced at once."""
@@ -136,7 +140,8 @@ class Spawner:
     async def _start_router(self, command: Command) -> Child:
         if self._router_template is None:
             return await self._start(command, WebserverCannotStart)
-        return await self._router_template.start_child(command, self._programs.router)
+        with _told_as(WebserverCannotStart, "cannot fork a webserver", MORE_FILES):
+            return await self._router_template.start_child(command, self._programs.router)
 
     async def _start_router_template(self, command: Command) -> Child:
         return await self._start(command, WebserverCannotStart)
@@ -157,10 +162,8 @@ class Spawner:
         error: Callable[[str, str], CommandError],
         takes: Callable[[logging.LogRecord], bool] = lambda record: False,
     ) -> Child:
-        try:
+        with _told_as(error, f"cannot run {command.argv[0]}", "install tgi-py again"):
             child = await Child.start(command, takes)
-        except OSError as reason:
-            raise error(f"cannot run {command.argv[0]}: {reason.strerror}", "install tgi-py again") from reason
         self._janitor.add(child.pid)
         return self._added(child)
 
@@ -172,3 +175,12 @@ class Spawner:
     def _remove(self, child: Child) -> None:
         self._janitor.remove(child.pid)
         self.running.remove(child)
+
+
+@contextmanager
+def _told_as(error: Callable[[str, str], CommandError], what: str, hint: str) -> Iterator[None]:
+    """Makes what the system refuses an error of a start: a later start is tried again."""
+    try:
+        yield
+    except OSError as reason:
+        raise error(f"{what}: {reason.strerror}", hint) from reason

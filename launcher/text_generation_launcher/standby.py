@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,21 +34,22 @@ STILL_S = 300.0
 
 
 class ForkedProcess(asyncio.Protocol):
-    """A process that a template forks, as the process's report tells of it. Implements AnyProcess."""
+    """A process that `template` forks, as the process's report tells of it. Implements AnyProcess. `on_forked` gets its
+    id."""
 
-    def __init__(self, template: Child, on_ready: Callable[[], None]) -> None:
+    def __init__(self, template: Child, on_forked: Callable[[int], None]) -> None:
+        self.template, self.on_forked = template, on_forked
         self.returncode: int | None = None
+        self.is_ready = asyncio.Event()
         self.forked: asyncio.Future[int | None] = (
             asyncio.get_running_loop().create_future()
         )  # process id; None: there is none
-        self._template = template
-        self._on_ready = on_ready
         self._rest = b""
 
     @property
     def pid(self) -> int:
         """That of the template while there is no process."""
-        return (self.forked.result() if self.forked.done() else None) or self._template.pid
+        return (self.forked.result() if self.forked.done() else None) or self.template.pid
 
     def data_received(self, data: bytes) -> None:
         self._rest += data
@@ -56,7 +57,7 @@ class ForkedProcess(asyncio.Protocol):
             line, _, self._rest = self._rest.partition(b"\n")
             self.forked.set_result(int(line))
         if self._rest == READY:
-            self._on_ready()
+            self.is_ready.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.forked.done():
@@ -65,10 +66,10 @@ class ForkedProcess(asyncio.Protocol):
     async def wait(self) -> int:
         pid = await asyncio.shield(self.forked)
         if pid is None:
-            await asyncio.wait([self._template.exited], timeout=END_S)
-            self._template.send(signal.SIGKILL)
-        if pid is None or pid == self._template.pid:
-            status = await asyncio.shield(self._template.exited)
+            await asyncio.wait([self.template.exited], timeout=END_S)
+            self.template.send(signal.SIGKILL)
+        if pid is None or pid == self.template.pid:
+            status = await asyncio.shield(self.template.exited)
         else:
             await _end_of(pid)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -79,22 +80,36 @@ class ForkedProcess(asyncio.Protocol):
 class ForkedChild(Child):
     """A shard or a router that a template forks. Until then, what happens to the template happens to it."""
 
-    def __init__(self, command: Command, template: Child, output: LineReader, on_forked: Callable[[int], None]) -> None:
-        self.process = ForkedProcess(template, lambda: self.is_ready.set())
-        super().__init__(command, self.process, output)
+    def __init__(self, command: Command, process: ForkedProcess, output: LineReader) -> None:
+        super().__init__(command, process, output)
+        self.process, self.is_ready = process, process.is_ready
         self.begun.clear()
-        self._template = template
-        self._on_fork = on_forked
         self._signal: signal.Signals | None = None
         self.process.forked.add_done_callback(self._on_forked)
 
+    @classmethod
+    async def order(
+        cls, command: Command, process: ForkedProcess, control: socket.socket, order: str, fds: Sequence[int] = ()
+    ) -> "ForkedChild":
+        """Asks a template for `process` on its socket. The order has the descriptors of its output and its report, and
+        `fds`. OSError if the system gives no pipe: then no task and no open file is left of it."""
+        report_end = await read_pipe(process)
+        try:
+            output, output_end = await relayed_output(command)
+            with suppress(OSError):  # The template has ended, and so does the report.
+                socket.send_fds(control, [order.encode()], [output_end, report_end, *fds])
+            os.close(output_end)
+        finally:
+            os.close(report_end)
+        return cls(command, process, output)
+
     @property
     def last_lines(self) -> str:
-        return super().last_lines if self.begun.is_set() else self._template.last_lines
+        return super().last_lines if self.begun.is_set() else self.process.template.last_lines
 
     @property
     def error(self) -> str:
-        return super().error if self.begun.is_set() else self._template.error
+        return super().error if self.begun.is_set() else self.process.template.error
 
     def send(self, number: signal.Signals) -> None:
         self._signal = number
@@ -102,13 +117,13 @@ class ForkedChild(Child):
             super().send(number)
         else:
             self.is_ending = True
-            self._template.send(number)
+            self.process.template.send(number)
 
     def _on_forked(self, forked: "asyncio.Future[int | None]") -> None:
         if (pid := forked.result()) is None:
             return
         self.begun.set()
-        self._on_fork(pid)
+        self.process.on_forked(pid)
         if self._signal is not None:  # sent while the template forked
             super().send(self._signal)
 
@@ -149,17 +164,11 @@ class Template:
             self.note_forked(pid)
             on_forked(pid)
 
-        output, output_end = await relayed_output(command)
-        shard = ForkedChild(command, self.child, output, note)
-        report_end = await read_pipe(shard.process)
         keeps = self._last is not None and self._last.process.returncode in SOUND_ENDS
-        self._last = shard
         order = [command.env[EPOCH], command.env.get(MACHINE_SHARDS) or "0", *([KEEPS] if keeps else [])]
-        with suppress(OSError):  # The template has ended, and so does the report.
-            socket.send_fds(self._control, [" ".join(order).encode()], [output_end, report_end])
-        os.close(output_end)
-        os.close(report_end)
-        return shard
+        process = ForkedProcess(self.child, note)
+        self._last = await ForkedChild.order(command, process, self._control, " ".join(order))
+        return self._last
 
     def _on_sign(self) -> None:
         self._alive_s = time.monotonic()

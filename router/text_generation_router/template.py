@@ -1,8 +1,8 @@
 """A template: a process that has imported what a router and an engine import, serves nothing, and forks both for the
 launcher, so that a dead one is replaced without a second of imports. They have the modules in the same memory.
 
-The launcher asks with a message on a socket, whose descriptors are: a file with the order in JSON (`argv`, `env`,
-`pass_fds`), the output and the report of the new process, and those that get the numbers `pass_fds`. The report has one
+The launcher asks with a message on a socket, whose descriptors are: the output and the report of the new process, a
+file with the order in JSON (`argv`, `env`, `pass_fds`), and those that get the numbers `pass_fds`. The report has one
 line, the process's id. It ends without a line if there is no process.
 """
 
@@ -14,6 +14,7 @@ import socket
 import sys
 from pathlib import Path
 
+from text_generation_common import faults
 from text_generation_common.forked import (
     MAX_MESSAGE_BYTES,
     TEMPLATE_NAME,
@@ -42,11 +43,11 @@ def become(control_fd: int) -> dict[str, str]:
         message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, MAX_FDS)
         if not message:
             os._exit(0)  # The launcher has ended.
-        order_fd, output_fd, report_fd, *passed = fds
+        output_fd, report_fd, order_fd, *passed = fds
         with open(order_fd) as file:
             order = json.loads(file.read())
-        name = Path(order["argv"][0]).name.replace("text-generation", "tgi")
-        if not fork_below(launcher, name):
+        faults.setup_command(order["env"].get("FAILPOINTS", ""), "--testing" in order["argv"], forks="webservers")
+        if not fork_below(launcher, Path(order["argv"][0]).name.replace("text-generation", "tgi")):
             break
         for fd in (output_fd, report_fd, *passed):
             os.close(fd)
@@ -59,8 +60,7 @@ def become(control_fd: int) -> dict[str, str]:
     _place([output_fd, output_fd, *passed], [1, 2, *order["pass_fds"]])
     sys.argv = order["argv"]
     show_arguments([sys.executable, *sys.argv])
-    environment: dict[str, str] = order["env"]
-    return environment
+    return dict[str, str](order["env"])
 
 
 def _place(fds: list[int], numbers: list[int]) -> None:

@@ -92,9 +92,8 @@ class ModelRunner:
         self.has_kept_cache = False  # whether the last Warmup found the content that it was asked for
         # What the last Warmup found in the cache, in the rows that it ended: for a router that has not sent them.
         self.computed: list[ComputedRow] = []
-        self._num_unsound = (
-            0  # number of steps since `clear(None)` that have failed, or with a logit that is not finite
-        )
+        # Number of steps since `clear(None)` that have failed, or with a logit that is not finite.
+        self._num_unsound = 0
         self._model = model
         self._platform = platform
         self._device = platform.device
@@ -142,17 +141,20 @@ class ModelRunner:
 
         A Warmup with the values of the one before measures nothing: requests of other processes wait for it. The cache
         is then that of the process before, if it has the content `known_content` (0: no content is known), and if it
-        could outlive that process. `content` names what is written from now on.
+        could outlive that process. `content` names what is written from now on. Until the first step the cache has its
+        name of before, too: a router that asks for that name has had no answer to a Warmup since, and so has sent no
+        step. A shard that is killed between the naming and the answer therefore costs no cache. Memory with the old
+        name has exactly the old content, because `step` takes the name away before it writes.
         """
         limit = self._model.max_total_tokens
         if max_total_tokens is not None and max_total_tokens > limit:
             raise StepError(f"`max_total_tokens={max_total_tokens}` is more than the {limit} the shard was loaded for")
         self._constraints.await_tokenizer()
-        longest = max_total_tokens or limit
-        rows = min(requests, max_rows or requests)
+        longest, rows = max_total_tokens or limit, min(requests, max_rows or requests)
         asked = (max_prefill_tokens, max_total_tokens, requests, wanted, max_rows)
         if (capacity := self._warm_up_again(asked, rows, known_content)) is not None:
-            self._name_content(content)
+            self._name_content(content, known_content if self.has_kept_cache else 0)
+            faults.point("shard.named")
             return capacity
         self.measured = None
         self._run_largest_step(max_prefill_tokens, longest)
@@ -175,16 +177,16 @@ class ModelRunner:
         self._name_content(content)
         return capacity
 
-    def _name_content(self, content: int) -> None:
+    def _name_content(self, content: int, old: int = 0) -> None:
         if self.kept is not None:
-            self.kept.content = content
+            self.kept.rename(content, old)
 
     def _warm_up_again(self, asked: tuple[int | None, ...], rows: int, known_content: int) -> Capacity | None:
         """What was measured for these values, with the cache made, and no request in it. None if they are new, or the
         memory is not there any more: another process may have taken it while no shard had it."""
         known = self.measured if self.measured is not None and self.measured.asked == asked else None
         self.has_kept_cache, self.computed = False, []
-        is_kept = self.kept is not None and self.kept.content == known_content != 0
+        is_kept = self.kept is not None and self.kept.has(known_content)
         with self._group.collective_work("the warm-up"):
             if not self._group.all_agree(known is not None) or known is None:
                 return None
@@ -312,6 +314,8 @@ class ModelRunner:
         Joins the batches of `decoding`. New requests join this batch, or make the batch `new_batch_id`.
         """
         self._num_unsound += 1
+        if self.kept is not None:
+            self.kept.rename(self.kept.content)  # and no old name
         self._platform.wake()
         started = self._mark()
         state = self.row_state

@@ -187,7 +187,7 @@ class TemplateLoop:
         epoch = int(number)
         if keeps != [KEEPS]:
             if self._kept is not None:
-                self._kept.content = 0
+                self._kept.rename(0)
             if not self._is_first:
                 self._forget()
         self._is_first = False

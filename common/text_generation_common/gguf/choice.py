@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from text_generation_common.file_names import ADAPTER_CONFIG, has_weights
 from text_generation_common.gguf.container import PART
 
 SUFFIX = ".gguf"
-WEIGHTS = (".safetensors", ".bin", ".pt")
 # Words in the names of other files: projections of images, and statistics for the choice of types.
 NO_MODELS = ("mmproj", "imatrix")
 
@@ -22,12 +22,13 @@ def models_among(names: Iterable[str]) -> list[str]:
 
 
 def model_in(folder: Path) -> Path:
-    """The folder's only GGUF file, or the folder itself if it has other weights or several such files."""
+    """The folder's only GGUF file, or the folder itself if it has other weights, is an adapter, or has several such
+    files."""
     try:
         names = [entry.name for entry in folder.iterdir()]
     except OSError:
         return folder
     models = models_among(names)
-    if len(models) != 1 or any(name.endswith(WEIGHTS) for name in names):
+    if len(models) != 1 or has_weights(names) or ADAPTER_CONFIG in names:
         return folder
     return folder / models[0]

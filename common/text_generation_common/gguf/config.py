@@ -109,7 +109,7 @@ def granite_moe(keys: Keys) -> Values:
 def gemma2(keys: Keys) -> Values:
     head_size = keys.get("attention.key_length")
     is_27b = keys.layers == GEMMA_27B.get(keys.architecture)
-    of_scores = keys.get("embedding_length") / keys.get("attention.head_count") if is_27b else head_size
+    of_scores = keys.whole("embedding_length") / keys.size("attention.head_count") if is_27b else head_size
     return {"query_pre_attn_scalar": of_scores, **_windows(keys), **attention_biases(keys)}
 
 
@@ -170,9 +170,12 @@ def falcon(keys: Keys) -> Values:
 
 
 def mpt(keys: Keys) -> Values:
-    slope, clip = keys.get("attention.max_alibi_bias", 0.0), keys.get("attention.clamp_kqv", 0.0)
+    slope, clip = keys.number("attention.max_alibi_bias", 0.0), keys.number("attention.clamp_kqv", 0.0)
     attention = {"alibi": bool(slope), "alibi_bias_max": int(slope), "clip_qkv": clip or None}
-    return {"attn_config": attention, "expansion_ratio": keys.get("feed_forward_length") / keys.get("embedding_length")}
+    return {
+        "attn_config": attention,
+        "expansion_ratio": keys.whole("feed_forward_length") / keys.size("embedding_length"),
+    }
 
 
 SOFTCAP = {"final_logit_softcapping": "final_logit_softcapping"}
@@ -259,15 +262,21 @@ def _type_of(header: GgufHeader) -> str:
     return {"F32": "float32", "F16": "float16"}.get(largest.type, "bfloat16")
 
 
+def _head_size(keys: Keys) -> int:
+    hidden, heads = keys.whole("embedding_length"), keys.size("attention.head_count")
+    queries = keys.header.tensors.get("blk.0.attn_q.weight")
+    if keys.architecture == "chatglm" and queries is not None:  # files do not say the size of heads
+        return queries.shape[0] // heads
+    return keys.whole("attention.key_length", 0) or hidden // heads
+
+
 def _check_heads(keys: Keys, found: Values) -> None:
     """Refuses heads of two sizes, and ropes of a part of a head where the family has none; notes such a part."""
-    hidden, heads = found["hidden_size"], found["num_attention_heads"]
-    size = found["head_dim"] or (hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads else 0)
-    if keys.architecture == "chatglm" and isinstance(heads, int) and heads:  # files do not say the size of heads
-        queries = keys.header.tensors.get("blk.0.attn_q.weight")
-        found["head_dim"] = size = size if queries is None else queries.shape[0] // heads
-    of_values, turned = keys.get("attention.value_length", size), keys.get("rope.dimension_count", size)
-    if keys.architecture in PARTIAL and isinstance(turned, int) and 0 < turned < size:
+    size = _head_size(keys)
+    if keys.architecture == "chatglm":
+        found["head_dim"] = size
+    of_values, turned = keys.whole("attention.value_length", size), keys.whole("rope.dimension_count", size)
+    if keys.architecture in PARTIAL and 0 < turned < size:
         found["partial_rotary_factor"] = min(math.nextafter(turned / size, 1), 1.0)
     elif turned != size:
         raise ModelError(f"{keys.header.path}: rope.dimension_count is {turned}, and must be the size of heads, {size}")
@@ -306,5 +315,6 @@ def _factors(keys: Keys, *names: str) -> tuple[list[float], list[float]] | None:
     """By what each frequency is divided; None if nothing is."""
     if not all(keys.has(f"{name}.weight") for name in names):
         return None
-    short, long = (list(tensor_numbers(keys.header, f"{name}.weight")) for name in names)
+    pairs = keys.whole("rope.dimension_count", _head_size(keys)) // 2
+    short, long = (tensor_numbers(keys.header, f"{name}.weight", pairs) for name in names)
     return None if {*short, *long} == {1.0} else (short, long)

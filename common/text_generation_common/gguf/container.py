@@ -1,7 +1,8 @@
 """Reads the header of a GGUF file, or of all parts of a model: its keys, and where its tensors are.
 
 Strangers have written these files. Every count, length and offset is compared with limits and with the file's size
-before it is used. The header is mapped into memory, and the values of an array are read when they are asked for.
+before it is used. The header is mapped into memory, and the values of an array are read when they are asked for. A
+value becomes a number, a flag or a text of Python's only through a reader that checks its kind.
 """
 
 import errno
@@ -22,16 +23,21 @@ from text_generation_common.gguf.types import REFUSED, TYPES
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # the layout is the same
 # Limits, each several times what files in use have.
-MAX_HEADER_BYTES = 64 * 2**20
-MAX_KEYS, MAX_TENSORS, MAX_PARTS = 2**14, 2**16, 999
-MAX_NAME_BYTES, MAX_ELEMENTS = 2**10, 2**20  # elements of an array
+MAX_HEADER_BYTES = 64 * 2**20  # of all parts together
+MAX_KEYS, MAX_TENSORS, MAX_PARTS = 2**14, 2**15, 999
+MAX_NAME_BYTES = 2**7
+MAX_ELEMENTS, MAX_LISTED = 2**20, 2**21  # elements of an array, and of all arrays of texts of a file
+# All texts of a file that are in no array, a whole tokenizer.json excepted; and one text in an array.
+MAX_TEXT_BYTES, MAX_LISTED_BYTES = 2**20, 2**14
 MAX_DIMENSIONS, MAX_ALIGNMENT = 4, 2**16
+MAX_SMALL = 2**12  # numbers of a tensor that is read with the keys
+WHOLE = "tokenizer.huggingface.json"  # the key of a whole tokenizer.json, which is kept as an array of bytes
 AGAIN = "download it again"
 
 Scalar = int | float | bool | str
 # struct's letters for the kinds of numbers, by the numbers of the kinds in files.
 KINDS: Mapping[int, str] = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-TEXT, ARRAY = 8, 9
+BYTE, TEXT, ARRAY = 0, 8, 9
 LENGTH = struct.Struct("<Q")
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
@@ -42,20 +48,32 @@ class GgufArray:
 
     kind: int
     count: int
+    size: int  # bytes in the file, with the lengths of texts
     _data: mmap.mmap = field(repr=False)
     _start: int
 
+    @property
+    def numbers(self) -> str:
+        """The letter of the kind of its numbers; "?" for texts and flags."""
+        return KINDS.get(self.kind, "?")
+
     def values(self) -> list[Scalar]:
-        """All elements. A byte that is not UTF-8 becomes U+FFFD."""
-        if self.kind != TEXT:
-            return list(struct.unpack_from(f"<{self.count}{KINDS[self.kind]}", self._data, self._start))
+        """All elements."""
+        if self.kind == TEXT:
+            return [*self.texts()]
+        return list(struct.unpack_from(f"<{self.count}{KINDS[self.kind]}", self._data, self._start))
+
+    def texts(self) -> Iterator[str]:
+        """The elements, which are texts, one by one. A byte that is not UTF-8 becomes U+FFFD."""
         place = self._start
-        texts: list[Scalar] = []
         for _ in range(self.count):
             start = place + LENGTH.size
             place = start + LENGTH.unpack_from(self._data, place)[0]
-            texts.append(self._data[start:place].decode(errors="replace"))
-        return texts
+            yield self._data[start:place].decode(errors="replace")
+
+    def content(self) -> bytes:
+        """The elements, which are bytes."""
+        return self._data[self._start : self._start + self.size]
 
 
 Value = Scalar | GgufArray
@@ -79,41 +97,47 @@ class GgufHeader:
     files: tuple[Path, ...]  # the parts, in order
     metadata: Mapping[str, Value]  # keys of the first part
     tensors: Mapping[str, GgufTensor]
+    has_numbers: bool = True  # False: the numbers of tensors are still to come
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._found(key, default)
         if not isinstance(value, str):
-            raise self.error(f"{key} is not a text")
+            raise self.error(f"{shown(key)} is not a text")
         return value
 
     def whole(self, key: str, default: int | None = None) -> int:
         value = self._found(key, default)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self.error(f"{key} is not a whole number")
+            raise self.error(f"{shown(key)} is not a whole number")
         return value
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         value = self._found(key, default)
         if not isinstance(value, bool):
-            raise self.error(f"{key} is not true or false")
+            raise self.error(f"{shown(key)} is not true or false")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._found(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise self.error(f"{key} is not a finite number")
+            raise self.error(f"{shown(key)} is not a finite number")
         return value
 
     def array(self, key: str) -> GgufArray | None:
         value = self.metadata.get(key)
         if value is not None and not isinstance(value, GgufArray):
-            raise self.error(f"{key} is not a list")
+            raise self.error(f"{shown(key)} is not a list")
         return value
 
-    def values(self, key: str) -> list[Scalar] | None:
-        """The elements of an array; None without the key."""
+    def texts(self, key: str, max_count: int, max_bytes: int) -> GgufArray:
+        """An array of texts, of which none is read yet. WeightsError for no or another value, and beyond the limits."""
         array = self.array(key)
-        return None if array is None else array.values()
+        if array is None or array.kind != TEXT or not array.count:
+            raise self.error(f"it has no {key}")
+        for has, maximum, what in ((array.count, max_count, "texts"), (array.size, max_bytes, "bytes")):
+            if has > maximum:
+                raise self.error(f"{key} has {has} {what}, and at most {maximum} are read")
+        return array
 
     def error(self, what: str) -> WeightsError:
         return broken(self.path, what)
@@ -121,7 +145,7 @@ class GgufHeader:
     def _found(self, key: str, default: Scalar | None) -> Value:
         value = self.metadata.get(key, default)
         if value is None:
-            raise self.error(f"it has no key {key}")
+            raise self.error(f"it has no key {shown(key)}")
         return value
 
 
@@ -175,19 +199,23 @@ def _identity(file: Path) -> Identity:
 
 @lru_cache(maxsize=2)
 def _read(path: Path, *parts: Identity) -> GgufHeader:
-    files = [_Part(part[0], number) for number, part in enumerate(parts)]
-    first = files[0]
-    header = GgufHeader(path, tuple(part.path for part in files), first.metadata, {})
+    files, left = tuple(part[0] for part in parts), MAX_HEADER_BYTES
+    header = GgufHeader(path, files, {}, {})
     tensors: dict[str, GgufTensor] = {}
-    for number, part in enumerate(files):
-        _check_part(GgufHeader(part.path, header.files, part.metadata, {}), number, len(files))
+    for number, file in enumerate(files):
+        part = _Part(file, number, left=left)
+        left -= part.end
+        _check_part(GgufHeader(file, files, part.metadata, {}), number, len(files))
         if twice := tensors.keys() & part.tensors.keys():
             raise part.error(f"the tensor {shown(min(twice))} is in another part, too")
         tensors |= part.tensors
+        if len(tensors) > MAX_TENSORS:
+            raise part.error(f"its model has more than {MAX_TENSORS} tensors")
+        header = header if number else GgufHeader(path, files, part.metadata, tensors)
     count = header.whole("split.tensors.count", len(tensors)) if len(files) > 1 else len(tensors)
     if count != len(tensors):
         raise header.error(f"its parts have {len(tensors)} tensors, and split.tensors.count is {count}")
-    return GgufHeader(path, header.files, first.metadata, tensors)
+    return header
 
 
 def _check_part(header: GgufHeader, number: int, count: int) -> None:
@@ -207,19 +235,22 @@ class _Unfinished(WeightsError):
 
 
 class _Part:
-    """A file, while its header is read. `file_bytes`: what it will have, if it is not whole yet."""
+    """A file, while its header is read. `file_bytes`: what it will have, if it is not whole yet. `left`: what its
+    header may have."""
 
-    def __init__(self, path: Path, number: int, file_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, number: int, file_bytes: int | None = None, left: int = MAX_HEADER_BYTES) -> None:
         self.path = path
+        self._text_bytes, self._listed, self._limit = 0, 0, left
         with open(path, "rb", opener=_open_without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", str(path))
             self._file_bytes = status.st_size if file_bytes is None else file_bytes
-            self._end = min(status.st_size, MAX_HEADER_BYTES)
-            if self._end < 24:
+            self._end = min(status.st_size, left)
+            if status.st_size < 24:
                 raise self.error(f"it has {status.st_size} bytes only")
-            self._data = mmap.mmap(file.fileno(), self._end, access=mmap.ACCESS_READ)
+            # A mapping cannot be empty.
+            self._data = mmap.mmap(file.fileno(), max(self._end, 24), access=mmap.ACCESS_READ)
         self._place = 0
         if self._data[:4] != MAGIC:
             raise self.error("it does not begin with GGUF")
@@ -243,7 +274,7 @@ class _Part:
         """The place of the next `count` bytes."""
         start = self._place
         if count > self._end - start:
-            if self._end < min(self._file_bytes, MAX_HEADER_BYTES):
+            if self._end < min(self._file_bytes, self._limit):
                 raise _Unfinished(f"{self.path} is not whole")
             whole = self._end == self._file_bytes
             raise self.error("it is cut off" if whole else f"its header has more than {MAX_HEADER_BYTES >> 20} MiB")
@@ -279,10 +310,15 @@ class _Part:
             found[name] = self._array(name) if kind == ARRAY else self._scalar(name, kind)
         return found
 
-    def _scalar(self, name: str, kind: int) -> Scalar:
+    def _scalar(self, name: str, kind: int) -> Value:
         if kind == TEXT:
             (length,) = self._numbers("Q")
             start = self._take(length)
+            if name == WHOLE:
+                return GgufArray(BYTE, length, length, self._data, start)
+            self._text_bytes += length
+            if self._text_bytes > MAX_TEXT_BYTES:
+                raise self.error(f"the texts of its keys, with {shown(name)}, have more than {MAX_TEXT_BYTES} bytes")
             return self._data[start : start + length].decode(errors="replace")
         if kind not in KINDS:
             raise self.error(f"the value of {shown(name)} has the type {kind}, which is not known")
@@ -294,25 +330,28 @@ class _Part:
             raise self.error(f"the list {shown(name)} has elements of type {kind}, which are not read")
         size = LENGTH.size if kind == TEXT else struct.calcsize(KINDS[kind])
         self._at_most(f"elements of {shown(name)}", count, MAX_ELEMENTS, size)
-        start = self._place if kind == TEXT else self._take(count * size)
-        if kind == TEXT:
-            self._pass_texts(count)
-        return GgufArray(kind, count, self._data, start)
+        start = self._place
+        self._take(self._texts_size(name, count) if kind == TEXT else count * size)
+        return GgufArray(kind, count, self._place - start, self._data, start)
 
-    def _pass_texts(self, count: int) -> None:
+    def _texts_size(self, name: str, count: int) -> int:
+        """The bytes of an array of texts, or more than are left."""
+        self._listed += count
+        self._at_most("texts in lists", self._listed, MAX_LISTED, 0)
         data, end, place, length_at = self._data, self._end, self._place, LENGTH.unpack_from
         for _ in range(count):
-            if place + 8 > end or (place := place + 8 + length_at(data, place)[0]) > end:
-                break
-        else:
-            self._place = place
-            return
-        self._take(self._end)  # more than is left
+            if (text := place + LENGTH.size) > end:
+                return text - self._place
+            (length,) = length_at(data, place)
+            if length > MAX_LISTED_BYTES:
+                raise self.error(f"{shown(name)} has a text of {length} bytes, at most {MAX_LISTED_BYTES} are read")
+            place = text + length
+        return place - self._place
 
     def _tensors(self, count: int, part: int) -> dict[str, GgufTensor]:
         entries = [self._entry() for _ in range(count)]
-        alignment = self.metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        alignment = GgufHeader(self.path, (), self.metadata, {}).whole("general.alignment", 32)
+        if not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
             raise self.error("general.alignment is not a power of two")
         data = -(-self._place // alignment) * alignment
         found: dict[str, GgufTensor] = {}
@@ -360,7 +399,7 @@ def read_start(path: Path, file_bytes: int) -> GgufHeader | None:
         part = _Part(path, 0, file_bytes)
     except _Unfinished:
         return None
-    return GgufHeader(path, (path,), part.metadata, part.tensors)
+    return GgufHeader(path, (path,), part.metadata, part.tensors, has_numbers=False)
 
 
 def header_end(path: Path) -> int:
@@ -371,7 +410,7 @@ def header_end(path: Path) -> int:
 
 def shown(name: str) -> str:
     """A name from a file, as at most 60 characters of one line."""
-    return ascii(name)[1:-1][:60]
+    return ascii(name[:60])[1:-1][:60]
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
@@ -379,12 +418,20 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def tensor_numbers(header: GgufHeader, name: str) -> Iterator[float]:
-    """The numbers of a small tensor of float32. WeightsError for another type."""
+def tensor_numbers(header: GgufHeader, name: str, count: int) -> list[float]:
+    """The numbers of a tensor of float32 that must have `count` of them, or as many others if they are still to come.
+    WeightsError for another or a larger tensor."""
     tensor = header.tensors[name]
-    if tensor.type != "F32":
-        raise header.error(f"the tensor {shown(name)} is stored as {tensor.type}, and must be F32")
+    if tensor.type != "F32" or tensor.shape != (count,) or count > MAX_SMALL:
+        raise header.error(
+            f"the tensor {shown(name)} is stored as {tensor.type} with the shape {list(tensor.shape)}, and must have"
+            f" {count} numbers of F32, {MAX_SMALL} at most"
+        )
+    if not header.has_numbers:
+        return [2.0] * count
     with open(header.files[tensor.part], "rb") as file:
         file.seek(tensor.offset)
         data = file.read(tensor.size)
-    return (number for (number,) in struct.iter_unpack("<f", data))
+    if len(data) < tensor.size:
+        raise header.error("it is cut off")
+    return [*struct.unpack(f"<{count}f", data)]

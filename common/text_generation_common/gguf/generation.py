@@ -1,16 +1,21 @@
 """What a GGUF file says of chats and of sampling, as tokenizer_config.json and generation_config.json say it."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
-from text_generation_common.gguf.container import GgufHeader
+from text_generation_common.gguf.container import GgufHeader, shown
 from text_generation_common.gguf.vocabulary import read_vocabulary
 
+logger = logging.getLogger(__name__)
+
 TEMPLATE, DEFAULT = "tokenizer.chat_template", "default"
+CHOSEN = (DEFAULT, "tool_use", "rag")  # names of templates that requests may choose
 SAMPLING = "general.sampling."
 # Names in generation_config.json. Files with one of the first four are for sampling: they have no key that says so.
 SAMPLED: Mapping[str, str] = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 RECOMMENDED: Mapping[str, str] = {**SAMPLED, "penalty_repeat": "repetition_penalty"}
+MAX_MENTIONED = 10
 
 
 def tokenizer_config(header: GgufHeader) -> dict[str, Any]:
@@ -21,6 +26,7 @@ def tokenizer_config(header: GgufHeader) -> dict[str, Any]:
     templates = {key.removeprefix(f"{TEMPLATE}."): header.text(key) for key in named}
     if TEMPLATE in header.metadata:
         templates[DEFAULT] = header.text(TEMPLATE)
+    _mention(header, [f"{TEMPLATE}.{name}" for name in templates if name not in CHOSEN])
     return {
         **{key: vocabulary.special_text(name) for key, name in tokens.items()},
         "chat_template": [{"name": name, "template": text} for name, text in templates.items()],
@@ -37,6 +43,15 @@ def generation_config(header: GgufHeader) -> dict[str, Any]:
     }
     is_sampled = not found.keys().isdisjoint(SAMPLED.values())
     return {"eos_token_id": read_vocabulary(header).end_ids, "do_sample": is_sampled, **found}
+
+
+def _mention(header: GgufHeader, others: list[str]) -> None:
+    """Logs keys of templates and of sampling that have no effect. Routers read the templates once, when they start."""
+    known = {f"{SAMPLING}{key}" for key in RECOMMENDED}
+    names = others + [key for key in header.metadata if key.startswith(SAMPLING) and key not in known]
+    if names:
+        listed = ", ".join(map(shown, names[:MAX_MENTIONED])) + (", …" if len(names) > MAX_MENTIONED else "")
+        logger.info("%s has keys that have no effect: %s", header.path, listed)
 
 
 def _as_written(value: float) -> float:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from text_generation_common.errors import WeightsError
-from text_generation_common.gguf.choice import SUFFIX, WEIGHTS, models_among
+from text_generation_common.file_names import has_weights
+from text_generation_common.gguf.choice import SUFFIX, models_among
 from text_generation_common.gguf.container import PART, shown
 
 DEFAULT = "Q4_K_M"
@@ -51,7 +52,7 @@ def hub_name(model_id: str) -> HubName | None:
 def is_fetched_as_gguf(name: HubName, listing: Iterable[str]) -> bool:
     """Whether a GGUF file is meant: one that is named, or any of a repository that has no other weights."""
     names = list(listing)
-    return name.tag is not None or (bool(models_among(names)) and not any(file.endswith(WEIGHTS) for file in names))
+    return name.tag is not None or (bool(models_among(names)) and not has_weights(names))
 
 
 def chosen_files(name: HubName, listing: Iterable[str]) -> list[str]:

@@ -5,7 +5,6 @@ GGUF file.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,14 @@ from text_generation_common.errors import ModelError, WeightsError
 from text_generation_common.gguf.config import architecture_of, config_json
 from text_generation_common.gguf.container import GgufHeader, read_header, read_start
 from text_generation_common.gguf.generation import generation_config, tokenizer_config
-from text_generation_common.gguf.tensors import model_tensors
-from text_generation_common.gguf.tokenizer import tokenizer_json
+from text_generation_common.gguf.tokenizer import tokenizer_file
 from text_generation_common.gguf.vocabulary import read_vocabulary
 
-# By the file's name: what makes its JSON. None: the model has no such file.
-MADE: Mapping[str, Callable[[GgufHeader], Mapping[str, Any] | None]] = {
+# By the file's name: what makes its content, or what its JSON says.
+MADE: Mapping[str, Callable[[GgufHeader], Mapping[str, Any] | bytes]] = {
     "config.json": config_json,
     "generation_config.json": generation_config,
-    "tokenizer.json": tokenizer_json,
+    "tokenizer.json": tokenizer_file,
     "tokenizer_config.json": tokenizer_config,
 }
 
@@ -37,7 +35,7 @@ def side_file(path: Path) -> bytes | None:
     if path.name not in MADE:
         return None
     made = MADE[path.name](read_header(path.parent))
-    return None if made is None else json.dumps(made, ensure_ascii=False).encode(errors="replace")
+    return made if isinstance(made, bytes) else json.dumps(made, ensure_ascii=False).encode(errors="replace")
 
 
 def refuse_beginning(file_bytes: int, name: str, names: Sequence[str], path: Path) -> bool:
@@ -51,8 +49,7 @@ def refuse_beginning(file_bytes: int, name: str, names: Sequence[str], path: Pat
             architecture_of(header)
             read_vocabulary(header)
         if len(names) == 1:
-            # The numbers of ropes' tensors are not there yet.
-            config_json(replace(header, tensors=model_tensors(header)))
+            config_json(header)
     except (ModelError, WeightsError) as error:
         raise WeightsError(str(error).replace(str(path), name)) from None
     return True

@@ -7,31 +7,41 @@ list. Models that sentencepiece has trained have no equal scores.
 """
 
 import base64
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from text_generation_common.gguf.container import GgufHeader, shown
+from text_generation_common.gguf.container import WHOLE, GgufHeader, shown
 from text_generation_common.gguf.splits import SPLITTINGS, Step
 from text_generation_common.gguf.vocabulary import PREFIX, TokenKind, TokenTable, read_vocabulary
 
-WHOLE = "tokenizer.huggingface.json"  # the key of a whole tokenizer.json
 SPACE = "\u2581"
 # Characters of all tokens of a sentencepiece model together, where merges are looked for, those of all its merges, and
 # the number of these. The largest in use have 1.7 and 5 million characters, and 0.6 million merges.
 MAX_CHARS, MAX_MERGE_CHARS, MAX_MERGES = 4_000_000, 8_000_000, 800_000
+# The merges that a file lists, with their lengths: characters of byte-level tokens take 1 or 2 bytes.
+MAX_MERGE_BYTES = 2 * MAX_MERGE_CHARS + 8 * MAX_MERGES
+MAX_FOUND_IN_TEXTS = 2**15  # in use: 6,400
 FOUND_IN_TEXTS = (TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED)
 
 Json = dict[str, Any]
 
 
+def tokenizer_file(header: GgufHeader) -> Mapping[str, Any] | bytes:
+    """What tokenizer.json says; a whole one as it is, whose readers check it like any other."""
+    read_vocabulary(header)
+    return _bytes(header, WHOLE) if WHOLE in header.metadata else tokenizer_json(header)
+
+
 def tokenizer_json(header: GgufHeader) -> Mapping[str, Any]:
-    """The content of tokenizer.json. WeightsError for a tokenizer that is broken, or of a kind that is not read."""
+    """The content of a tokenizer.json. WeightsError for a tokenizer that is broken, or of a kind that is not read."""
     vocabulary = read_vocabulary(header)
-    if WHOLE in header.metadata:
-        return _whole(header)
+    found_in_texts = sum(kind in FOUND_IN_TEXTS for kind in vocabulary.kinds)
+    if found_in_texts > MAX_FOUND_IN_TEXTS:
+        raise header.error(
+            f"{found_in_texts} of its tokens are for control or of the user, at most {MAX_FOUND_IN_TEXTS} are read"
+        )
     make = {"llama": _sentencepiece, "gpt2": _byte_level, "t5": _unigram}[vocabulary.model]
     return {
         "version": "1.0",
@@ -45,14 +55,14 @@ def tokenizer_json(header: GgufHeader) -> Mapping[str, Any]:
     }
 
 
-def _whole(header: GgufHeader) -> Mapping[str, Any]:
-    try:
-        content = json.loads(header.text(WHOLE))
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise header.error(f"{WHOLE} is not a JSON object")
-    return content
+def _bytes(header: GgufHeader, key: str) -> bytes:
+    """The bytes of an array; none without the key."""
+    array = header.array(key)
+    if array is None:
+        return b""
+    if array.numbers not in "Bb":
+        raise header.error(f"{key} is not a list of bytes")
+    return array.content()
 
 
 def _name(header: GgufHeader) -> str:
@@ -128,13 +138,11 @@ def _split(step: Step) -> Mapping[str, Any]:
 
 def _listed_merges(vocabulary: TokenTable, header: GgufHeader) -> Iterable[tuple[str, str]]:
     known, merges = _texts_of(vocabulary.tokens), dict[tuple[str, str], None]()
-    for text in header.values(f"{PREFIX}merges") or ():
-        left, _, right = str(text).partition(" ")
+    for text in header.texts(f"{PREFIX}merges", MAX_MERGES, MAX_MERGE_BYTES).texts():
+        left, _, right = text.partition(" ")
         if left not in known or right not in known or left + right not in known:
-            raise header.error(f"{PREFIX}merges has {shown(str(text))}, which does not join two tokens to a third")
+            raise header.error(f"{PREFIX}merges has {shown(text)}, which does not join two tokens to a third")
         merges[known[left], known[right]] = None
-    if not merges:
-        raise header.error(f"it has no {PREFIX}merges")
     return merges
 
 
@@ -212,11 +220,7 @@ def _unigram(vocabulary: TokenTable, header: GgufHeader) -> Json:
 def _charsmap(header: GgufHeader) -> list[Json]:
     """The step that replaces characters, if the file has any to replace."""
     key = f"{PREFIX}precompiled_charsmap"
-    values = header.values(key) or []
-    if not all(isinstance(value, int) and -128 <= value < 256 for value in values):
-        raise header.error(f"{key} is not a list of bytes")
-    content = bytes(int(value) & 255 for value in values)
-    if not content:
+    if not (content := _bytes(header, key)):
         return []
     if len(content) < 4 or 4 + int.from_bytes(content[:4], "little") >= len(content):
         raise header.error(f"{key} is cut off")

@@ -8,13 +8,17 @@ from functools import lru_cache
 from typing import cast
 
 from text_generation_common.errors import WeightsError
-from text_generation_common.gguf.container import TEXT, GgufHeader, shown
+from text_generation_common.gguf.container import GgufHeader, shown
 from text_generation_common.gguf.splits import SPLITTINGS
 
 MODEL, PREFIX = "tokenizer.ggml.model", "tokenizer.ggml."
 EMBEDDING = "token_embd.weight"
-# Limits of tokens. The longest in use are runs of a few hundred spaces, the largest vocabularies have 262,208.
-MAX_TOKEN_CHARS, MAX_TOKENS = 1024, 2**19
+# Limits of tokens. The longest in use are runs of a few hundred spaces, the largest vocabularies have 262,208, which
+# take 4 MiB with their lengths.
+MAX_TOKEN_CHARS, MAX_TOKENS, MAX_TOKEN_BYTES = 1024, 2**19, 12 * 2**20
+# Letters of struct for kinds of numbers.
+WHOLE_NUMBERS = "BbHhIiQq"
+NUMBERS = WHOLE_NUMBERS + "fd"
 # Texts of tokens that end an answer, as llama.cpp knows them: many files name only one of a model's end tokens.
 ENDS = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
@@ -96,7 +100,7 @@ def read_vocabulary(header: GgufHeader) -> TokenTable:
     tokens = _tokens(header)
     count = len(tokens)
     kinds = _kinds(header, tokens)
-    scores = _numbers(header, "scores", count) or []
+    scores = _numbers(header, "scores", count, NUMBERS) or []
     if model != "gpt2" and not scores:
         raise header.error(f"it has no {PREFIX}scores, without which its tokenizer cannot be made")
     if not all(map(math.isfinite, scores)):
@@ -122,7 +126,7 @@ def read_vocabulary(header: GgufHeader) -> TokenTable:
 
 def _kinds(header: GgufHeader, tokens: Sequence[str]) -> list[int]:
     """The kind of each token. Tokens that end answers are control tokens: some files call them words."""
-    found = _numbers(header, "token_type", len(tokens)) or [TokenKind.NORMAL] * len(tokens)
+    found = _numbers(header, "token_type", len(tokens), WHOLE_NUMBERS) or [TokenKind.NORMAL] * len(tokens)
     kinds = [int(kind) for kind in found]
     if not set(kinds) <= set(TokenKind):
         raise header.error(f"{PREFIX}token_type has a number that is not a type of tokens")
@@ -145,17 +149,11 @@ def _splitting_of(header: GgufHeader) -> str:
 
 
 def _tokens(header: GgufHeader) -> list[str]:
-    array = header.array(f"{PREFIX}tokens")
-    if array is None or array.kind != TEXT or not array.count:
-        raise header.error(f"it has no {PREFIX}tokens")
-    # Compared before a million tokens are read.
+    array = header.texts(f"{PREFIX}tokens", MAX_TOKENS, MAX_TOKEN_BYTES)
     rows = header.tensors[EMBEDDING].shape[0] if EMBEDDING in header.tensors else array.count
     if rows != array.count:
         raise header.error(f"it has {array.count} tokens, and {rows} rows in {EMBEDDING}")
-    if array.count > MAX_TOKENS:
-        raise header.error(f"it has {array.count} tokens, and at most {MAX_TOKENS} are read")
-    found = array.values()
-    tokens = [text or f"[EMPTY_{id}]" for id, text in enumerate(map(str, found))]
+    tokens = [text or f"[EMPTY_{id}]" for id, text in enumerate(array.texts())]
     if len(max(tokens, key=len)) > MAX_TOKEN_CHARS:
         raise header.error(f"a token has more than {MAX_TOKEN_CHARS} characters")
     if len(set(tokens)) < len(tokens):
@@ -163,12 +161,13 @@ def _tokens(header: GgufHeader) -> list[str]:
     return tokens
 
 
-def _numbers(header: GgufHeader, name: str, count: int) -> Sequence[float] | None:
+def _numbers(header: GgufHeader, name: str, count: int, kinds: str) -> Sequence[float] | None:
     array = header.array(PREFIX + name)
     if array is None:
         return None
-    if array.count != count or array.kind == TEXT:
-        raise header.error(f"{PREFIX}{name} does not have one number for each of {count} tokens")
+    if array.count != count or array.numbers not in kinds:
+        what = "number" if kinds is NUMBERS else "whole number"
+        raise header.error(f"{PREFIX}{name} does not have one {what} for each of {count} tokens")
     return cast(Sequence[float], array.values())
 
 

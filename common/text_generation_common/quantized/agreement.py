@@ -15,10 +15,11 @@ class Use(Enum):
     fp8_on_load = auto()  # one scale for each output
 
 
-# By value of the flag: how descriptions of checkpoints begin that it may name. TGI reads AWQ files with gptq, too.
+# By value of the flag: how descriptions of checkpoints begin that it may name. TGI reads AWQ files with gptq, too, and
+# its `bitsandbytes` is the one in 8 bits.
 STORED: Mapping[Quantize, tuple[str, ...]] = {
-    Quantize.awq: ("awq", "auto-round"),
-    Quantize.bitsandbytes: ("bitsandbytes",),
+    Quantize.awq: ("awq", "auto-round (awq)"),
+    Quantize.bitsandbytes: ("bitsandbytes (int8)",),
     Quantize.bitsandbytes_nf4: ("bitsandbytes (nf4)",),
     Quantize.bitsandbytes_fp4: ("bitsandbytes (fp4)",),
     Quantize.compressed_tensors: ("compressed-tensors",),

@@ -109,7 +109,7 @@ def _auto_round(settings: Settings) -> Description:
     rules.append(SchemeRule(compiler.modules(settings.words("modules_to_not_convert")), None))
     if blocks := _blocks(settings):
         rules.append(SchemeRule(blocks, default))
-    return Description(settings.method, None if blocks else default, tuple(rules), schemes)
+    return Description(f"{settings.method} ({packing})", None if blocks else default, tuple(rules), schemes)
 
 
 def _auto_round_scheme(settings: Settings, packing: Packing) -> Scheme | None:
@@ -144,7 +144,7 @@ def _bitsandbytes(settings: Settings) -> Description:
     rule = SchemeRule(Compiler(settings.where).modules(skipped), None)
     if settings.flag("load_in_8bit") or settings.flag("_load_in_8bit"):
         note = ("outlier columns in 16 bits",)
-        return Description(settings.method, Scheme(Packing.bnb8, 8), (rule,), passed_over=note)
+        return Description(f"{settings.method} (int8)", Scheme(Packing.bnb8, 8), (rule,), passed_over=note)
     if not (settings.flag("load_in_4bit") or settings.flag("_load_in_4bit")):
         raise settings.refused("neither load_in_4bit nor load_in_8bit")
     if (kind := settings.word("bnb_4bit_quant_type", default="fp4")) not in ("nf4", "fp4"):

@@ -13,7 +13,7 @@ from text_generation_common.quantized.settings import shown
 
 # The methods of quantized checkpoints that are served. A version is to be raised with every change after which requests
 # to models of this method may get other tokens.
-VERSIONS: Mapping[str, int] = dict.fromkeys(READERS, 1)
+VERSIONS: Mapping[str, int] = dict.fromkeys(READERS, 1) | {"bitsandbytes": 2}
 EXPERTS_ALONE: Mapping[str, str] = {"mxfp4": "gpt_oss"}  # methods that one model type has, for its experts
 
 # Names of tensors that hold quantized weights or belong to them, and the formats that have such tensors.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.file_names import SLOW_TOKENIZER_FILES
 from text_generation_common.gguf.container import MAGIC, is_gguf
 from text_generation_common.gguf.container import header_end as gguf_end
 from text_generation_common.quantized.served import VERSIONS
 from text_generation_common.weights.headers import file_names, format_of, weight_files
-from text_generation_common.weights.names import SLOW_TOKENIZER_FILES
 
 # To be raised with every change after which the same request may get other tokens: of a kernel, of the noise, of the
 # order in which numbers are added.

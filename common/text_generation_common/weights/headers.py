@@ -3,19 +3,20 @@ and checks everything but the tensors' numbers.
 """
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.file_names import INDEX, is_plain, missing_parts, safetensors_names
 from text_generation_common.gguf.container import is_gguf
 from text_generation_common.gguf.container import read_header as read_gguf_header
 from text_generation_common.gguf.tensors import model_tensors
 from text_generation_common.model_files import LFS_START, MIB, ModelFileError, not_fetched, read_json_object
 from text_generation_common.quantized.served import QUANTIZED_NAMES, refusal, served_method
-from text_generation_common.weights.names import INDEX, is_plain, missing_parts, safetensors_names
 
 # Weights in a quantized format are refused. It shows in config.json, in the types of tensors or in their names.
 SERVED_TYPES = frozenset({"BF16", "F16", "F32", "F64"})
@@ -77,6 +78,7 @@ def refuse_quantized_tensors(file: Path, types: Mapping[str, str], served: str |
 
 # The format itself allows 100 MB. A header of that size took 2.2 GB of memory to read.
 MAX_HEADER_BYTES = 32 * MIB
+MAX_DIMENSIONS, MAX_SIZE = 8, 2**63  # of a tensor: the product of a million sizes would take hours
 _AGAIN_WHOLE = "download the model again"
 _AGAIN = "delete it and download the model again"
 
@@ -197,7 +199,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_header(file: Path) -> Header:
-    """Names and metadata of one file. WeightsError if the file's size differs from the size that its header gives."""
+    """Names and metadata of one file. WeightsError unless the file ends with its tensors, one after the other, each in
+    the size that its type and shape ask for."""
     try:
         with file.open("rb") as stream:
             return header_of(file, stream, file.stat().st_size)
@@ -225,19 +228,41 @@ def header_of(file: Path, stream: BinaryIO, size: int) -> Header:
         if not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("metadata is text")
         tensors = {name: _stored(entry) for name, entry in header.items()}
-        asked = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        offsets = {name: _sizes(entry["data_offsets"]) for name, entry in header.items()}
+        places = sorted((start, stop, name) for name, (start, stop) in offsets.items())
+        asked = 8 + length + max((stop for _, stop, _ in places), default=0)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise WeightsError(f"{file} is broken: its safetensors header cannot be read; {_AGAIN}") from None
     if size != asked:
         raise WeightsError(f"{file} is broken: {size} bytes where its header asks for {asked}; {_AGAIN}")
+    end = 0
+    for start, stop, name in places:
+        wanted = end + _bytes(tensors[name])
+        if (start, stop) != (end, wanted):
+            raise WeightsError(
+                f"{file} is broken: the tensor {ascii(name)[1:-1]} has the bytes {start} to {stop}, where its type, its"
+                f" shape and the tensors before it ask for {end} to {wanted}; {_AGAIN}"
+            )
+        end = stop
     return Header(tensors, metadata)
 
 
 def _stored(entry: Mapping[str, Any]) -> Stored:
-    type, shape = entry["dtype"], entry["shape"]
-    if not isinstance(type, str) or not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise ValueError("no description of a tensor")
-    return Stored(type, tuple(shape))
+    if not isinstance(entry["dtype"], str):
+        raise ValueError("no type of a tensor")
+    return Stored(entry["dtype"], _sizes(entry["shape"]))
+
+
+def _sizes(values: Sequence[Any]) -> tuple[int, ...]:
+    if len(values) > MAX_DIMENSIONS or not all(isinstance(size, int) and 0 <= size < MAX_SIZE for size in values):
+        raise ValueError("no shape of a tensor, or no place")
+    return tuple(values)
+
+
+def _bytes(stored: Stored) -> int:
+    """What a tensor takes. The name of a type has the bits of a number in front, as BF16 and F8_E4M3 do; BOOL has 8."""
+    bits = int((re.findall(r"\d{1,3}", stored.type) or [8])[0])
+    return -(-math.prod(stored.shape) * bits // 8)
 
 
 def verify(path: Path) -> WeightHeaders:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from text_generation_common.errors import WeightsError, first_line
+from text_generation_common.file_names import SLOW_TOKENIZER_FILES
 from text_generation_common.model_files import LFS_START, has_model_file, not_fetched, read_model_file
 from text_generation_common.weights.child import limit_reader, main_of, run_child
-from text_generation_common.weights.names import SLOW_TOKENIZER_FILES
 
 FILE = "tokenizer.json"
 

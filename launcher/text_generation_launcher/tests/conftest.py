@@ -17,6 +17,7 @@ import pytest
 
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import shapes
+from text_generation_common.tests.slowness import is_within, slowness
 from text_generation_launcher.tests import forked_launchers
 from text_generation_launcher.tests.forked_launchers import Launchers
 
@@ -44,7 +45,7 @@ main(sys.argv[2:], [Path(sys.argv[1])])
 # the process misbehaves: a mode, or "NAME=VALUE mode" for processes with this variable in their environment. START is
 # the number of the process among all of its role: START=1 is the first router.
 PROGRAM = """
-import json, os, signal, socket, sys, threading, time
+import fcntl, json, os, signal, socket, sys, threading, time
 
 def role():
     if sys.argv[0].endswith(("router", "engine")):
@@ -59,15 +60,18 @@ def journal(event, **more):
     with open(os.environ["FAKE_JOURNAL"], "a") as file:
         file.write(json.dumps(entry | more) + chr(10))
 
-def starts():
+def events(kind):
     with open(os.environ["FAKE_JOURNAL"]) as file:
         entries = [json.loads(line) for line in file if line.endswith(chr(10))]
-    return sum(entry["event"] == "start" and entry["role"] == role() for entry in entries)
+    return [entry for entry in entries if entry["event"] == kind]
+
+def starts():
+    return sum(entry["role"] == role() for entry in events("start"))
 
 def chosen_mode():
     condition, _, mode = os.environ.get("FAKE_" + role().upper(), "").rpartition(" ")
     name, _, wanted = condition.partition("=")
-    return mode if not name or (os.environ | {"START": str(starts())}).get(name) == wanted else ""
+    return mode if not name or (os.environ | {"START": str(number)}).get(name) == wanted else ""
 
 def log(message, **fields):
     line = {"timestamp": "2026-01-02T03:04:05.678901Z", "level": "INFO", "message": message, "target": "fake." + role()}
@@ -134,19 +138,22 @@ def talk():
             if mode == "fail_when_ready":
                 complain(3)
             if role() == "router":
-                serve()
-            say(line, "listening")
+                serve(line)
+            else:
+                say(line, "listening")
             if mode == "confirm":
                 say(line, "confirmed", message["epoch"])
+            journal("answered", epoch=message["epoch"])
             if mode == "asks" and message["epoch"] == 1:
                 say(line, "restart", 7, "an epoch that never was")
                 say(line, "restart", 1, "wrong answers")
-            if mode == "babbles" and starts() == 1:
+            if mode == "babbles" and number == 1:
                 line.sendall(b"what?" + bytes([10]))
 
-def serve():
+def serve(line):
     server.listen()
     threading.Thread(target=answer, args=[server], daemon=True).start()
+    say(line, "listening")  # before the line of the log, for which tests wait
     log("Connected", port=server.getsockname()[1])
 
 served = threading.Event()
@@ -158,9 +165,13 @@ def say(line, event, epoch=0, reason=""):
     fields = {"event": event, "epoch": epoch, "reason": reason, "address": address}
     line.sendall(json.dumps(fields).encode() + bytes([10]))
 
-journal("start")
-mode = chosen_mode()
-signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "stubborn" else end)
+# Processes that start at once have different numbers, and one whose start is in the journal is ready for a signal.
+with open(os.environ["FAKE_JOURNAL"], "a") as locked:
+    fcntl.flock(locked, fcntl.LOCK_EX)
+    number = starts() + 1
+    mode = chosen_mode()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "stubborn" else end)
+    journal("start")
 if mode in ("fail", "config"):
     complain({"fail": 3, "config": 78}[mode])
 if mode == "told":
@@ -172,7 +183,7 @@ if mode == "told_late":  # rank 1 tells its error, of which another rank ends fi
         journal("told")
         time.sleep(1)
         os._exit(78)
-    while '"event": "told"' not in open(os.environ["FAKE_JOURNAL"]).read():
+    while not events("told"):
         time.sleep(0.02)
     os._exit(1)
 if mode == "no_memory":
@@ -197,12 +208,14 @@ else:
     print("a plain line", file=sys.stderr, flush=True)
     threading.Thread(target=talk, daemon=True).start()
     if "--engines-by-launcher" in sys.argv or "--engines" in sys.argv:
-        serve()
-        say(socket.socket(fileno=os.dup(int(value("--launcher-fd")))), "listening")
+        serve(socket.socket(fileno=os.dup(int(value("--launcher-fd")))))
 if mode == "die_later":
-    if role() in ("router", "engine"):
+    if role() == "shard":  # once the launcher has what the router says of this shard and of the one before
+        while os.environ["TGI_EPOCH"] not in [str(entry["epoch"]) for entry in events("answered")]:
+            time.sleep(0.02)
+    else:
         served.wait()
-    time.sleep(0.5)
+        time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 if mode == "leave_early":
     time.sleep(0.5)
@@ -378,13 +391,16 @@ class Launch:
         """Sends the signal `number`, if given, and returns the exit status."""
         if number is not None:
             self.process.send_signal(number)
-        return self.process.wait(DEADLINE_S)
+        try:
+            return self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            return self.process.wait(DEADLINE_S * slowness().clock)
 
 
 def wait_until(condition, complaint: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
+    began_s = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline_s, complaint
+        assert is_within(time.monotonic() - began_s, DEADLINE_S), complaint
         time.sleep(0.02)
 
 

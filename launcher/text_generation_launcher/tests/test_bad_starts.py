@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from text_generation_common.flags.programs import LAUNCHER
+from text_generation_common.tests.slowness import Seconds, assert_within
 from text_generation_launcher import cli
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.mistakes import FOREIGN
 from text_generation_launcher.tests.bad_starts import BAD, flags_of
-from text_generation_launcher.tests.slowness import Seconds, assert_within
 
 
 @pytest.mark.parametrize("name", BAD)

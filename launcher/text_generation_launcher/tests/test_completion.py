@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from text_generation_common.tests.slowness import Seconds, assert_within
 from text_generation_launcher import cli
 from text_generation_launcher.completion import SCRIPTS, VARIABLE, completed
-from text_generation_launcher.tests.slowness import Seconds, assert_within
 
 
 @pytest.fixture

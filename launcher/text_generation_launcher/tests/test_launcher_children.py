@@ -1,6 +1,7 @@
 """How child processes start and end, and how their output becomes lines."""
 
 import asyncio
+import errno
 import os
 import select
 import signal
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from text_generation_common.forked import BROKEN_STATUS
 from text_generation_launcher import process
 from text_generation_launcher.commands import Command
 from text_generation_launcher.process import MAX_LINE_BYTES, Child, LineReader
 from text_generation_launcher.router_template import RouterTemplate
-from text_generation_launcher.standby import Templates
+from text_generation_launcher.standby import ForkedChild, ForkedProcess, Templates
 
 
 def split(*chunks: bytes) -> list[str]:
@@ -75,7 +77,9 @@ def test_a_child_s_status_comes_with_all_its_output():
     assert sorted(lines.splitlines()) == ["err", "out"]
 
 
-def test_output_that_comes_just_after_a_child_s_end_is_read():
+def test_output_that_comes_just_after_a_child_s_end_is_read(monkeypatch):
+    monkeypatch.setattr(process, "DRAIN_S", 60.0)  # a busy machine may delay the output
+
     async def run() -> str:
         code = "import os, time\nif os.fork() == 0: time.sleep(0.2); print('late')"
         child = await Child.start(python(code))
@@ -202,21 +206,22 @@ class PretendedTemplates:
         self.children.append(await Child.start(python("import time; time.sleep(60)")))
         return self.children[-1]
 
-    async def shard_of(self, templates: Templates, **variables: str) -> None:
-        """Starts the shard of rank 0, and answers the order that comes of it."""
+    async def shard_of(self, templates: Templates, script: str = "sleep 60", **variables: str) -> Child:
+        """Starts the shard of rank 0, and answers the order that comes of it with a process that runs `script`."""
         command = Command("shard", ("serve",), {"OMP_NUM_THREADS": "1", **variables}, log_fields={"rank": 0})
         starting = asyncio.create_task(templates.start_shard(command, 0, 0))
         while not (_is_readable(self.controls)):
             await asyncio.sleep(0.001)
         order, (output, report), _, _ = socket.recv_fds(self.controls[-1], 4096, 2)
         self.orders.append(order.decode())
-        shard = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        shard = subprocess.Popen(["sh", "-c", f"ulimit -c 0; {script}"], start_new_session=True)
         os.write(report, b"%d\n" % shard.pid)
         shard.returncode = 0  # Child reads its status.
         for fd in (output, report):
             os.close(fd)
         self.children.append(child := await starting)
         await child.begun.wait()
+        return child
 
     async def end(self) -> None:
         for child in self.children:
@@ -251,3 +256,61 @@ def test_a_template_forks_shards_of_another_epoch_and_number_of_replicas_and_of_
         return numbers
 
     assert asyncio.run(run()) == [1, 1, 1, 2]
+
+
+@pytest.mark.usefixtures("no_orphans")
+@pytest.mark.parametrize(
+    ("status", "are_kept"),
+    [
+        *[(-signal.SIGKILL, True), (BROKEN_STATUS, True), (0, False), (1, False), (os.EX_CONFIG, False)],
+        *[(-number, False) for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)],
+        (-signal.SIGTERM, False),
+    ],
+)
+def test_the_next_shard_has_the_keys_of_one_that_was_killed_or_gave_up_and_of_no_other(
+    status: int, are_kept: bool
+) -> None:
+    async def run() -> list[str]:
+        pretended = PretendedTemplates()
+        templates = Templates(pretended.start, lambda child: child, lambda pid: None)
+        try:
+            end = f"exit {status}" if status >= 0 else f"kill {status} $$"
+            first = await pretended.shard_of(templates, end, TGI_EPOCH="1")
+            assert await first.exited == status
+            await pretended.shard_of(templates, TGI_EPOCH="2")
+        finally:
+            await pretended.end()
+        return pretended.orders
+
+    assert asyncio.run(run()) == ["1 0", "2 0 keeps" if are_kept else "2 0"]
+
+
+@pytest.mark.usefixtures("no_orphans")
+@pytest.mark.parametrize("num_pipes", [0, 1])
+def test_a_child_that_cannot_be_ordered_for_lack_of_files_leaves_none_and_no_task(
+    monkeypatch: pytest.MonkeyPatch, num_pipes: int
+) -> None:
+    """`num_pipes`: number of pipes that the system gives."""
+
+    async def run() -> None:
+        template, own_pipe = await Child.start(python("import time; time.sleep(60)")), os.pipe
+        control, its = socket.socketpair()
+        files, tasks, given = len(os.listdir("/dev/fd")), asyncio.all_tasks(), iter(range(num_pipes))
+
+        def pipe() -> tuple[int, int]:
+            if next(given, None) is None:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return own_pipe()
+
+        monkeypatch.setattr(os, "pipe", pipe)
+        with pytest.raises(OSError, match="Too many"):
+            await ForkedChild.order(python("pass"), ForkedProcess(template, lambda pid: None), control, "1 0")
+        monkeypatch.undo()
+        await asyncio.sleep(0.01)  # a transport closes its file in a later turn of the loop
+        assert (len(os.listdir("/dev/fd")), asyncio.all_tasks()) == (files, tasks)
+        for end in (control, its):
+            end.close()
+        template.send(signal.SIGKILL)
+        await template.exited
+
+    asyncio.run(run())

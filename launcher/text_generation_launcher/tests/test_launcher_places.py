@@ -9,13 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from text_generation_benchmark.process import free_port
 from text_generation_common.places import find_master_socket
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def in_runtime_dir(site) -> list[str]:
@@ -31,7 +26,9 @@ def kill_with_its_janitor(launch) -> None:
 
 
 def test_two_servers_need_two_ports_and_nothing_else(site):
-    ports = [free_port(), free_port()]
+    ports: set[str] = set()
+    while len(ports) < 2:
+        ports.add(str(free_port()))
     launches = [site.launch_in_runtime_dir("-p", port) for port in ports]
     for launch in launches:
         launch.ready()
@@ -54,7 +51,7 @@ def test_a_port_of_the_kernel_s_choice_is_logged_and_names_the_folder(site):
 
 
 def test_a_second_launch_on_one_port_is_refused_by_pid(site):
-    port = free_port()
+    port = str(free_port())
     first = site.launch_in_runtime_dir("-p", port).ready()
     second = site.launch_in_runtime_dir("-p", port)
     assert second.end() == 1
@@ -80,11 +77,11 @@ def test_the_janitor_removes_the_folder_of_a_killed_launcher(site):
 
 @pytest.mark.parametrize("same_port", [True, False])
 def test_the_next_start_removes_the_files_of_a_launcher_killed_with_its_janitor(site, same_port):
-    port = free_port()
+    port = str(free_port())
     kill_with_its_janitor(site.launch_in_runtime_dir("-p", port).ready())
     site.assert_no_children()
     assert f"{port}/shard.lock" in in_runtime_dir(site)
-    next_port = port if same_port else free_port()
+    next_port = port if same_port else str(free_port())
     launch = site.launch_in_runtime_dir("-p", next_port).ready()
     names = ("shard-0", "shard-1.rendezvous", "shard.lock")
     assert in_runtime_dir(site) == [f"{next_port}/{name}" for name in names]

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from text_generation_benchmark.process import free_port
+from text_generation_common.tests.slowness import Seconds, assert_within
 from text_generation_common.weights.tokenizer_files import identity_of
 from text_generation_launcher.process import PARENT_ENDED
-from text_generation_launcher.tests.slowness import Seconds, assert_within
 
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -312,7 +313,7 @@ def test_a_stubborn_child_is_killed_after_the_grace_period(site):
 
 
 def test_a_second_signal_ends_everything_at_once(site):
-    launch = site.launch(FAKE_ROUTER="stubborn").ready()  # The grace period is 90 s; the test fails after 30 s.
+    launch = site.launch("-g", "3600", FAKE_ROUTER="stubborn").ready()
     launch.process.send_signal(signal.SIGTERM)
     launch.wait_for("Terminating webserver")
     assert launch.end(signal.SIGTERM) == 0
@@ -369,9 +370,7 @@ def test_a_second_launch_on_the_same_port_is_refused(site):
 
 
 def test_a_port_is_taken_before_anything_listens_on_it(site):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     site.launch("-p", port, FAKE_SHARD="hang").wait_for("Starting shard")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(port)))
@@ -381,8 +380,8 @@ def test_a_port_is_taken_before_anything_listens_on_it(site):
 
 
 def test_the_same_port_serves_again_at_once_after_connections(site):
-    first = site.launch().ready()
-    port = port_of(site)
+    port = str(free_port())
+    first = site.launch("-p", port).ready()
     with socket.create_connection(("127.0.0.1", int(port))) as connection:
         assert connection.recv(1) == b""  # The server closes first, so its port stays in TIME_WAIT.
     first.end(signal.SIGTERM)

@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from text_generation_common.flags.declaration import values_of
+from text_generation_common.tests.slowness import Seconds, assert_within
 from text_generation_launcher import cli
 from text_generation_launcher.config import LauncherConfig
 from text_generation_launcher.print_config import _ORIGINS
 from text_generation_launcher.resolve import DEVICE_VARIABLES
-from text_generation_launcher.tests.slowness import Seconds, assert_within
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class LaunchedGroups:
                 await self._changed.wait()
             self._taken = self._ready
             try:
-                group = await ShardedClient.connect(self._path)
+                group = await ShardedClient.connect(self._path, takes_over=True)
             except ShardsError as error:
                 self._send(LinkEvent.RESTART, self._taken, str(error))
                 continue
@@ -129,7 +129,7 @@ class StandaloneGroups:
             await asyncio.sleep(RETRY_S)  # wait, so that a group that answers but fails is not retried in a tight loop
         while True:
             try:
-                group = await ShardedClient.connect(self._path)
+                group = await ShardedClient.connect(self._path, takes_over=True)
                 self._connected = True
                 return group
             except ShardsError:

@@ -121,8 +121,9 @@ class ShardedClient:
             self.lost.set_result(reason)
 
     @classmethod
-    async def connect(cls, master_uds_path: str) -> "ShardedClient":
-        """Asks the first shard for the addresses of the others. ShardsError if the first shard cannot be reached."""
+    async def connect(cls, master_uds_path: str, takes_over: bool = False) -> "ShardedClient":
+        """Asks the first shard for the addresses of the others. ShardsError if the first shard cannot be reached.
+        `takes_over`: whether a Warmup is to follow, before which no step of another client may be left."""
         master = _channel(f"unix://{master_uds_path}")
         try:
             stub = Stub(master)
@@ -137,7 +138,8 @@ class ShardedClient:
         paths = [master_uds_path, *(url.removeprefix("unix://") for url in found.urls[1:])]
         connections: list[StepConnection] = []
         try:
-            await _settled([Stub(channel) for channel in channels])
+            if takes_over:
+                await _settled([Stub(channel) for channel in channels])
             for path in paths:
                 if (connection := await StepConnection.open(steps_path(path), CONNECT_S)) is not None:
                     connections.append(connection)
@@ -261,10 +263,10 @@ class ShardedClient:
 async def _settled(ranks: Sequence[Stub]) -> None:
     """Waits until all ranks have run the same steps, and all that an engine before this one has sent. ShardsError if
     they never will: a rank that got one step more than another waits for it in a collective. A rank alone needs no
-    other, and is not given up."""
+    other, but is given up as well while a client's connection is open: a step of the dead engine may still come on it,
+    with the number of a step of ours."""
     loop, health = asyncio.get_running_loop(), pb.HealthRequest()
-    seen: list[tuple[int, int]] = []
-    seen_s = 0.0
+    seen, seen_s = list[tuple[int, int]](), 0.0
     while True:
         try:
             found = await asyncio.gather(*(rank.Health(health, timeout=HEALTH_S) for rank in ranks))
@@ -276,9 +278,9 @@ async def _settled(ranks: Sequence[Stub]) -> None:
         if now != seen:
             seen, seen_s = now, loop.time()
         elif loop.time() - seen_s > max(SETTLE_S, SETTLE_PAUSES * max(rank.longest_pause_ms for rank in found) / 1000):
-            if len(found) == 1:
-                return
-            raise ShardsError("the webserver ended between the calls to its shards")
+            if len(found) == 1 and not found[0].step_clients:
+                return  # what it runs ends before a Warmup
+            raise ShardsError("another webserver is connected, or has ended between the calls to its shards")
         await asyncio.sleep(LOOK_S)
 
 

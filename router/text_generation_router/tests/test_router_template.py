@@ -44,7 +44,7 @@ def forked(control: socket.socket, *argv: str) -> tuple[int, str]:
     order = os.memfd_create("order")
     os.write(order, json.dumps({"argv": argv, "env": {"PATH": "/bin"}, "pass_fds": []}).encode())
     os.lseek(order, 0, os.SEEK_SET)
-    socket.send_fds(control, [b"fork"], [order, output_end, report_end])
+    socket.send_fds(control, [b"fork"], [output_end, report_end, order])
     for fd in (order, output_end, report_end):
         os.close(fd)
     with open(report) as told, open(output) as printed:

@@ -34,7 +34,8 @@ class KeptMemory:
     def __init__(self, name: str = "tgi-keys") -> None:
         """`name`: what /proc shows."""
         self._fd = os.memfd_create(name, os.MFD_CLOEXEC)
-        self._name = ctypes.c_uint64.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))  # shared by all these processes
+        # The names of the content, the newest first. Shared by all these processes.
+        self._names = (ctypes.c_uint64 * 2).from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
         self._size = 0  # bytes that tensors of this process take
         self.can_collapse = True  # False once the kernel has refused to make huge pages
 
@@ -45,18 +46,23 @@ class KeptMemory:
     @property
     def content(self) -> int:
         """The name of what is in the memory. 0: nothing that another process may read."""
-        return self._name.value
+        return self._names[0]
 
-    @content.setter
-    def content(self, name: int) -> None:
-        self._name.value = name
+    def rename(self, name: int, old: int = 0) -> None:
+        """Gives the content a name, beside the one of its names that it keeps."""
+        self._names[1] = old  # first: a process that is killed here leaves no name of other content
+        self._names[0] = name
+
+    def has(self, name: int) -> bool:
+        """Whether the content has this name."""
+        return name != 0 and name in tuple(self._names)
 
     def begin(self, again: bool) -> None:
         """The next tensor is the first one, with what is in the memory. Unless `again`, the memory is given back, and
         tensors have zeros: no tensor of before may be there any more."""
         self._size = 0
         if not again:
-            self.content = 0
+            self.rename(0)
             os.ftruncate(self._fd, 0)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -129,3 +129,10 @@ def texts_beside(
         if not left:
             return
     raise AssertionError(f"for prompts of {left} tokens rounding chooses experts in each of {MAX_DRAWS} texts")
+
+
+def mean_error(model: torch.nn.Module, runner: ModelRunner) -> float:
+    """How far the log-probabilities of all tokens are from transformers', in texts of random prompts."""
+    texts = write_texts(runner, [random_ids(24, seed) for seed in range(16)], 8)
+    errors = [text.rows - teacher_forced(model, text.prompt, text.tokens) for text in texts]
+    return torch.cat(errors).abs().mean().item()

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from text_generation_common.flags.kinds import ActivationType
 from text_generation_common.models.quantized_layers import quantized_layers
 from text_generation_common.sampling import Sampling
+from text_generation_server.device.graphs import no_graphs
 from text_generation_server.distributed import Alone, Group
 from text_generation_server.grammars.constraints import Constraints
 from text_generation_server.kernels import select_backend
 from text_generation_server.kernels.cpu import load_kernels
 from text_generation_server.kernels.cpu.backend import CpuKernels
+from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.kernels.interface import Kernels
 from text_generation_server.layers.weights import WeightFormat, dense
 from text_generation_server.models import get_model, read_any_config
@@ -169,3 +172,39 @@ def generate(runner: ModelRunner, ids: torch.Tensor, new: int, parameters: Sampl
     for _ in range(new - 1):
         client.step([7])
     return client
+
+
+def assert_decode_steps_are_recorded(path: Path, activations: ActivationType = ActivationType.model) -> None:
+    """The first decode step of each number of rows is recorded. From then on no step calls the model: programs compute
+    all of it and the head, and say what steps of single calls say."""
+    import pytest
+
+    kernels = load_kernels(activations=activations)
+    if kernels is None or not kernels.library.has("gemm"):
+        pytest.skip("needs compiled products of bfloat16")
+    programs, texts = DecodePrograms(kernels.library, kernels.threads), []
+    for graphs, calls in ((programs, 0), (no_graphs(), 4)):
+        runner = warm_runner(path, dtype=torch.bfloat16, kernels=kernels, graphs=graphs)
+        client = fresh_client(runner)
+        client.step([], [client.first_chunk(1, random_ids(24, 1)), client.first_chunk(2, random_ids(9, 2))])
+        client.step([1, 2])
+        called = count_forwards(runner._model)
+        for rows in ([1, 2], [1], [1, 2], [2]):
+            client.step(rows)
+        assert len(called) == calls
+        texts.append((client.tokens, client.logprobs))
+    assert texts[0] == texts[1]
+    assert programs._programs.keys() == {1, 2} and all(each.has_head for each in programs._programs.values())
+
+
+def count_forwards(model: Any) -> list[None]:
+    """A list that gets an item whenever the model computes from now on."""
+    called, forward = list[None](), model.forward
+
+    def forward_and_count(*inputs: Any) -> torch.Tensor:
+        called.append(None)
+        made: torch.Tensor = forward(*inputs)
+        return made
+
+    model.forward = forward_and_count
+    return called

@@ -3,15 +3,17 @@ and files of blocks, compared with their numbers."""
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import model_tasks as tasks
 import pytest
 import torch
-from family_tools import ROUNDING, TOLERANCE, Made, Text, texts_beside, write_texts
+from collective_tasks import Ranks
+from family_tools import ROUNDING, TOLERANCE, VOCABULARY, Made, Text, texts_beside, write_texts
 from gguf_fixtures import (
     FIXTURES,
     GOLDENS,
@@ -22,13 +24,18 @@ from gguf_fixtures import (
     make_original,
     write_drawn,
 )  # fmt: skip
-from shard_tools import make_runner, random_ids, usable_kernels
+from shard_tools import ALONE, assert_decode_steps_are_recorded, make_runner, random_ids, usable_kernels
+from torch import Tensor
 
 from text_generation_common.cpu_features import NEEDS
+from text_generation_common.flags.kinds import ActivationType
 from text_generation_common.gguf.config import ARCHITECTURES
+from text_generation_common.models.config import read_config
 from text_generation_common.models.families import FAMILIES
+from text_generation_common.models.gguf_names import rows_before
 from text_generation_common.quantized.tensors.blocks import READERS
 from text_generation_server.kernels.interface import Kernels
+from text_generation_server.weights.gguf_files import open_files
 
 WRITTEN = json.loads(GOLDENS.read_text())
 # Each of the converter's changes once. `-m slow` takes the others.
@@ -85,7 +92,8 @@ ON_TARGETS = [
 @dataclass(frozen=True)
 class Pair:
     packed: Path
-    exact: list[Text]  # texts of the same weights in float32, by the best kernels of this machine
+    numbers: Path  # the same weights in float32
+    exact: list[Text]  # their texts, by the best kernels of this machine
 
 
 Pairs = Callable[[str], Pair]
@@ -99,7 +107,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
         drawn = draw_tensors(golden, READERS)
         assert READERS.keys() <= {kind for kind, _ in drawn.values()}
         packed = write_drawn(folder / "packed.gguf", golden["keys"], drawn)
-        return Pair(packed, texts_of(write_drawn(folder / "exact.gguf", golden["keys"], as_numbers(drawn))))
+        numbers = write_drawn(folder / "exact.gguf", golden["keys"], as_numbers(drawn))
+        return Pair(packed, numbers, texts_of(numbers))
 
     return pair
 
@@ -111,6 +120,58 @@ def test_blocks_of_all_types_are_computed_as_their_numbers(pairs: Pairs, fixture
     for ours, expected in zip(texts_of(pair.packed, kernels), pair.exact, strict=True):
         assert ours.tokens == expected.tokens
         assert (ours.rows - expected.rows).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("fixture", ["llama3", "phi3"])
+def test_blocks_of_all_types_are_computed_as_transformers_computes_their_numbers(
+    pairs: Pairs, tmp_path: Path, fixture: str
+) -> None:
+    pair, model = pairs(fixture), make_original(tmp_path, fixture)
+    model.load_state_dict(as_before(pair.numbers))
+    for text, expected in texts_beside(model, Made(pair.packed, model).runner, PROMPTS, NEW):
+        assert text.tokens == expected.argmax(dim=1).tolist()
+        assert (text.rows - expected).abs().max() <= 1e-4
+
+
+def as_before(path: Path) -> dict[str, Tensor]:
+    """The numbers of a GGUF file, with the names and the order of rows that they have in transformers' model."""
+    config, files = read_config(path), open_files(path)
+    assert config.converted is not None
+    before, names = config.converted.names, config.names
+    called = {before.embedding: names.embedding, before.head: names.head, before.norm: names.norm}
+    for number in range(config.num_layers):
+        old, new = before.layer(number), names.layer(number)
+        called |= {getattr(old, role.name): getattr(new, role.name) for role in fields(old)}
+    found = {f"{old}.weight": files.get(f"{new}.weight") for old, new in called.items() if old}
+    for old, new in called.items():
+        if (order := rows_before(config).get(new)) is not None:
+            found[f"{old}.weight"] = found[f"{old}.weight"][torch.tensor(order).argsort()]
+    return found
+
+
+@pytest.mark.parametrize("fixture", ["llama3", "qwen3_moe"])
+def test_two_ranks_divide_blocks_of_all_types(pairs: Pairs, ranks: Ranks, fixture: str) -> None:
+    """Also within blocks of 256 inputs."""
+    path = pairs(fixture).packed
+    whole = tasks.greedy_texts(ALONE, path, VOCABULARY)
+    first, _ = ranks.run(2, tasks.greedy_texts, path, VOCABULARY)
+    for (tokens, rows), (whole_tokens, whole_rows) in zip(first, whole, strict=True):
+        assert tokens == whole_tokens
+        assert (rows - whole_rows).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("activations", ActivationType)
+def test_decode_steps_with_blocks_of_all_types_are_recorded(pairs: Pairs, activations: ActivationType) -> None:
+    assert_decode_steps_are_recorded(pairs("llama3").packed, activations)
+
+
+@pytest.mark.parametrize("activations", ActivationType)
+def test_decode_steps_with_experts_of_blocks_are_recorded(tmp_path: Path, activations: ActivationType) -> None:
+    """Gates and ups have one type in each layer, as in llama.cpp's mixtures of types."""
+    drawn = draw_tensors(WRITTEN["qwen3_moe"], ["Q4_K", "Q5_K", "Q2_K", "Q6_K", "Q3_K"])
+    drawn |= {name: drawn[name.replace("up", "gate")] for name in drawn if "ffn_up_exps" in name}
+    path = write_drawn(tmp_path / "model.gguf", WRITTEN["qwen3_moe"]["keys"], drawn)
+    assert_decode_steps_are_recorded(path, activations)
 
 
 def merged(drawn: Drawn) -> Drawn:

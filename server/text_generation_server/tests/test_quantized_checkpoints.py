@@ -13,12 +13,12 @@ import torch
 from collective_tasks import Ranks
 from fallback_checkpoints import expected_logprobs
 from family_checkpoints import make_family
-from family_tools import FIRST
+from family_tools import FIRST, mean_error
 from safetensors.torch import load_file, save_file
 from shard_tools import (
     ALONE,
-    CPU,
     Client,
+    assert_decode_steps_are_recorded,
     generate,
     make_checkpoint,
     make_runner,
@@ -30,12 +30,10 @@ from torch import Tensor
 from written_codes import FORMATS, quantize
 
 from text_generation_common.cpu_features import NEEDS
+from text_generation_common.flags.kinds import ActivationType
 from text_generation_common.models.config import read_config
 from text_generation_common.models.tensors import linear_sizes
 from text_generation_common.weights.headers import verify
-from text_generation_server.kernels import select_backend
-from text_generation_server.kernels.cpu.backend import CpuKernels
-from text_generation_server.kernels.cpu.programs import DecodePrograms
 
 PROMPT, NEW = random_ids(24), 6
 LONG = 64  # tokens of the texts that are compared with transformers'
@@ -103,27 +101,36 @@ def test_a_quantized_checkpoint_is_computed_as_its_numbers(pairs: Pairs, name: s
     "name", ["gptq 4 bits", "gptq act-order", "gptq 8 bits", "packed with zeros", "int8", "fp8 blocks"]
 )
 def test_in_bfloat16_the_codes_err_no_more_than_their_numbers(pairs: Pairs, name: str) -> None:
+    """Codes are not rounded, as weights in bfloat16 are: the ratio is 0.85 to 1.0. If products round their results to
+    one bit less, it is 1.15 to 1.4."""
     pair = pairs(name)
     of_codes, of_numbers = (
-        pair.errors(generate(warm_runner(folder, dtype=torch.bfloat16), PROMPT, 16)).mean()
-        for folder in (pair.packed, pair.exact)
+        mean_error(pair.model, warm_runner(folder, dtype=torch.bfloat16)) for folder in (pair.packed, pair.exact)
     )
-    assert of_codes <= 1.5 * of_numbers + 0.02
+    assert of_codes <= 1.1 * of_numbers
 
 
-@pytest.mark.parametrize("name", ["gptq 4 bits", "gptq act-order", "gptq 8 bits", "int8", "fp8 blocks", "nf4", "nvfp4"])
-def test_decode_steps_are_recorded_where_compiled_kernels_multiply(pairs: Pairs, name: str) -> None:
-    kernels = select_backend(CPU).kernels
-    if not isinstance(kernels, CpuKernels):
-        pytest.skip("needs a C compiler (cc) when the package is installed")
-    programs, folder = DecodePrograms(kernels.library, kernels.threads), pairs(name).packed
-    recorded = generate(warm_runner(folder, dtype=torch.bfloat16, kernels=kernels, graphs=programs), PROMPT, NEW)
-    assert set(programs._programs) == {1}
-    called = generate(warm_runner(folder, dtype=torch.bfloat16, kernels=kernels), PROMPT, NEW)
-    assert (recorded.tokens, recorded.logprobs) == (called.tokens, called.logprobs)
+# Formats whose products may take activations of 8 bits.
+OF_INTS = [name for name in FORMATS if not name.startswith(("fp", "nf4", "nvfp4", "packed of mixed"))]
 
 
-@pytest.mark.parametrize("name", ["gptq 4 bits", "gptq act-order", "awq", "fp8 blocks", "nvfp4"])
+@pytest.mark.parametrize(
+    ("name", "activations"),
+    [*product(FORMATS, [ActivationType.model]), *product(OF_INTS, [ActivationType.int8])],
+)
+def test_decode_steps_are_recorded_where_compiled_kernels_multiply(
+    pairs: Pairs, name: str, activations: ActivationType
+) -> None:
+    assert_decode_steps_are_recorded(pairs(name).packed, activations)
+
+
+ON_TWO_RANKS = (
+    *("gptq 4 bits", "gptq act-order", "awq", "packed", "int8", "fp8 blocks", "nf4", "nf4 twice", "bitsandbytes int8"),
+    *("mxfp4", "nvfp4", "packed of mixed formats"),
+)
+
+
+@pytest.mark.parametrize("name", ON_TWO_RANKS)
 def test_two_ranks_compute_the_same_as_one(pairs: Pairs, ranks: Ranks, name: str) -> None:
     folder = pairs(name).packed
     whole = tasks.greedy_texts(ALONE, folder, 320)
@@ -140,7 +147,7 @@ OTHERS = (
 )  # fmt: skip
 # Families with experts have tests of their own (test_quantized_parts.py, test_mxfp4.py).
 DENSE = [name for name in FIRST if "moe" not in name and name not in ("mixtral", "gpt_oss")]
-QUICK = ("granite", "phi3, windows")  # constant factors; layers that share a tensor
+QUICK = ("gemma2", "granite", "phi3, windows")  # soft-caps; constant factors; layers that share a tensor
 
 
 @pytest.mark.parametrize(

@@ -348,6 +348,30 @@ def test_memory_of_a_process_that_may_have_written_anywhere_is_used_again_and_it
     assert generate(second, random_ids(40), 6).tokens == expected and kept.content == 8
 
 
+def test_a_cache_has_its_old_name_until_the_first_step_under_the_new_one(model: Path) -> None:
+    shards, kept = [make_runner(model) for _ in range(2)], KeptMemory()
+    for shard in shards:
+        shard.kept = kept
+    first, second = shards
+    first.warmup(64, None, 16, 1000, content=7)
+    second.measured = first.measured
+
+    def is_kept(content: int, known: int) -> bool:
+        second._row_state = None  # as in a new process
+        second.warmup(64, None, 16, 1000, content=content, known_content=known)
+        return second.has_kept_cache
+
+    assert is_kept(8, known=7) and is_kept(9, known=7) and is_kept(10, known=9)
+    assert [is_kept(name, known=8) for name in (11, 12)] == [False] * 2, "what is computed again has the new name only"
+    assert is_kept(13, known=12)
+    generate(second, random_ids(5), 1)
+    assert not is_kept(14, known=12)
+    generate(second, random_ids(5), 1)
+    assert is_kept(15, known=14)
+    kept.rename(0)
+    assert not is_kept(16, known=14)
+
+
 def told(runner: ModelRunner, *values: Any, again: bool = True) -> dict[bytes, tuple[list[int], list[int]]]:
     """Ids and slots of the rows that a Warmup tells a router that has not sent them."""
     capacity = runner.row_state.planner._limits.slots

@@ -121,6 +121,7 @@ def with_shard(
                 if way == "frames":
                     stub = FrameStub(stub)
                     await stub.connect(folder / "s-0.steps")
+                stub.worker = worker
                 await asyncio.wait_for(use(stub), timeout=60)
                 if way == "frames":
                     await stub.close()
@@ -224,7 +225,8 @@ def test_calls_that_overtake_each_other_run_in_the_order_of_their_numbers(
     async def use(stub: Any) -> None:
         await stub.Warmup(warmup())
         late = [asyncio.ensure_future(stub.Decode(decode(step, 9, slot=200 + step))) for step in (4, 3, 2)]
-        await asyncio.sleep(0.05)
+        while len(stub.worker._held) < len(late):
+            await asyncio.sleep(0.001)
         await stub.Prefill(prefill(1))
         answers = await asyncio.gather(*late)
         assert sorted(answer.result.step for answer in answers) == [2, 3, 4]

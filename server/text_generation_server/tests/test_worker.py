@@ -27,7 +27,7 @@ def fails(clock: StepClock) -> None:
 
 
 def result(future: Future[Any]) -> Any:
-    return future.result(timeout=5)
+    return future.result(timeout=60)
 
 
 class Device:
@@ -54,7 +54,7 @@ class Device:
 
     def until(self, count: int) -> list[str]:
         with self.has_launched:
-            assert self.has_launched.wait_for(lambda: len(self.launched) >= count, 10)
+            assert self.has_launched.wait_for(lambda: len(self.launched) >= count, 60)
         return self.launched
 
     def complete(self, name: str, error: Exception | None = None) -> None:
@@ -97,11 +97,11 @@ def test_a_step_learns_whether_its_successor_is_already_here(worker: Worker) -> 
 
     def first(clock: StepClock) -> bool:
         started.set()
-        go.wait(5)
+        go.wait(60)
         return clock.successor_queued()
 
     one = worker.submit(3, 1, first)
-    started.wait(5)
+    started.wait(60)
     two = worker.submit(3, 2, lambda clock: clock.successor_queued())
     go.set()
     assert result(one) is True and result(two) is False
@@ -146,7 +146,7 @@ def test_an_abandoned_step_still_runs(worker: Worker) -> None:
     early = worker.submit(3, 2, lambda clock: ran.set())
     assert not early.cancel()
     result(worker.submit(3, 1, lambda clock: None))
-    assert ran.wait(5)
+    assert ran.wait(60)
 
 
 def test_a_warmup_starts_the_sequence_anew(worker: Worker) -> None:
@@ -252,7 +252,7 @@ def test_a_filter_is_not_answered_before_the_step_that_it_follows(worker: Worker
     device.until(1)
     filtered = threading.Event()
     two = worker.submit(3, 2, lambda clock: filtered.set())
-    assert filtered.wait(5) and not two.done()
+    assert filtered.wait(60) and not two.done()
     device.complete("one")
     assert result(one) == "one" and result(two) is None
 
@@ -298,7 +298,7 @@ def test_a_worker_has_stopped_when_its_last_answer_has_been_read_however_long_th
 
     one = worker.submit(3, 1, lambda clock: Pending(moment, read))
     moment.event.set()
-    assert reading.wait(5)
+    assert reading.wait(60)
     worker.stop()
     assert one.done() and not worker._thread.is_alive()
 

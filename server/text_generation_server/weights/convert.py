@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from text_generation_common.errors import ShardError, WeightsError, first_line
+from text_generation_common.file_names import INDEX, PICKLE_INDEX, missing_parts, pickle_names
 from text_generation_common.weights.child import run_child
 from text_generation_common.weights.headers import file_names, read_index, weight_files
-from text_generation_common.weights.names import INDEX, PICKLE_INDEX, missing_parts, pickle_names
 
 if TYPE_CHECKING:
     from torch import Tensor

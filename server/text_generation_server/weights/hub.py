@@ -30,16 +30,16 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
+from text_generation_common import file_names
 from text_generation_common.errors import WeightsError, first_line
+from text_generation_common.file_names import is_plain
 from text_generation_common.gguf.choice import SUFFIX
 from text_generation_common.gguf.hub_choice import HubName, cached_file, chosen_files, hub_name, is_fetched_as_gguf
 from text_generation_common.gguf.side_files import refuse_beginning
 from text_generation_common.model_files import limit_bytes
 from text_generation_common.models.served import read_served
 from text_generation_common.version import named
-from text_generation_common.weights import names
 from text_generation_common.weights.headers import read_index, read_json, refuse_quantized
-from text_generation_common.weights.names import is_plain
 from text_generation_server.errors import NetworkError, SilentHub
 from text_generation_server.weights.files import HubAccess, described, local_directory
 from text_generation_server.weights.progress import Progress, Quiet, make_progress
@@ -106,15 +106,15 @@ def _fetch(snapshot: "HubSnapshot", pickles_too: bool) -> Path:
         files = chosen_files(snapshot.name, snapshot.listing)
         snapshot.fetch_files(files, refuse_beginning)
         return snapshot.finish() / files[0]
-    snapshot.fetch_side_files(names.side_files(snapshot.listing))
+    snapshot.fetch_side_files(file_names.side_files(snapshot.listing))
     if "config.json" in snapshot.listing:  # Checked before the weights are downloaded, which are large.
         refuse_quantized(snapshot.path, read_json(snapshot.path / "config.json"))
         read_served(snapshot.path)
-    if not snapshot.fetch_weights(names.INDEX, names.safetensors_names):
+    if not snapshot.fetch_weights(file_names.INDEX, file_names.safetensors_names):
         if not pickles_too:
             raise WeightsError(f"{snapshot.model} has no .safetensors weights, and --no-auto-convert is set")
         logger.warning("No safetensors weights found for %s. Downloading PyTorch weights.", snapshot.model)
-        if not snapshot.fetch_weights(names.PICKLE_INDEX, names.pickle_names):
+        if not snapshot.fetch_weights(file_names.PICKLE_INDEX, file_names.pickle_names):
             raise WeightsError(f"{snapshot.model} has no .safetensors, .bin or .pt weights")
     return snapshot.finish()
 

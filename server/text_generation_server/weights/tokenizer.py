@@ -12,6 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.file_names import SIDE_FILES, SLOW_TOKENIZER_FILES, TEMPLATES
 from text_generation_common.model_files import (
     MissingFileError,
     ModelFileError,
@@ -20,7 +21,6 @@ from text_generation_common.model_files import (
     read_model_file,
 )
 from text_generation_common.weights.child import limit_reader, main_of, run_child
-from text_generation_common.weights.names import SIDE_FILES, SLOW_TOKENIZER_FILES, TEMPLATES
 from text_generation_common.weights.tokenizer_files import FILE, check_tokenizer, no_tokenizer
 from text_generation_server.weights.added_tokens import read_additions
 from text_generation_server.weights.sentencepiece import read_sentencepieces

@@ -6,7 +6,7 @@ from typing import Any
 
 from text_generation_common.gguf.container import KINDS, LENGTH, TEXT, GgufArray, GgufHeader
 
-BYTE, FLOAT, WHOLE = 0, 6, 5  # kinds of elements
+BYTE, WHOLE, FLOAT, FLAG = 0, 5, 6, 7  # kinds of elements
 # Kinds of tokens, and a small sentencepiece model.
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTES = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"
@@ -22,7 +22,7 @@ def array(kind: int, values: list[Any]) -> GgufArray:
         data = b"".join(LENGTH.pack(len(text.encode())) + text.encode() for text in values)
     else:
         data = struct.pack(f"<{len(values)}{KINDS[kind]}", *values)
-    return GgufArray(kind, len(values), data, 0)
+    return GgufArray(kind, len(values), len(data), data, 0)
 
 
 def header(**keys: Any) -> GgufHeader:

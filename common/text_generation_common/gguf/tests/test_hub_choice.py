@@ -3,6 +3,7 @@
 import pytest
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.gguf.choice import model_in
 from text_generation_common.gguf.hub_choice import HubName, cached_file, chosen_files, hub_name, is_fetched_as_gguf
 
 LISTING = [
@@ -72,6 +73,34 @@ def test_safetensors_are_meant_where_a_repository_has_both_and_no_tag_is_given()
     assert is_fetched_as_gguf(HubName("org/name"), LISTING) and not is_fetched_as_gguf(HubName("org/name"), both)
     assert is_fetched_as_gguf(HubName("org/name", "Q4_K_M"), both)
     assert not is_fetched_as_gguf(HubName("org/name"), ["README.md", "mmproj.gguf"])
+
+
+@pytest.mark.parametrize(
+    "names, is_other",
+    [
+        (["model.safetensors"], True),
+        (["pytorch_model.bin", "training_args.bin"], True),
+        (["consolidated.safetensors"], True),
+        (["training_args.bin", "optimizer_args.pt"], False),
+        (["adapter_model.safetensors"], False),
+        (["onnx/model.bin", "original/consolidated.00.pth", "checkpoint-3/model.safetensors"], False),
+        (["mmproj-m-Q4_K_M.gguf", "imatrix.dat", "README.md"], False),
+    ],
+)
+def test_what_training_leaves_behind_is_not_another_form_of_the_weights(tmp_path, names, is_other):
+    """In a repository and in a folder."""
+    listing = ["m-Q4_K_M.gguf", *names]
+    assert is_fetched_as_gguf(HubName("org/name"), listing) is not is_other
+    for name in listing:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert model_in(tmp_path) == (tmp_path if is_other else tmp_path / "m-Q4_K_M.gguf")
+
+
+def test_the_folder_of_an_adapter_is_not_the_file_beside_it(tmp_path):
+    for name in ("adapter_config.json", "adapter_model.safetensors", "adapter-f16.gguf"):
+        (tmp_path / name).touch()
+    assert model_in(tmp_path) == tmp_path
 
 
 def test_a_file_in_the_cache_is_found_when_all_its_parts_are_there(tmp_path):

@@ -59,7 +59,8 @@ def _on_codes(weight: OfCodes, change: Callable[[Tensor, int], Tensor]) -> OfCod
 
 
 def on_outputs(weight: Weight, change: Change) -> Weight:
-    """The weight with other outputs: what `change`, which moves rows, makes of each tensor that has rows of outputs."""
+    """The weight with other outputs: what `change`, which moves rows, makes of each tensor that has rows of outputs. W
+    is 0 in rows of zeros that it adds."""
     if isinstance(weight, Dense):
         return Dense(change(weight.values))
 
@@ -69,7 +70,12 @@ def on_outputs(weight: Weight, change: Change) -> Weight:
     def on_shared(shared: Shared) -> Shared:
         if isinstance(shared, RunNumbers):
             return replace(shared, numbers=on_rows(shared.numbers))
-        return replace(shared, starts=on_rows(shared.starts))
+        starts = on_rows(shared.starts + 1) - 1  # -1: of rows that `change` has added
+        if isinstance(weight, Table4) and (starts < 0).any():
+            # Code 0 of a table may stand for any number, such as -1 in nf4, so the scales of these rows are 0.
+            starts = starts.where(starts >= 0, len(shared.numbers) * shared.run)
+            shared = replace(shared, numbers=_with_zeros(shared.numbers, -(-shared.count // shared.run)))
+        return replace(shared, starts=starts.clamp(min=0))
 
     return replace(
         _on_codes(weight, lambda codes, _: on_rows(codes)), groups=_on_groups(weight.groups, on_rows, on_shared)
@@ -82,9 +88,8 @@ def on_tensors(weight: Weight, change: Change) -> Weight:
         return Dense(change(weight.values))
 
     def on_shared(shared: Shared) -> Shared:
-        if isinstance(shared, RunNumbers):
-            return replace(shared, numbers=change(shared.numbers))
-        return replace(shared, numbers=change(shared.numbers), starts=change(shared.starts))
+        found = replace(shared, numbers=change(shared.numbers))
+        return replace(found, starts=change(found.starts)) if isinstance(found, SharedNumbers) else found
 
     groups = _on_groups(weight.groups, change, on_shared)
     if isinstance(groups.scales, CodedScales) and groups.scales.table is not None:
@@ -136,8 +141,7 @@ def inputs_of(weight: Weight, part: range) -> Weight:
     if _is_one(weight.groups):
         return replace(found, groups=replace(weight.groups, size=len(part)))
     size = math.gcd(weight.groups.size, part.start)
-    places = range(part.start // size, -(-part.stop // size))
-    return replace(found, groups=_pieces(weight.groups, size, places))
+    return replace(found, groups=_pieces(weight.groups, size, range(part.start // size, -(-part.stop // size))))
 
 
 def _is_one(groups: Groups) -> bool:
@@ -218,10 +222,9 @@ def _with_zeros(numbers: Tensor, count: int) -> Tensor:
 
 def _with_more(shared: Shared, count: int) -> Shared:
     """The same with further groups, whose numbers are not used."""
-    found = replace(shared, count=shared.count + count)
-    if isinstance(found, SharedNumbers):
-        return found
-    return replace(found, numbers=_with_zeros(found.numbers, -(-found.count // found.run) - found.numbers.shape[-1]))
+    groups = shared.count + count
+    missing = -(-groups // shared.run) - shared.numbers.shape[-1] if isinstance(shared, RunNumbers) else 0
+    return replace(shared, count=groups, numbers=_with_zeros(shared.numbers, missing))
 
 
 def joined(weights: Sequence[Weight]) -> list[Weight]:

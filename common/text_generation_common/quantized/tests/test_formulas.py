@@ -142,6 +142,21 @@ def test_some_outputs_of_a_value_are_these_rows_of_the_matrix(name):
 
 
 @pytest.mark.parametrize("name", VALUES)
+def test_outputs_that_are_added_have_weights_of_zero(name):
+    value, exact = VALUES[name]
+
+    def padded(numbers):
+        return torch.nn.functional.pad(numbers, (0, 0, 0, 3))
+
+    wide = on_outputs(on_outputs(value, first_rows), padded)
+    assert torch.equal(exact_weight(wide), padded(exact[..., :4, :]))
+    (both,) = joined([wide, value])
+    assert torch.equal(exact_weight(both), torch.cat([padded(exact[..., :4, :]), exact], dim=-2))
+    half = range(exact.shape[-1] // 2, exact.shape[-1])
+    assert torch.equal(exact_weight(inputs_of(wide, half)), padded(exact[..., :4, half.start :]))
+
+
+@pytest.mark.parametrize("name", VALUES)
 def test_some_inputs_of_a_value_are_these_columns_of_the_matrix_also_within_groups(name):
     value, exact = VALUES[name]
     inputs = exact.shape[-1]

@@ -252,7 +252,9 @@ class World:
         config = EngineConfig(
             TokenFlags(max_batch_prefill_tokens=64),
             SchedulingFlags(
-                max_queued_tokens=limits.get("max_queued_tokens"), max_batch_size=limits.get("max_batch_size")
+                max_queued_tokens=limits.get("max_queued_tokens"),
+                max_batch_size=limits.get("max_batch_size"),
+                prefix_caching=bool(limits.get("prefix_caching", True)),
             ),
             max_concurrent_requests=limits.get("max_rows", 16),
         )

@@ -1,6 +1,7 @@
 """The engine when its shards are lost: requests go on with the next shards."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -173,20 +174,25 @@ def test_requests_that_do_not_fit_the_next_shards_fail_and_the_others_go_on() ->
     serve(use, dies_at(6), lambda: FakeShards(capacity=100))
 
 
-@pytest.mark.parametrize("capacity", [500, 400], ids=["the same", "fewer slots"])
+@pytest.mark.parametrize(
+    ("capacity", "prefix_caching"),
+    [(500, True), (400, True), (600, True), (500, False)],
+    ids=["the same", "fewer slots", "more slots", "no prefix cache"],
+)
 @pytest.mark.parametrize("keeps", [True, False])
 def test_tokens_are_computed_again_unless_the_next_shards_have_their_keys(
-    serve: Serve, keeps: bool, capacity: int
+    serve: Serve, keeps: bool, capacity: int, prefix_caching: bool
 ) -> None:
     async def use(world: World) -> None:
         assert await all_ids(world.ask_all(6, 40)) == [expected_tokens(prompt(i), 40) for i in range(6)]
         first, second = world.groups.made
         assert first.known_content == 0 and second.known_content == first.content != second.content != 0
         again = [chunk.start for step in second.steps if isinstance(step, ForwardStep) for chunk in step.chunks]
-        assert bool(again) and (0 in again) != (keeps and capacity == 500)
+        assert bool(again) and (0 in again) != (keeps and capacity == 500 and prefix_caching)
         assert world.metrics.books_errors._value.get() == 0
 
-    serve(use, dies_at(20), lambda: FakeShards(capacity=capacity, keeps=keeps))
+    shards = partial(FakeShards, capacity=capacity, keeps=keeps)
+    serve(use, dies_at(20), shards, prefix_caching=prefix_caching)
 
 
 def test_wrong_books_of_the_epoch_before_are_not_gone_by() -> None:

@@ -18,6 +18,8 @@ from text_generation_router.errors import ShardsError
 
 
 class FakeServicer(pb_grpc.TextGenerationServiceServicer):
+    step_clients = 0
+
     def __init__(self, path: Path, epoch: int) -> None:
         self.path, self.epoch = path, epoch
 
@@ -28,7 +30,7 @@ class FakeServicer(pb_grpc.TextGenerationServiceServicer):
         return pb.InfoResponse(epoch=self.epoch, dtype="torch.float32", world_size=1)
 
     async def Health(self, request: Any, context: Any) -> Any:
-        return pb.HealthResponse(epoch=self.epoch)
+        return pb.HealthResponse(epoch=self.epoch, step_clients=self.step_clients)
 
 
 async def start_shard(path: Path, epoch: int) -> grpc.aio.Server:
@@ -149,6 +151,24 @@ async def test_without_a_launcher_shards_that_were_never_there_are_an_error(
     monkeypatch.setattr("text_generation_router.engine.shards.CONNECT_S", 0.2)
     with pytest.raises(ShardsError, match="Could not connect"):
         await StandaloneGroups(str(tmp_path / "nothing")).next()
+
+
+async def test_a_shard_of_which_another_webserver_does_not_let_go_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, reason = tmp_path / "s-0", "another webserver is connected"
+    monkeypatch.setattr(FakeServicer, "step_clients", 1)
+    monkeypatch.setattr("text_generation_router.engine.shards.SETTLE_S", 0.05)
+    async with launched(path) as (shard_groups, launcher):
+        shard = await start_shard(path, 1)
+        launcher.send(LinkMessage(LinkEvent.READY, 1))
+        waiting = asyncio.create_task(shard_groups.next())
+        message = await launcher.receive()
+        assert message is not None and message.event is LinkEvent.RESTART and message.reason.startswith(reason)
+        waiting.cancel()
+        with pytest.raises(ShardsError, match=reason):
+            await StandaloneGroups(str(path)).next()
+        await stop_shard(shard, path)
 
 
 async def test_when_the_launcher_has_ended_its_shards_are_lost_and_none_will_come(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 async def over(
     path: Path, size: int = 2, *health: list[pb.HealthResponse]
 ) -> AsyncIterator[tuple[ShardedClient, list[Rank]]]:
-    """`health`: what each rank answers before the client is connected."""
+    """`health`: what each rank answers before the client is connected, if that takes over."""
     urls = [f"unix://{path}/s-{rank}" for rank in range(size)]
     ranks = [Rank(rank, urls) for rank in range(size)]
     for rank, answers in zip(ranks, health, strict=False):
@@ -182,7 +182,7 @@ async def over(
         if path.name == "frames":
             sockets.append(await listen_for_frames(rank, f"{path}/s-{rank.rank}.steps"))
     try:
-        group = await ShardedClient.connect(f"{path}/s-0")
+        group = await ShardedClient.connect(f"{path}/s-0", takes_over=bool(health))
         for rank in ranks:
             rank.asked.clear()
         try:
@@ -248,8 +248,11 @@ async def test_ranks_of_which_one_waits_for_the_other_s_step_are_given_up(
 ) -> None:
     monkeypatch.setattr(shards, "SETTLE_S", 0.05)
     moving = [health(8, pending=1, progress=progress) for progress in range(10)]
-    async with over(place, 1, [health(8, step_clients=1)]):
+    async with over(place, 1, [health(8, pending=1)]):
         pass  # a rank alone waits for no other
+    with pytest.raises(ShardsError, match="another webserver is connected"):
+        async with over(place, 1, [health(8, step_clients=1)]):
+            pass  # a step of the engine before may still come
     still = [*[health(8, longest_pause_ms=5000)] * 40, health(9)]  # 0.2 s without progress
     async with over(place, 2, still, [health(9)]):
         assert len(still) == 1, "a rank with long steps is waited for"
@@ -257,6 +260,13 @@ async def test_ranks_of_which_one_waits_for_the_other_s_step_are_given_up(
         async with over(place, 2, moving, [health(7)]):
             pass
     assert len(moving) == 1, "a rank that gets on is waited for"
+
+
+async def test_a_client_beside_an_engine_does_not_wait_for_its_end(place: Path) -> None:
+    async with over(place) as (_, ranks):
+        ranks[0].health = [health(8, step_clients=1)]
+        await (await ShardedClient.connect(f"{place}/s-0")).close()
+        assert pb.HealthRequest() not in ranks[0].asked
 
 
 @pytest.mark.parametrize(("size", "are_equal"), [(1, True), (2, True), (2, False)])

@@ -80,14 +80,13 @@ def test_loads_tell_how_busy_the_engine_is_and_share_out_the_permits() -> None:
     serve(use, lambda: FakeShards(capacity=5000), max_batch_size=2)
 
 
-async def test_that_the_engine_drains_is_told_at_once(world: EngineWorld) -> None:
+async def test_that_the_engine_drains_is_told_at_once(world: EngineWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(news, "EVERY_S", 3600.0)  # what is not told at once is not told in time
     await world.front()
     async with reading(world) as reader:
         await reader.read()
-        news_s = asyncio.get_running_loop().time()
         world.server.drain()
         await reader.until(lambda: reader.load.is_draining)
-        assert asyncio.get_running_loop().time() - news_s < news.EVERY_S / 2
 
 
 def test_lost_shards_are_told() -> None:

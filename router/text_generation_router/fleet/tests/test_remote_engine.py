@@ -129,8 +129,7 @@ async def test_requests_go_on_with_another_engine_at_once(tmp_path: Path) -> Non
         FakeService(front.paths[1]) as second,
     ):
         await front.engine.start()
-        await until(lambda: len(first.hellos) == len(second.hellos) == 1)
-        await asyncio.sleep(0.05)
+        await until(lambda: len(front.engine._fleet.engines) == 2)
         listeners = [front.ask(ids, 30) for ids in PROMPTS * 2]
         await until(lambda: first.made == 9)
         await first.die()
@@ -161,7 +160,7 @@ async def test_a_refusal_is_the_answer(front: Asker, reason: Refusal) -> None:
 async def test_deadlines_hold_while_no_engine_is_there(front: Asker) -> None:
     async with FakeService(front.paths[0], max_tokens=4):
         await front.engine.start()
-        begun = front.ask([1], 9, timeout_s=0.3)
+        begun = front.ask([1], 9, timeout_s=1.0)
         await begun.until_tokens(4)
     [waiting], answer = front.submit([2], 9, timeout_s=0.05)
     await answer
@@ -198,7 +197,6 @@ async def test_credits_reach_the_engine(front: Asker) -> None:
 
 
 async def test_a_silent_engine_is_lost_and_its_requests_go_on_elsewhere(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("text_generation_router.fleet.connection.SILENT_S", 0.3)
     async with (
         opened(tmp_path, 2) as front,
         FakeService(front.paths[0], max_tokens=7) as silent,
@@ -206,11 +204,13 @@ async def test_a_silent_engine_is_lost_and_its_requests_go_on_elsewhere(tmp_path
     ):
         other.load.is_draining = True
         await front.engine.start()
-        await until(lambda: len(silent.hellos) == len(other.hellos) == 1)
-        await asyncio.sleep(0.05)
+        engines = front.engine._fleet.engines
+        await until(lambda: sorted(view.report.load.is_draining for view in engines.values()) == [False, True])
         listener = front.ask([1], 30)
         await listener.until_tokens(7)
         silent.tells_load = False
+        # A busy machine may delay what the other engine says.
+        monkeypatch.setattr(connection, "SILENT_S", connection.STOPPED_S)
         other.load.is_draining = False
         assert await listener.all_ids() == expected_tokens([1], 30)
         assert front.engine.counts.lost_engines >= 1 and 1 not in front.engine._fleet.suspects
@@ -220,8 +220,9 @@ async def test_a_silent_engine_is_lost_and_its_requests_go_on_elsewhere(tmp_path
 async def test_requests_of_an_engine_that_dies_are_suspects_unless_it_was_silent_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr("text_generation_router.fleet.connection.QUIET_S", 0.2)
     is_silent = end == "is silent, then dies"
+    if is_silent:  # a busy machine may delay what another engine says
+        monkeypatch.setattr(connection, "QUIET_S", 0.2)
 
     async def write_to_a_dead_engine(call: Any, message: pb.FrontMessage) -> None:
         raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), WRITE_FAILED)
@@ -231,8 +232,9 @@ async def test_requests_of_an_engine_that_dies_are_suspects_unless_it_was_silent
             await front.engine.start()
             listener = front.ask([1], 30)
             await listener.until_tokens(4)
-            service.tells_load = not is_silent
-            await asyncio.sleep(0.4)
+            [view], loop = front.engine._fleet.engines.values(), asyncio.get_running_loop()
+            since_s, service.tells_load = loop.time(), not is_silent
+            await until(lambda: loop.time() - view.heard_s > 0.2 if is_silent else view.heard_s > since_s)
             if end == "dies while the front writes":
                 monkeypatch.setattr("text_generation_router.fleet.connection._send", write_to_a_dead_engine)
                 front.engine.credit(listener.index, 5)
@@ -340,6 +342,7 @@ async def test_news_of_caches_are_wanted_while_there_are_several_engines_and_tol
             first.caches = lambda: [news(1, [1, 2], True), news(2, [3]), *([news(4, [5])] * (len(calls) < 3))]
             calls = first.wanted_cache
             await front.engine.start()
+            await until(lambda: bool(calls))
             await asyncio.sleep(0.1)
             assert calls == [False] and not known(0)
             async with FakeService(front.paths[1]):

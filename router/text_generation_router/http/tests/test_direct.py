@@ -16,7 +16,7 @@ from text_generation_router.http.server import uvicorn_config
 from text_generation_router.http.sse import DirectWriter, EventStream
 from text_generation_router.metrics.metrics import Metrics
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 EVENT = b"data: " + b"x" * 2**14 + b"\n\n"
 POST = b"POST /x HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 loops = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

@@ -22,7 +22,7 @@ from text_generation_router.http.server import Server, StopOnSignal, uvicorn_con
 from text_generation_router.http.sse import EventStream
 from text_generation_router.metrics.metrics import Metrics
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 DIALECTS = ErrorDialects(is_tgis=False)
 
 

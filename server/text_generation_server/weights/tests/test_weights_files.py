@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 from text_generation_common.errors import WeightsError
+from text_generation_common.file_names import missing_parts, pickle_names, safetensors_names, side_files
 from text_generation_common.weights.headers import Stored, read_header, verify
-from text_generation_common.weights.names import missing_parts, pickle_names, safetensors_names, side_files
 from text_generation_server.weights.files import SafetensorsFiles
 
 GOOD = save({"w": torch.arange(6.0)})
@@ -200,12 +200,39 @@ def test_a_header_beyond_32_mib_is_refused_unread(tmp_path):
         read_header(tmp_path / "model.safetensors")
 
 
-def test_tensors_that_share_bytes_are_refused_before_any_is_read(tmp_path):
-    shared = {
-        name: {"dtype": "F32", "shape": [4], "data_offsets": at} for name, at in {"a": [0, 16], "b": [8, 24]}.items()
-    }
-    header = json.dumps(shared).encode()
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(WeightsError, match="is not a good safetensors file"):
-        SafetensorsFiles(tmp_path).get("a")
+def write_header(file, **tensors):
+    """A file of 24 bytes behind its header. `tensors`: type, shape and place of each."""
+    entries = {name: dict(zip(("dtype", "shape", "data_offsets"), each, strict=True)) for name, each in tensors.items()}
+    header = json.dumps(entries).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
+
+
+GOOD_HEADER = {"b": ("F16", [3, 2], [0, 12]), "c": ("F4", [8, 2], [12, 20]), "a": ("F8_E4M3", [4], [20, 24])}
+FOUR = ("F32", [4], [0, 16])
+
+
+@pytest.mark.parametrize(
+    ("lies", "told"),
+    [
+        ({"a": FOUR, "b": ("F32", [4], [8, 24])}, "the tensor b has the bytes 8 to 24, .* ask for 16 to 32"),
+        ({"a": ("F32", [6], [0, 24]), "b": ("U8", [8], [8, 16])}, "the tensor b has the bytes 8 to 16"),
+        ({"a": FOUR, "b": FOUR, "c": ("I64", [1], [16, 24])}, "tensor b has the bytes 0 to 16, .* ask for 16 to 32"),
+        ({"a": FOUR, "b": ("F32", [1], [20, 24])}, "the tensor b has the bytes 20 to 24, .* ask for 16 to 20"),
+        ({"a": ("U8", [20], [4, 24])}, "the tensor a has the bytes 4 to 24"),
+        ({"a": ("BF16", [6], [0, 24])}, "the tensor a has the bytes 0 to 24, .* ask for 0 to 12"),
+        ({"a": ("BF16", [2**60, 2**60], [0, 24])}, "the tensor a has the bytes 0 to 24"),
+        ({"a": ("F8_E4M3", [24], [24, 0])}, "bytes where its header asks for"),
+        ({"a": ("U8", [1] * 9 + [24], [0, 24])}, "its safetensors header cannot be read"),
+        ({"a": ("U8", [24], [0, 24, 24])}, "its safetensors header cannot be read"),
+        ({"a": ("U8", [24], [0.0, 24.0])}, "its safetensors header cannot be read"),
+        ({"a": ("U8", [24], [0, 10**40])}, "its safetensors header cannot be read"),
+    ],
+)
+def test_tensors_that_share_bytes_or_leave_some_or_have_others_than_their_shape_are_refused(tmp_path, lies, told):
+    file = tmp_path / "model.safetensors"
+    write_header(file, **GOOD_HEADER)
+    assert read_header(file).tensors.keys() == set("abc")
+    write_header(file, **lies)
+    with pytest.raises(WeightsError, match=f"^{file} is broken: .*{told}.*; delete it and download") as refused:
+        read_header(file)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400

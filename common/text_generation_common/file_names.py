@@ -36,6 +36,7 @@ SLOW_TOKENIZER_FILES = (
 
 # How the names of a fine-tune's leftovers begin, beside the weights that it was merged into.
 ADAPTER = "adapter_model."
+ADAPTER_CONFIG = "adapter_config.json"
 _PART = re.compile(r"-(\d+)-of-(\d+)\.")
 MAX_PARTS = 100_000  # most files that one model's weights may have: a thousand times as many as the largest models have
 MAX_DIGITS = 18  # most digits of the number of a part, leading zeros included
@@ -70,9 +71,13 @@ def pickle_names(listing: Iterable[str], indexed: Set[str] | None) -> list[str]:
 def only_gguf(listing: Iterable[str]) -> str | None:
     """A GGUF file of a model that has no weights in a format that is served."""
     names = sorted(listing)
-    if any(name.endswith((".safetensors", ".bin", ".pt")) for name in names):
-        return None
-    return next((name for name in names if name.endswith(GGUF)), None)
+    return None if has_weights(names) else next((name for name in names if name.endswith(GGUF)), None)
+
+
+def has_weights(listing: Iterable[str]) -> bool:
+    """Whether there are weights in safetensors or in PyTorch's own files, as far as names tell."""
+    names = list(listing)
+    return bool(safetensors_names(names, None) or pickle_names(names, None))
 
 
 def _choose(listing: Iterable[str], indexed: Set[str] | None, single: str, suffixes: tuple[str, ...]) -> list[str]:
