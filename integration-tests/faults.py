@@ -168,7 +168,7 @@ async def until_ready_says(
 
 def restarts(server: ChildServer) -> int:
     """Number of restarts of the shard group since the server started; -1 while there is no shard."""
-    with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+    with suppress(psutil.NoSuchProcess):  # a shard has ended meanwhile
         return max(map(processes.epoch, processes.shards(server.pid).values()), default=0) - 1
     return -1
 

@@ -19,7 +19,7 @@ from text_generation_common.model_files import demo_directory
 
 ON_LOAD = ("int8", "int4")
 OF_FILES = ("Q8_0", "Q4_0", "IQ4_NL", "Q4_K_M", "Q6_K", "Q2_K")
-TOKENS = (2, 120)  # of so different lengths, so that too many rows are let in, and some are preempted
+TOKENS = (2, 120)  # lengths differ so much that too many rows are let in, and some preempted
 WAYS = (
     Way("alone", (), at_once=1),
     Way("in a crowd", ()),

@@ -92,7 +92,7 @@ def test_a_killed_engine_is_replaced_and_no_stream_notices(server, one_shard: li
     assert set(processes.shards(server.pid).values()) == shards
     [requests] = re.findall(r" tokens of (\d+) requests of an engine before", server.log())
     assert int(requests) > SHORT.num_streams / 2
-    # Of prompts and tokens that clients had received, no more than the newest token of each is computed again.
+    # The newest token that each client had received is computed again, and nothing before it.
     received = [(answer, sum(at_s < killed_s for at_s in answer.arrivals_s)) for answer in answers]
     kept = sorted(prompt_tokens(answer) + number - 1 for answer, number in received if 0 < number < SHORT.new_tokens)
     with engine_of(server) as stub:

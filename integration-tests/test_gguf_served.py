@@ -136,7 +136,7 @@ def kill_a_shard_and_an_engine_of_two(
     front: ServerProcess, first: EngineProcess, second: EngineProcess
 ) -> list[StreamAnswer]:
     """The answers of two replicas, of which the second one loses a shard, and then the first one its engine. Streams
-    are asked for again and again until both have some: a front hears of loads only a few times a second."""
+    are asked for again and again until both have some: engines tell a front their loads only a few times a second."""
     replicas, found = (first, second), list[StreamAnswer]()
 
     def have_rows() -> bool:

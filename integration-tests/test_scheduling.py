@@ -216,7 +216,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def left(calls: Sequence["asyncio.Task[httpx.Response]"]) -> None:
-    """Their clients leave."""
+    """The clients of the calls leave."""
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)

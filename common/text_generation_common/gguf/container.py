@@ -23,7 +23,7 @@ from text_generation_common.gguf.types import REFUSED, TYPES
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # the layout is the same
 # Limits, each several times what files in use have.
-MAX_HEADER_BYTES = 64 * 2**20  # of all parts together
+MAX_HEADER_BYTES = 64 * 2**20  # all parts together
 MAX_KEYS, MAX_TENSORS, MAX_PARTS = 2**14, 2**15, 999
 MAX_NAME_BYTES = 2**7
 MAX_ELEMENTS, MAX_LISTED = 2**20, 2**21  # elements of an array, and of all arrays of texts of a file

@@ -78,7 +78,7 @@ def refuse_quantized_tensors(file: Path, types: Mapping[str, str], served: str |
 
 # The format itself allows 100 MB. A header of that size took 2.2 GB of memory to read.
 MAX_HEADER_BYTES = 32 * MIB
-MAX_DIMENSIONS, MAX_SIZE = 8, 2**63  # of a tensor: the product of a million sizes would take hours
+MAX_DIMENSIONS, MAX_SIZE = 8, 2**63  # the product of a million sizes would take hours
 _AGAIN_WHOLE = "download the model again"
 _AGAIN = "delete it and download the model again"
 
@@ -210,10 +210,10 @@ def read_header(file: Path) -> Header:
 
 def header_of(file: Path, stream: BinaryIO, size: int) -> Header:
     """The same for an open file, or for its content."""
-    start = stream.read(len(LFS_START))
-    if start == LFS_START:
+    beginning = stream.read(len(LFS_START))
+    if beginning == LFS_START:
         raise WeightsError(not_fetched(file))
-    length = int.from_bytes(start[:8], "little")
+    length = int.from_bytes(beginning[:8], "little")
     stream.seek(8)
     if size < 8 or length > size - 8:
         raise WeightsError(f"{file} is broken: no safetensors header in its {size} bytes; {_AGAIN}")

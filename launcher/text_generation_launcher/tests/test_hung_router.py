@@ -75,7 +75,7 @@ def assert_goes_on(site, harm: Callable[[int, int], float]) -> None:
 
 def continue_after(seconds: float, router: int) -> None:
     time.sleep(seconds)
-    with suppress(ProcessLookupError):  # it was stopped for too long
+    with suppress(ProcessLookupError):  # the router was stopped for too long
         os.kill(router, signal.SIGCONT)
 
 

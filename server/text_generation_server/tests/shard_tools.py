@@ -182,7 +182,7 @@ def assert_decode_steps_are_recorded(path: Path, activations: ActivationType = A
     kernels = load_kernels(activations=activations)
     if kernels is None or not kernels.library.has("gemm"):
         pytest.skip("needs compiled products of bfloat16")
-    programs, texts = DecodePrograms(kernels.library, kernels.threads), []
+    programs, texts = DecodePrograms(kernels.library, kernels.threads), list[object]()
     for graphs, calls in ((programs, 0), (no_graphs(), 4)):
         runner = warm_runner(path, dtype=torch.bfloat16, kernels=kernels, graphs=graphs)
         client = fresh_client(runner)

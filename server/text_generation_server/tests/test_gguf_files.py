@@ -93,7 +93,7 @@ ON_TARGETS = [
 class Pair:
     packed: Path
     numbers: Path  # the same weights in float32
-    exact: list[Text]  # their texts, by the best kernels of this machine
+    exact: list[Text]  # texts of these numbers, by the best kernels of this machine
 
 
 Pairs = Callable[[str], Pair]
@@ -122,7 +122,7 @@ def test_blocks_of_all_types_are_computed_as_their_numbers(pairs: Pairs, fixture
         assert (ours.rows - expected.rows).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("fixture", ["llama3", "phi3"])
+@pytest.mark.parametrize("fixture", ["llama3", pytest.param("phi3", marks=pytest.mark.slow)])
 def test_blocks_of_all_types_are_computed_as_transformers_computes_their_numbers(
     pairs: Pairs, tmp_path: Path, fixture: str
 ) -> None:

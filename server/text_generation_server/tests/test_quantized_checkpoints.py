@@ -112,12 +112,19 @@ def test_in_bfloat16_the_codes_err_no_more_than_their_numbers(pairs: Pairs, name
 
 # Formats whose products may take activations of 8 bits.
 OF_INTS = [name for name in FORMATS if not name.startswith(("fp", "nf4", "nvfp4", "packed of mixed"))]
+# Formats that are kept in memory as others are, which `-m slow` takes, too.
+ALIKE = {
+    *("gptq 2 bits", "gptq 3 bits", "gptq symmetric", "auto-round", "auto-round as awq", "packed with zeros"),
+    *("packed 8 bits", "fp8 of modelopt", "bitsandbytes int8", "nvfp4 of modelopt"),
+}
+RECORDED = [
+    pytest.param(name, activations, marks=pytest.mark.slow if name in ALIKE else ())
+    for activations, names in ((ActivationType.model, FORMATS), (ActivationType.int8, OF_INTS))
+    for name in names
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "activations"),
-    [*product(FORMATS, [ActivationType.model]), *product(OF_INTS, [ActivationType.int8])],
-)
+@pytest.mark.parametrize(("name", "activations"), RECORDED)
 def test_decode_steps_are_recorded_where_compiled_kernels_multiply(
     pairs: Pairs, name: str, activations: ActivationType
 ) -> None:

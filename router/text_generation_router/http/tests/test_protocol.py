@@ -410,7 +410,7 @@ def test_bytes_that_a_client_does_not_read_do_not_pile_up(loop):
 @loops
 def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(loop):
     """Writing is paused from the first byte to nearly the last, for longer than the write deadline. If this process,
-    which has both ends, stands still for that long, the client is not slow but silent, and asks again."""
+    which has both ends, stands still as long as the deadline, the client is not slow but silent, and asks again."""
     slow = slowness().clock
     pause_s, write_s = 0.03 * slow, 0.4 * slow
 
