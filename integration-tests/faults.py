@@ -31,7 +31,7 @@ from server_process import ServerProcess, wait_until
 from streams import StreamAnswer, answers_beside, compare, run_streams, undisturbed_answers
 
 from text_generation_benchmark.process import ChildServer
-from text_generation_common.tests.slowness import is_within
+from text_generation_common.tests.slowness import Seconds, is_within, slowness
 
 MIB = 2**20
 UNREADY_LIMIT_S, FAR_APART_S = 6.0, 0.1
@@ -74,6 +74,7 @@ class Run:
 
 
 def stop_shard(run: Run) -> Outcome:
+    slow = slowness()
     with run.server() as server:
         expected, before = run.expected or undisturbed_answers(server.url, run.scale.asks()), restarts(server)
         victim = processes.shards(server.pid)[random.Random(run.seed).randrange(run.num_shard)]
@@ -90,7 +91,7 @@ def stop_shard(run: Run) -> Outcome:
         answers, unready_s = run.scale.beside(server.url, stop)
         count = restarts(server) - before
     wrong = {
-        f"/ready answered 503 only after {unready_s:.1f} s": not is_within(unready_s, UNREADY_LIMIT_S),
+        f"/ready answered 503 only after {unready_s:.1f} s": not is_within(unready_s, UNREADY_LIMIT_S, slow),
         f"{count} restarts for one stop": count != 1,
     }
     figures = {"`/ready` 503 after s": unready_s, "restarts": count}
@@ -257,6 +258,7 @@ def poisoned(deaths: Sequence[int], down: int, errors: Sequence[str], comparison
 
 def replace_stopped(run: Run) -> Outcome:
     """Sends SIGSTOP to a router that serves eight streams."""
+    slow = slowness()
     with run.server() as server:
         old, shards = processes.router(server.pid), set(processes.shards(server.pid).values())
         with connections(server, 8, {"max_new_tokens": 400, "ignore_eos_token": True}):
@@ -265,11 +267,12 @@ def replace_stopped(run: Run) -> Outcome:
             stopped_s = time.time()
             wait_until(lambda: _has_other_router(server, old.pid), 60, "another router is started")
             replaced_s = time.time() - stopped_s
-        return _replaced(server, shards, stopped_s, replaced_s, REPLACED_LIMIT_S)
+        return _replaced(server, shards, stopped_s, replaced_s, REPLACED_LIMIT_S, slow)
 
 
 def replace_stuck(run: Run) -> Outcome:
     """Blocks the router's event loop by an injected fault, while the router serves eight streams."""
+    slow = slowness()
     with run.server(failpoints="router.rpc:delay=600@40") as server:
         old, shards = processes.router(server.pid), set(processes.shards(server.pid).values())
         with connections(server, 8, {"max_new_tokens": 200, "ignore_eos_token": True}):
@@ -277,16 +280,16 @@ def replace_stuck(run: Run) -> Outcome:
             replaced_at_s = time.time()
         wait_until(server.is_ready, 60, "the server is ready again")
         stuck_at_s = next(fault.at_s for fault in logs.injected(server.log()) if fault.point == "router.rpc")
-        return _replaced(server, shards, stuck_at_s, replaced_at_s - stuck_at_s, STUCK_LIMIT_S)
+        return _replaced(server, shards, stuck_at_s, replaced_at_s - stuck_at_s, STUCK_LIMIT_S, slow)
 
 
 def _replaced(
-    server: ServerProcess, shards: set[psutil.Process], since_s: float, replaced_s: float, limit_s: float
+    server: ServerProcess, shards: set[psutil.Process], since_s: float, replaced_s: float, limit_s: float, slow: Seconds
 ) -> Outcome:
     wait_until(server.is_ready, 60, "the server is ready again")
     figures = {"replaced after s": replaced_s, "serving again after s": time.time() - since_s}
     wrong = {
-        f"replaced after {replaced_s:.1f} s, the limit is {limit_s} s": not is_within(replaced_s, limit_s),
+        f"replaced after {replaced_s:.1f} s, the limit is {limit_s} s": not is_within(replaced_s, limit_s, slow),
         "the shards were started again": shards != set(processes.shards(server.pid).values()),
     }
     return Outcome(None, figures, wrong)
@@ -379,7 +382,7 @@ def stalling(scale: Scale) -> tuple[str, ...]:
 
 
 def never_read(run: Run) -> Outcome:
-    timeout_s = run.scale.write_timeout_s
+    timeout_s, slow = run.scale.write_timeout_s, slowness()
     with run.server(*stalling(run.scale), *MANY_SLOTS) as server:
         # Warm up: the memory of ordinary work does not count as growth.
         run_streams(server.url, asks(READERS, 8), READERS)
@@ -401,7 +404,7 @@ def never_read(run: Run) -> Outcome:
     full_s = next(at_s for at_s, unsent, _ in samples if unsent >= NEARLY_ALL * most)
     freed_s, growth = end_s - full_s, max(resident for _, _, resident in samples) - before
     figures = {"buffers full after s": full_s, "slots free after s": freed_s, "deadline s": timeout_s}
-    is_late = not is_within(freed_s, timeout_s + MARGIN_S)
+    is_late = not is_within(freed_s, timeout_s + MARGIN_S, slow)
     wrong = {
         f"slots were held for {freed_s:.1f} s, the deadline is {timeout_s} s": is_late,
         f"the router grew by {growth / MIB:.1f} MiB": growth >= GROWTH_LIMIT,
@@ -410,13 +413,13 @@ def never_read(run: Run) -> Outcome:
 
 
 def all_leave_at_once(run: Run) -> Outcome:
-    count = run.scale.num_leaving
+    count, slow = run.scale.num_leaving, slowness()
     with run.server("--max-concurrent-requests", "512", *MANY_SLOTS) as server:
         with connections(server, count, {"max_new_tokens": 400, "ignore_eos_token": True}):
             running = "tgi_batch_current_size"
             wait_until(lambda: metric(server.url, running) == count, 120, "all streams are running")
         freed_s = wait_until(lambda: held(server) == 0, 60, "the slots are free")
-    is_late = not is_within(freed_s, GONE_LIMIT_S)
+    is_late = not is_within(freed_s, GONE_LIMIT_S, slow)
     wrong = {f"the slots of {count} clients were free {freed_s:.2f} s after they left": is_late}
     return Outcome(None, {"clients": count, "slots free after s": freed_s}, wrong)
 

@@ -69,17 +69,18 @@ def families(
 @app.command()
 def gguf(
     kinds: Annotated[list[str] | None, typer.Argument(help="Types of weights. Default: Q4_K_M and Q8_0.")] = None,
-    model: Annotated[str, typer.Option(help="m100, m1b or m3b.")] = "m1b",
+    model: Annotated[str, typer.Option(help="m100, m1b, m3b, or a family of `families`.")] = "m1b",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each load on each server, in turns.")] = 5,
     cpu_target: CpuTarget = "",
     llama_cpp: LlamaCpp = Path(".venv-llama-cpp"),
 ) -> None:
     """Tokens per second of this server and of llama.cpp's on the same GGUF file."""
+    from text_generation_benchmark.families.shapes import FAMILIES
     from text_generation_benchmark.peers.quantized import beside_llama_cpp
     from text_generation_benchmark.shapes import SHAPES
 
-    if model not in SHAPES:
-        raise typer.BadParameter(f"{model} is not one of {', '.join(SHAPES)}", param_hint="--model")
+    if model not in (known := (*SHAPES, *FAMILIES)):
+        raise typer.BadParameter(f"{model} is not one of {', '.join(known)}", param_hint="--model")
     try:
         typer.echo(beside_llama_cpp(llama_cpp, model, kinds or ("Q4_K_M", "Q8_0"), rounds, _on(cpu_target)))
     except RuntimeError as error:

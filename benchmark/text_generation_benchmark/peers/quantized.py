@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from text_generation_benchmark.checkpoint import write_checkpoint, write_tokenizer
+from text_generation_benchmark.families.shapes import FAMILIES, write_family
 from text_generation_benchmark.figures import percentile
 from text_generation_benchmark.load import GenerateStream, LoadResult
 from text_generation_benchmark.micro.random_files import OF_VLLM, write_model
@@ -43,7 +44,10 @@ def beside_llama_cpp(environment: Path, model: str, kinds: Sequence[str], rounds
     rows: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         checkpoint, whole = Path(folder, model), Path(folder, "model.gguf")
-        write_checkpoint(checkpoint, SHAPES[model])
+        if model in FAMILIES:
+            write_family(checkpoint, FAMILIES[model])
+        else:
+            write_checkpoint(checkpoint, SHAPES[model])
         run_in(environment, WRITER, checkpoint, whole)
         for kind in kinds:
             run_in(environment, LIBRARY, "quantize", whole, folder, kind)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from text_generation_common.errors import ModelError
-from text_generation_common.quantized.tensors.matrix import integers_of, order_of, zero_of
+from text_generation_common.quantized.tensors.matrix import order_of, zero_of
 from text_generation_common.quantized.tensors.splits import padded_inputs, size_of
 from text_generation_common.quantized.values import (
     CodedScales,
@@ -47,12 +47,15 @@ LARGEST = 127  # the largest integer of a table
 class IntCodes:
     """Codes without a sign: W = scales * factor * (codes - zeros - zero), or the same with offsets."""
 
-    words: Tensor  # uint8 [N, K], or [N, K / 2]: words of 8 codes
+    words: Tensor  # uint8 [N, K], or [N, K / 2]: words of 8 codes; of planes, what they have in values.py
     type: int
     largest: int
     zero: int
     table: Tensor | None = None  # [16]: uint8
     factor: float = 1.0
+    high: Tensor | None = None  # of planes
+    unit: int = WORD_BYTES  # bytes that lie together, of `words`
+    high_unit: int = 0
 
 
 class IntLinear:
@@ -73,11 +76,12 @@ class IntLinear:
         self._x_inputs, self._inputs = x_inputs, size_of(weight)[1]
         of_places = places(outputs, gated)
 
-        def packed(numbers: Tensor) -> Tensor:
-            return in_panels(library, threads, pages, numbers, of_places)
+        def packed(numbers: Tensor, unit: int = 0, sorts: bool = False) -> Tensor:
+            return in_panels(library, threads, pages, numbers, of_places, unit=unit, sorts=sorts)
 
-        found, order = _integers(weight), order_of(weight)
-        self._codes = in_panels(library, threads, pages, found.words, of_places, unit=WORD_BYTES)
+        found, order, is_planes = _integers(weight), order_of(weight), isinstance(weight, Planes)
+        self._codes = packed(found.words, found.unit, is_planes and found.unit == WORD_BYTES)
+        self._high = None if found.high is None else packed(found.high, found.high_unit)
         self._zero = found.zero
         x_block, self._groups = _groups(weight, of_places, packed)
         row_scales = None if self._groups is not None else weight.groups.scales.float()[:, 0]
@@ -88,7 +92,7 @@ class IntLinear:
         words = NO_GROUPS if self._groups is None else self._groups.words
         self._fixed: dict[str, Argument] = {
             "x_type": TYPES[x_type], "x_inputs": x_inputs, "x_block": x_block or self._inputs, "inputs": self._inputs,
-            "codes": self._codes, "type": found.type, "table": found.table, "largest": found.largest,
+            "codes": self._codes, "high": self._high, "type": found.type, "table": found.table, "largest": found.largest,
             "zero": found.zero, "outputs": len(of_places),
             "group": self._inputs if self._groups is None else self._groups.size,
             "output_scales": aligned(factors, of_places), "order": None if order is None else order.int().contiguous(),
@@ -103,6 +107,7 @@ class IntLinear:
             self._row_scales = aligned(row_scales, of_places)
             of_rows |= {"scales": self._row_scales, "scale_type": TYPES[torch.float32]}
         self._table = library.table("gemm_codes", [of_rows])  # for `rows`
+        self._layout = "IN_STEPS" if is_planes else "IN_WORDS"
 
     def __call__(self, x: Tensor, out: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
         x, count = x.contiguous(), x.shape[0]
@@ -131,7 +136,7 @@ class IntLinear:
     def rows(self, ids_T: Tensor) -> Tensor:
         return rows_of_codes(
             self._library, self._threads, self._table, ids_T, width=self._x_inputs, dtype=self._x_type,
-            layout="IN_WORDS", zero=0 if self._numbers is not None else self._zero,
+            layout=self._layout, zero=0 if self._numbers is not None else self._zero,
         )  # fmt: skip
 
 
@@ -155,7 +160,10 @@ def _integers(weight: Codes) -> IntCodes:
             return IntCodes(q.view(torch.uint8) ^ SIGN, CONSTANTS["U8"], largest=255, zero=SIGN)
         case Planes():
             zero = zero_of(weight) if bare else 0
-            return IntCodes(integers_of(weight), CONSTANTS["U8"], largest=(1 << weight.bits) - 1, zero=zero)
+            return IntCodes(
+                weight.q, CONSTANTS[f"PLANES{weight.bits}"], largest=(1 << weight.bits) - 1, zero=zero,
+                high=weight.high, unit=2 if weight.bits == 2 else WORD_BYTES, high_unit=weight.bits - 4,
+            )  # fmt: skip
         case Int4(q):
             zero = zero_of(weight) if bare else 0
             return IntCodes(q, CONSTANTS["I4"], largest=15, zero=zero)

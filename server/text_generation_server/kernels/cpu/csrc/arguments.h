@@ -26,7 +26,7 @@ enum layout { IN_STEPS = 0, IN_PAIRS = 1, IN_WORDS = 2 };
 enum activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
 
 enum {
-  MAX_ARGUMENTS = 36,      /* most arguments of one kernel */
+  MAX_ARGUMENTS = 37,      /* most arguments of one kernel */
   MAX_EXPERTS = 1024,      /* experts of one layer */
   MAX_HEAD_SIZE = 256,     /* most numbers in a head, in all kernels that compute heads; always a multiple of 16 */
   FEW_ROWS = 16,           /* gemm: most rows of x that are read in place; more rows are packed into tiles first */
@@ -479,8 +479,10 @@ struct gemm_ints_arguments {
   long x_block;         /* inputs of x that have one scale */
   long inputs;          /* a multiple of 32 and, if x_block is 256, of 256 */
   const void *codes;    /* [outputs / 32, inputs / 4, 32, 4] in U8; of I4 and TABLE4 [outputs / 32, inputs / 8, 32]
-                           words, with the codes of even inputs in the lower half of each byte */
-  long type;            /* U8, I4 or TABLE4 */
+                           words, with the codes of even inputs in the lower half of each byte; planes as in
+                           gemm_codes */
+  const void *high;     /* as in gemm_codes */
+  long type;            /* U8, I4, TABLE4 or planes */
   const uint8_t *table; /* [16] for TABLE4, or null */
   long largest;         /* the largest code; 255 for TABLE4 */
   long zero;

@@ -76,8 +76,10 @@ EXPORT void experts_codes(const void *arguments, struct team *team, int me) {
   list_items(a, items_of_codes, &items);
   struct current_expert c = {.number = -1};
   float sums[BLOCK_ROWS][PAIR_OUTPUTS] __attribute__((aligned(64)));
-  long i = 0, grain = pairs_at_a_time(((const struct gemm_codes_arguments *)a->products)->outputs);
-  FOR_EACH_ITEM(item, items.count ? items.ends[items.count - 1] : 0, grain, team) {
+  long i = 0, count = items.count ? items.ends[items.count - 1] : 0;
+  long rows = items.count ? a->offsets[a->experts] / items.count : 0;
+  long outputs = ((const struct gemm_codes_arguments *)a->products)->outputs;
+  FOR_EACH_ITEM(item, count, items_at_a_time(count, rows, outputs, team->threads), team) {
     while (item >= items.ends[i]) i++;
     if (items.experts[i] != c.number)
       begin_expert(&c, a, items.experts[i], (float *)a->scratch + me * a->scratch_stride);

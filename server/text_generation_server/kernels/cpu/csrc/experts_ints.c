@@ -40,8 +40,10 @@ void compute_experts_of_ints(const struct experts_codes_arguments *a, struct tea
   struct current_int_expert c = {.number = -1};
   float sums[MAX_INT_ROWS][PAIR_OUTPUTS] __attribute__((aligned(64)));
   char *own = (char *)((float *)a->scratch + me * a->scratch_stride);
-  long i = 0, grain = pairs_at_a_time(((const struct gemm_ints_arguments *)a->products)->outputs);
-  FOR_EACH_ITEM(item, items.count ? items.ends[items.count - 1] : 0, grain, team) {
+  long i = 0, count = items.count ? items.ends[items.count - 1] : 0;
+  long rows = items.count ? a->offsets[a->experts] / items.count : 0;
+  long outputs = ((const struct gemm_ints_arguments *)a->products)->outputs;
+  FOR_EACH_ITEM(item, count, items_at_a_time(count, rows, outputs, team->threads), team) {
     while (item >= items.ends[i]) i++;
     if (items.experts[i] != c.number) begin_int_expert(&c, a, items.experts[i]);
     long pairs = c.g.outputs / PAIR_OUTPUTS, of_expert = item - (i ? items.ends[i - 1] : 0), block = of_expert / pairs;

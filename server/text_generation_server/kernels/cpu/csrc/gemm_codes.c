@@ -577,8 +577,8 @@ EXPORT void gemm_codes(const void *arguments, struct team *team, int me) {
   struct codes_scratch d = divide_codes_scratch(a->rows, a->inputs, a->group);
   struct codes_product p;
   begin_codes(&p, a, a->rows, (float *)a->scratch + me * d.all);
-  long pairs = a->outputs / PAIR_OUTPUTS, prepared = -1, first = 0, rows = 0;
-  FOR_EACH_ITEM(item, p.blocks * pairs, a->rows > 64 ? 1 : pairs_at_a_time(a->outputs), team) {
+  long pairs = a->outputs / PAIR_OUTPUTS, items = p.blocks * pairs, prepared = -1, first = 0, rows = 0;
+  FOR_EACH_ITEM(item, items, items_at_a_time(items, a->rows, a->outputs, team->threads), team) {
     if (item / pairs != prepared) {
       prepared = item / pairs;
       first = prepared * a->rows / p.blocks;

@@ -40,11 +40,12 @@ INLINE float largest_of_row(const struct gemm_ints_arguments *a, const char *x, 
 }
 
 /* Stores 16 integers, in words that are `to_next` bytes apart, in the order in which codes are multiplied. Codes of 4
-   bits lie in words of 8, whose even ones are multiplied first. Numbers of 16 bits are multiplied by the even bytes of
-   a word of codes, then by the odd ones. */
-INLINE void store_integers(char *to, long to_next, const int8_t *from, int is_nibbles, int halves) {
+   bits lie in words of 8, whose even ones are multiplied first; open_codes says in which order it makes bytes of
+   planes. Numbers of 16 bits are multiplied by the even bytes of a word of codes, then by the odd ones. */
+INLINE void store_integers(char *to, long to_next, const int8_t *from, int is_nibbles, int planes, int halves) {
   bytes16 q;
   memcpy(&q, from, sizeof q);
+  if (planes) q = __builtin_shuffle(q, (bytes16){0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15});
   if (is_nibbles) q = __builtin_shuffle(q, (bytes16){0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15});
   if (halves) {
     q = __builtin_shuffle(q, (bytes16){0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15});
@@ -92,7 +93,7 @@ INLINE void make_integers_of(const struct ints_product *p, long row, char *to, e
           sums += (numbers + ROUNDING) - ROUNDING;
           store_i8(q + n, numbers);
         }
-        store_integers(to + words * half, 4 * next, q + half, is_nibbles, p->halves);
+        store_integers(to + words * half, 4 * next, q + half, is_nibbles, p->planes, p->halves);
         if (of_row || half < last_half) continue;
         int32_t sum = sum_of_integers(p, sums, inverse);
         sums = (vf){};
@@ -184,6 +185,7 @@ void begin_ints(struct ints_product *p, const struct gemm_ints_arguments *a, lon
             .y = a->y,
             .y_stride = a->y_stride * bytes_of((enum type)a->y_type)},
       .codes = codes,
+      .planes = has_bytes((int)a->type) ? (int)a->type : 0,
       .scaling = a->factors  ? BY_LEVELS
                  : a->scales ? BY_GROUP
                              : BY_ROW,
@@ -215,8 +217,8 @@ EXPORT void gemm_ints(const void *arguments, struct team *team, int me) {
   FOR_EACH_ITEM(row, a->rows, 4, team) make_integers(&p, row, int_row(&p, rows, row));
   wait_for_team(team);
   float sums[MAX_INT_ROWS][PAIR_OUTPUTS] __attribute__((aligned(64)));
-  long pairs = a->outputs / PAIR_OUTPUTS;
-  FOR_EACH_ITEM(item, p.blocks * pairs, a->rows > 64 ? 1 : pairs_at_a_time(a->outputs), team) {
+  long pairs = a->outputs / PAIR_OUTPUTS, items = p.blocks * pairs;
+  FOR_EACH_ITEM(item, items, items_at_a_time(items, a->rows, a->outputs, team->threads), team) {
     long block = item / pairs, pair = item % pairs;
     long first = first_of_int_block(&p, a->rows, block), count = first_of_int_block(&p, a->rows, block + 1) - first;
     sum_ints_of(&p, int_row(&p, rows, first), count, pair, sums);

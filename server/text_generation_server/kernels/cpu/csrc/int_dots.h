@@ -8,6 +8,7 @@
 
 #include "ints.h"
 #include "scales.h"
+#include "widen.h"
 
 #pragma GCC optimize("fp-contract=off")
 
@@ -18,8 +19,10 @@
 struct ints_part {
   const struct ints_product *p;
   const char *codes;
-  long first, end; /* rows of the block that are multiplied now, a number of them at a time */
-  long count;      /* rows of the block */
+  const char *next, *next_high; /* the codes of the next part, which are prefetched, and upper bits of planes */
+  long next_bytes, high_bytes;  /* of 32 inputs */
+  long first, end;              /* rows of the block that are multiplied now, a number of them at a time */
+  long count;                   /* rows of the block */
   long from, inputs;
   char *rows;          /* where the integers of the block begin */
   long left;           /* inputs of the first group that lie in this part, or beyond it */
@@ -202,7 +205,9 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
   const uint8_t *table = p->a->table;
   /* Copies: the compiler would load a member of a struct again after each store. */
   const long units = s->inputs / unit, of_group = p->a->group;
-  const char *next = s->codes + s->inputs / unit * bytes;
+  const char *const next = s->next, *const next_high = s->next_high;
+  const long next_bytes = unit == 32 ? s->next_bytes : s->next_bytes / 2,
+             high_bytes = unit == 32 ? s->high_bytes : s->high_bytes / 2;
   const char *const levels = s->levels, *const minima = starts ? 0 : s->minima;
   const float *const scales = s->scales, *const offsets = starts ? 0 : s->offsets;
   const int8_t *const zeros = starts ? 0 : s->zeros;
@@ -213,8 +218,8 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
     for (long at = 0; at < PAIR_OUTPUTS; at += count * LANES) {
       const char *row = int_row(p, s->rows, first), *codes = s->codes + 4 * at, *x = row + s->from / unit * of_x;
       /* The codes of the next part are prefetched while the first rows are multiplied: by halves, if there are more. */
-      const long half = s->count > rows ? bytes / 2 : bytes, from_line = first == 0 ? 0 : half;
-      const long to_line = first == 0 ? half : first == rows ? bytes : 0;
+      const long half = s->count > rows ? next_bytes / 2 : next_bytes, from_line = first == 0 ? 0 : half;
+      const long to_line = first == 0 ? half : first == rows ? next_bytes : 0;
       const float *x_scales = (const float *)(row + p->scales_at);
       if (scaling != BY_ROW) x_scales += s->from / (scaling == BY_GROUP ? 32 : PART_INPUTS_OF_INTS) * together;
       const int32_t *x_sums = (const int32_t *)(row + p->sums_at) + s->from / unit / (p->pairs ? 2 : 1) * together;
@@ -234,7 +239,9 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
           }
       for (long u = 0, left = s->left, group = at; u < units; u++, codes += bytes, x += of_x) {
         if (at == 0)
-          for (long line = from_line; line < to_line; line += 64) __builtin_prefetch(next + u * bytes + line);
+          for (long line = from_line; line < to_line; line += 64) __builtin_prefetch(next + u * next_bytes + line);
+        if (at == 0 && first == 0)
+          for (long line = 0; line < high_bytes; line += 64) __builtin_prefetch(next_high + u * high_bytes + line);
         if (scaling == BY_ROW) {
           add_int_dots(codes, kind, table, x, 4 * together, rows, count, unit / 4, of_row);
           continue;
@@ -377,6 +384,30 @@ static void describe_part(const struct ints_product *p, long pair, struct scales
   }
 }
 
+/* Makes bytes of the planes of a part. */
+INLINE void open_planes_of(const char *low, const char *high, long steps, int type, char *to) {
+  long bytes = bytes_of_step(type), high_bytes = PAIR_OUTPUTS * high_bits(type);
+  for (long i = 0; i < steps; i++, low += bytes, high += high_bytes) {
+#pragma GCC unroll 8
+    for (long at = 0; at < PAIR_OUTPUTS; at += LANES) {
+      vu words[BYTES_OF_PLANES];
+      open_codes(low, high, type, 0, at, words);
+      for (int word = 0; word < BYTES_OF_PLANES; word++, to += 4 * PAIR_OUTPUTS)
+        memcpy(to + 4 * at, &words[word], sizeof words[word]);
+      to -= 4 * BYTES_OF_PLANES * PAIR_OUTPUTS;
+    }
+    to += 4 * BYTES_OF_PLANES * PAIR_OUTPUTS;
+  }
+}
+
+static void open_planes(const char *low, const char *high, long steps, int type, char *to) {
+  switch (type) {
+    case PLANES2: open_planes_of(low, high, steps, PLANES2, to); break;
+    case PLANES5: open_planes_of(low, high, steps, PLANES5, to); break;
+    default: open_planes_of(low, high, steps, PLANES6, to);
+  }
+}
+
 /* The sums of integers of a whole row, from which the zero point is subtracted, times the scale of the row. */
 INLINE void scale_row(const struct ints_product *p, const char *row, float *sums) {
   float scale = *(const float *)(row + p->scales_at);
@@ -397,12 +428,25 @@ void sum_ints(const struct ints_product *p, char *rows, long count, long pair, f
   const struct gemm_ints_arguments *a = p->a;
   struct scales_of_part numbers, factors;
   float totals[2][ROWS_OF_INTS][PAIR_OUTPUTS] __attribute__((aligned(64)));
-  long of_input = p->codes == NIBBLES || p->codes == NAMED ? PAIR_OUTPUTS / 2 : PAIR_OUTPUTS;
+  char opened[PART_INPUTS_OF_INTS * PAIR_OUTPUTS] __attribute__((aligned(64)));
+  long of_input = p->planes                                  ? bytes_of_step(p->planes) / CODES_STEP
+                  : p->codes == NIBBLES || p->codes == NAMED ? PAIR_OUTPUTS / 2
+                                                             : PAIR_OUTPUTS;
   for (long i = 0; i < a->inputs; i += PART_INPUTS_OF_INTS) {
     struct ints_part s = {
         .p = p, .rows = rows, .from = i, .count = count, .totals = totals[0], .minimum_totals = totals[1]};
     s.inputs = a->inputs - i < PART_INPUTS_OF_INTS ? a->inputs - i : PART_INPUTS_OF_INTS;
     s.codes = (const char *)a->codes + (pair * a->inputs + i) * of_input;
+    s.next = s.codes + s.inputs * of_input;
+    s.next_bytes = 32 * of_input;
+    if (p->planes) {
+      long high = PAIR_OUTPUTS * high_bits(p->planes) / CODES_STEP;
+      const char *high_codes = (const char *)a->high + (pair * a->inputs + i) * high;
+      open_planes(s.codes, high_codes, s.inputs / CODES_STEP, p->planes, opened);
+      s.codes = opened;
+      s.next_high = high_codes + s.inputs * high;
+      s.high_bytes = 32 * high;
+    }
     describe_part(p, pair, &numbers, &factors, &s);
     for (long at_once; s.first < count; s.first = s.end) {
       at_once = rows_at_once(count - s.first);

@@ -19,6 +19,7 @@ struct ints_product {
   struct gemm_codes_arguments of_groups; /* what scales.h reads */
   struct product g;
   enum code_kind codes;
+  int planes; /* the type of planes, which become bytes before they are multiplied; or 0 */
   enum scaling scaling;
   long unit;   /* inputs of a sum of x: 32, or 16 where groups have 16 inputs */
   long groups; /* groups of an output */

@@ -97,6 +97,19 @@ INLINE void store_pair(const struct product *g, long row, long pair, long at, vf
    with fewer pairs, the threads finish at about the same time. */
 INLINE long pairs_at_a_time(long outputs) { return outputs > 4096 ? 4 : outputs > 2048 ? 2 : 1; }
 
+#define ROWS_OF_LONG_READS 8
+#define MOST_ITEMS_AT_A_TIME 16
+
+/* The same for the items of products whose weights are codes, with about `rows` rows each. Few rows take as long as the
+   codes are read. A thread prefetches what follows an item, so its next item should be the one that follows: then it
+   takes a quarter of the items of two threads at a time, of more threads as much less. */
+INLINE long items_at_a_time(long items, long rows, long outputs, int threads) {
+  if (rows > 64) return 1;
+  if (rows > ROWS_OF_LONG_READS) return pairs_at_a_time(outputs);
+  long each = items / (2 * threads);
+  return each < 1 ? 1 : each > MOST_ITEMS_AT_A_TIME ? MOST_ITEMS_AT_A_TIME : each;
+}
+
 #if defined(__AVX512BF16__)
 /* Converts 32 int8 weights to bfloat16, which is exact. */
 INLINE void widen_32_weights(const int8_t *from, bf16 *to) {
