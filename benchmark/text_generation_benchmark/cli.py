@@ -69,13 +69,13 @@ def families(
 @app.command()
 def gguf(
     kinds: Annotated[list[str] | None, typer.Argument(help="Types of weights. Default: Q4_K_M and Q8_0.")] = None,
-    model: Annotated[str, typer.Option(help="m100, m1b, m3b, or a family of `families`.")] = "m1b",
+    model: Annotated[str, typer.Option(help="m100, m1b, m3b, or a model of `families`: Qwen3-MoE-0.9B.")] = "m1b",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each load on each server, in turns.")] = 5,
     cpu_target: CpuTarget = "",
     llama_cpp: LlamaCpp = Path(".venv-llama-cpp"),
 ) -> None:
     """Tokens per second of this server and of llama.cpp's on the same GGUF file."""
-    from text_generation_benchmark.families.shapes import FAMILIES
+    from text_generation_benchmark.family_shapes import FAMILIES
     from text_generation_benchmark.peers.quantized import beside_llama_cpp
     from text_generation_benchmark.shapes import SHAPES
 

@@ -14,7 +14,7 @@ from text_generation_benchmark.ceilings import Meter, with_ceilings
 from text_generation_benchmark.checkpoint import write_checkpoint
 from text_generation_benchmark.compare import OURS, beside_peers
 from text_generation_benchmark.families.report import BesideLlama, llama_table, peer_table
-from text_generation_benchmark.families.shapes import FAMILIES, llama_of, write_family
+from text_generation_benchmark.family_shapes import FAMILIES, llama_of, write_family
 from text_generation_benchmark.load import GenerateStream
 from text_generation_benchmark.ours import running_ours
 from text_generation_benchmark.output import say

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from text_generation_benchmark.checkpoint import write_checkpoint, write_tokenizer
-from text_generation_benchmark.families.shapes import FAMILIES, write_family
+from text_generation_benchmark.family_shapes import FAMILIES, write_family
 from text_generation_benchmark.figures import percentile
 from text_generation_benchmark.load import GenerateStream, LoadResult
 from text_generation_benchmark.micro.random_files import OF_VLLM, write_model

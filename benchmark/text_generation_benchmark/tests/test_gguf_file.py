@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from text_generation_benchmark.checkpoint import write_checkpoint
-from text_generation_benchmark.families.shapes import write_family
+from text_generation_benchmark.family_shapes import write_family
 from text_generation_benchmark.shapes import LlamaShape
 from text_generation_common.model_files import demo_directory
 

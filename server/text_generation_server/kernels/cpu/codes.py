@@ -46,7 +46,7 @@ class CodesLinear:
         def packed(numbers: Tensor, unit: int = 0) -> Tensor:
             return in_panels(library, threads, pages, numbers, of_places, unit=unit, sorts=unit == WORD_BYTES)
 
-        codes, unit, code_type = _codes(weight)
+        codes, unit, code_type = packed_codes(weight)
         self._codes = packed(codes, unit)
         self._high = None
         if isinstance(weight, Planes) and weight.high is not None:
@@ -147,7 +147,7 @@ def _whole_steps(inputs: int) -> int:
     return -(-inputs // STEP) * STEP
 
 
-def _codes(weight: Weight) -> tuple[Tensor, int, int]:
+def packed_codes(weight: Weight) -> tuple[Tensor, int, int]:
     """The codes of each output, the bytes that 8 codes of less than 8 bits take, and their type in C."""
     match weight:
         case Dense(values):

@@ -24,6 +24,7 @@ from text_generation_common.quantized.values import (
 )
 from text_generation_server.device.arena import SharedPages
 from text_generation_server.kernels.cpu.build import CONSTANTS
+from text_generation_server.kernels.cpu.codes import packed_codes
 from text_generation_server.kernels.cpu.library import TYPES, Argument, Library
 from text_generation_server.kernels.cpu.linear import Scratch, addend_words, rows_of_codes
 from text_generation_server.kernels.cpu.panels import WORD_BYTES, aligned, in_panels, places
@@ -53,9 +54,7 @@ class IntCodes:
     zero: int
     table: Tensor | None = None  # [16]: uint8
     factor: float = 1.0
-    high: Tensor | None = None  # of planes
-    unit: int = WORD_BYTES  # bytes that lie together, of `words`
-    high_unit: int = 0
+    unit: int = WORD_BYTES  # bytes of `words` that lie together
 
 
 class IntLinear:
@@ -81,7 +80,9 @@ class IntLinear:
 
         found, order, is_planes = _integers(weight), order_of(weight), isinstance(weight, Planes)
         self._codes = packed(found.words, found.unit, is_planes and found.unit == WORD_BYTES)
-        self._high = None if found.high is None else packed(found.high, found.high_unit)
+        self._high = None
+        if isinstance(weight, Planes) and weight.high is not None:
+            self._high = packed(weight.high, weight.bits - 4)
         self._zero = found.zero
         x_block, self._groups = _groups(weight, of_places, packed)
         row_scales = None if self._groups is not None else weight.groups.scales.float()[:, 0]
@@ -92,8 +93,8 @@ class IntLinear:
         words = NO_GROUPS if self._groups is None else self._groups.words
         self._fixed: dict[str, Argument] = {
             "x_type": TYPES[x_type], "x_inputs": x_inputs, "x_block": x_block or self._inputs, "inputs": self._inputs,
-            "codes": self._codes, "high": self._high, "type": found.type, "table": found.table, "largest": found.largest,
-            "zero": found.zero, "outputs": len(of_places),
+            "codes": self._codes, "high": self._high, "type": found.type, "table": found.table,
+            "largest": found.largest, "zero": found.zero, "outputs": len(of_places),
             "group": self._inputs if self._groups is None else self._groups.size,
             "output_scales": aligned(factors, of_places), "order": None if order is None else order.int().contiguous(),
             "bias": aligned(bias, of_places), "gated": int(gated), "y_type": TYPES[y_type], "columns": self._outputs,
@@ -160,10 +161,8 @@ def _integers(weight: Codes) -> IntCodes:
             return IntCodes(q.view(torch.uint8) ^ SIGN, CONSTANTS["U8"], largest=255, zero=SIGN)
         case Planes():
             zero = zero_of(weight) if bare else 0
-            return IntCodes(
-                weight.q, CONSTANTS[f"PLANES{weight.bits}"], largest=(1 << weight.bits) - 1, zero=zero,
-                high=weight.high, unit=2 if weight.bits == 2 else WORD_BYTES, high_unit=weight.bits - 4,
-            )  # fmt: skip
+            codes, unit, code_type = packed_codes(weight)
+            return IntCodes(codes, code_type, (1 << weight.bits) - 1, zero, unit=unit)
         case Int4(q):
             zero = zero_of(weight) if bare else 0
             return IntCodes(q, CONSTANTS["I4"], largest=15, zero=zero)

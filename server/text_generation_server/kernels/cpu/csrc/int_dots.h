@@ -387,16 +387,14 @@ static void describe_part(const struct ints_product *p, long pair, struct scales
 /* Makes bytes of the planes of a part. */
 INLINE void open_planes_of(const char *low, const char *high, long steps, int type, char *to) {
   long bytes = bytes_of_step(type), high_bytes = PAIR_OUTPUTS * high_bits(type);
-  for (long i = 0; i < steps; i++, low += bytes, high += high_bytes) {
+  for (long i = 0; i < steps; i++, low += bytes, high += high_bytes, to += CODES_STEP * PAIR_OUTPUTS) {
 #pragma GCC unroll 8
     for (long at = 0; at < PAIR_OUTPUTS; at += LANES) {
       vu words[BYTES_OF_PLANES];
       open_codes(low, high, type, 0, at, words);
-      for (int word = 0; word < BYTES_OF_PLANES; word++, to += 4 * PAIR_OUTPUTS)
-        memcpy(to + 4 * at, &words[word], sizeof words[word]);
-      to -= 4 * BYTES_OF_PLANES * PAIR_OUTPUTS;
+      for (int word = 0; word < BYTES_OF_PLANES; word++)
+        memcpy(to + 4 * (word * PAIR_OUTPUTS + at), &words[word], sizeof words[word]);
     }
-    to += 4 * BYTES_OF_PLANES * PAIR_OUTPUTS;
   }
 }
 

@@ -7,7 +7,7 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from text_generation_benchmark.checkpoint import write_without_weights
-from text_generation_benchmark.families.shapes import FAMILIES, llama_of, write_family
+from text_generation_benchmark.family_shapes import FAMILIES, llama_of, write_family
 from text_generation_benchmark.roofline import weight_bytes
 from text_generation_benchmark.shapes import END_OF_TEXT
 from text_generation_common.models.config import read_config
