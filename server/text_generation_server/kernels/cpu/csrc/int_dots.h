@@ -20,7 +20,7 @@ struct ints_part {
   const struct ints_product *p;
   const char *codes;
   const char *next, *next_high; /* the codes of the next part, which are prefetched, and upper bits of planes */
-  long next_bytes, high_bytes;  /* of 32 inputs */
+  long next_bytes, high_bytes;  /* bytes of both for 32 inputs */
   long first, end;              /* rows of the block that are multiplied now, a number of them at a time */
   long count;                   /* rows of the block */
   long from, inputs;
