@@ -220,13 +220,13 @@ def test_top_tokens_are_fewer_where_fewer_are_possible() -> None:
 def test_rows_that_are_sorted_go_in_blocks_with_a_sign_of_life_and_keep_their_places(sorts: bool) -> None:
     choices = [Sampling(do_sample=True, seed=i, top_k=5 * (i % 3)) for i in range(60)]
     rows, signs = Rows(60, 16, CPU), []
-    index = tuple(join(rows, i, choice) for i, choice in enumerate(choices))
+    index = tuple(join(rows, i, choice) for i, choice in enumerate(choices))[::-1]  # places are not rows' numbers
     kernels = Recording(cast(Kernels, reference), sorts)
     sampler = Sampler(kernels, 0.5, 2.0, lambda: signs.append(1))  # type: ignore[arg-type]
     sampled = sampler(LOGITS.repeat(60, 1), rows, index)
     # 40 rows are sorted in three blocks of at most 16 rows; the other rows are one block.
     assert (len(signs), len(kernels.given)) == ((4, 4) if sorts else (0, 1))
-    for i, choice in enumerate(choices):
+    for i, choice in enumerate(reversed(choices)):
         alone = sample_rows([choice])
         assert sampled.ids_R[i] == alone.token_ids[0]
         torch.testing.assert_close(sampled.logprobs_R[i], alone.logprobs[0])
