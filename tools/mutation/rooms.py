@@ -66,7 +66,7 @@ ROOMS = (
         ),
         (
             f"{COMMON}/tests/test_sampling.py", f"{SERVER}/tests/test_sampler.py",
-            f"{SERVER}/tests/test_steps_in_flight.py",
+            f"{SERVER}/tests/test_steps_in_flight.py", f"{SERVER}/tests/test_steps_on_a_gpu.py",
         ),
     ),
     MutatedRoom(
