@@ -109,3 +109,17 @@ async def test_only_requests_of_an_adapter_that_the_shards_did_not_find_fail() -
         assert "the files have gone" in await bad.failure()
         assert [await good.all_ids(), await other.all_ids()] == [expected_tokens(prompt(n), 5) for n in (0, 2)]
         assert not any(isinstance(step, AdapterStep) for step in world.groups.made[-1].steps)
+
+
+class GrowingShards(ShardsWithOneSlot):
+    """Started with A, and take others."""
+
+    info = replace(INFO, adapters=frozenset((A,)), adapter_room=AdapterRoom((A,), 1, 4, grows=True))
+
+
+async def test_adapters_that_came_since_the_start_are_known_after_a_loss() -> None:
+    async with served(GrowingShards, GrowingShards) as world:
+        await world.engine.learn_adapters({B: "folder"})
+        world.groups.made[-1].lost.set_result("gone")
+        assert await ask(world, 1, B).all_ids() == expected_tokens(prompt(1), 5)
+        assert len(world.groups.made) == 2 and world.engine.snapshot().model.adapters == {A, B}
