@@ -100,9 +100,9 @@ INLINE long pairs_at_a_time(long outputs) { return outputs > 4096 ? 4 : outputs 
 #define ROWS_OF_LONG_READS 8
 #define MOST_ITEMS_AT_A_TIME 16
 
-/* The same for the items of products whose weights are codes, with about `rows` rows each. Few rows take as long as the
-   codes are read. A thread prefetches what follows an item, so its next item should be the one that follows: then it
-   takes a quarter of the items of two threads at a time, of more threads as much less. */
+/* The same for the items of products whose weights are codes, with about `rows` rows each. Few rows take as long as it
+   takes to read the codes. A thread prefetches what follows an item, so its next item should be the one that follows:
+   a thread takes half of its share of the items at a time, up to MOST_ITEMS_AT_A_TIME. */
 INLINE long items_at_a_time(long items, long rows, long outputs, int threads) {
   if (rows > 64) return 1;
   if (rows > ROWS_OF_LONG_READS) return pairs_at_a_time(outputs);
