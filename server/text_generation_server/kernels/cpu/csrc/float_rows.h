@@ -82,7 +82,7 @@ INLINE void widen_inputs(const char *x, enum type type, long stride, long rows, 
 INLINE const char *add_kept(vf sums[][2 * PANEL_VECTORS], const float *x, int rows, const float *w, int count,
                             long words, long step, int pairs, const char *ahead, long line) {
   for (; words > 0; words--, x += step * rows, w += step * PAIR_OUTPUTS, ahead += line) {
-    __builtin_prefetch(ahead);
+    __builtin_prefetch(ahead, 0, AHEAD_CACHE);
     vf weights[2 * PANEL_VECTORS];
 #pragma GCC unroll 8
     for (int v = 0; v < count; v++) weights[v] = load(w, v * LANES, F32);

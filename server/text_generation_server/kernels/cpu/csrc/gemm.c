@@ -44,7 +44,7 @@ INLINE __m512bh line_of(const char *w, int is_int8) {
 }
 
 /* Adds the products of inputs [from, to) to the sums of `rows` (1 to 4) rows of x. For each line of w0 and w1 it
-   prefetches a line of ahead0 and ahead1. */
+   prefetches a line of ahead0 and ahead1, unless the processor reads ahead by itself. */
 INLINE void add_dot_products(pair_sums sums, const bf16 *x, long k, long rows, int is_int8, const char *w0,
                              const char *w1, const char *ahead0, const char *ahead1, long from, long to) {
   long input = PANEL_OUTPUTS * (is_int8 ? 1 : 2);
@@ -52,7 +52,7 @@ INLINE void add_dot_products(pair_sums sums, const bf16 *x, long k, long rows, i
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
       long at = i + 2 * half;
-      if (!is_int8 || !half) {
+      if (is_int8 ? !half : !ROWS_READ_AHEAD) {
         _mm_prefetch(ahead0 + (at - from) * input, _MM_HINT_T0);
         _mm_prefetch(ahead1 + (at - from) * input, _MM_HINT_T0);
       }

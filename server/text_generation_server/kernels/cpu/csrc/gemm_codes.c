@@ -113,8 +113,8 @@ INLINE vf add_scaled(const struct part *s, enum segment_scaling scaling, long at
 
 INLINE void prefetch_step(const char *step, const char *high, long bytes, long high_bytes) {
 #pragma GCC unroll 8
-  for (long line = 0; line < bytes; line += 64) __builtin_prefetch(step + CODES_AHEAD + line);
-  if (high_bytes) __builtin_prefetch(high + CODES_AHEAD / 4);
+  for (long line = 0; line < bytes; line += 64) __builtin_prefetch(step + CODES_AHEAD + line, 0, AHEAD_CACHE);
+  if (high_bytes) __builtin_prefetch(high + CODES_AHEAD / 4, 0, AHEAD_CACHE);
 }
 
 /* sums += a part, for a number of rows, a type and kind of numbers that the compiler knows. */
@@ -158,7 +158,7 @@ INLINE void widen_part_of(const struct part *s, int type, int pairs) {
   const char *step = s->codes, *high = s->high;
   float *kept = s->kept;
   for (long i = 0; i < s->inputs; i += CODES_STEP, step += bytes, high += high_bytes) {
-    if (high_bytes) __builtin_prefetch(high + CODES_AHEAD / 4);
+    if (high_bytes) __builtin_prefetch(high + CODES_AHEAD / 4, 0, AHEAD_CACHE);
 #pragma GCC unroll 8
     for (int v = 0; v < PAIR_VECTORS; v += WIDENED_AT_ONCE) {
       vu codes[WIDENED_AT_ONCE][BYTES_OF_PLANES];

@@ -14,6 +14,7 @@
 
 #define ROWS_OF_INTS (LANES == 16 ? 8 : 4) /* most rows whose sums are in registers */
 #define VECTORS_OF_PAIR (PAIR_OUTPUTS / LANES)
+#define NEAR_ROWS (LANES == 16 ? 4 : 2) /* codes of fewer rows are prefetched into the nearest cache on all targets */
 
 /* One part of the inputs, of a pair of panels, and rows of x. */
 struct ints_part {
@@ -33,7 +34,7 @@ struct ints_part {
   const char *minima;
   const float *factors; /* [32], as are factors of minima */
   const float *minimum_factors;
-  float (*totals)[PAIR_OUTPUTS]; /* [rows]: integers of a part, which would fill the registers */
+  float (*totals)[PAIR_OUTPUTS]; /* [rows]: integers of a part that would fill the registers, as have minima */
   float (*minimum_totals)[PAIR_OUTPUTS];
 };
 
@@ -199,6 +200,7 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
                         int starts, float sums[][PAIR_OUTPUTS]) {
   const struct ints_product *p = s->p;
   const int count = rows == 1 ? VECTORS_OF_PAIR : 2, is_nibbles = kind == NIBBLES || kind == NAMED;
+  const int in_registers = LANES == 16 && rows <= 4;
   const long together = p->together, bytes = unit * PAIR_OUTPUTS / (is_nibbles ? 2 : 1), zero = p->a->zero;
   const long of_x = together * (p->halves ? 2 : 1) * unit;
   const int is_signed = p->a->scale_type == I8;
@@ -217,33 +219,36 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
 #pragma GCC unroll 1
     for (long at = 0; at < PAIR_OUTPUTS; at += count * LANES) {
       const char *row = int_row(p, s->rows, first), *codes = s->codes + 4 * at, *x = row + s->from / unit * of_x;
-      /* The codes of the next part are prefetched while the first rows are multiplied: by halves, if there are more. */
-      const long half = s->count > rows ? next_bytes / 2 : next_bytes, from_line = first == 0 ? 0 : half;
-      const long to_line = first == 0 ? half : first == rows ? next_bytes : 0;
+      /* The codes of the next part are prefetched while the first rows are multiplied: a share with each group of the
+         first 16 rows, if there are more than 8. */
+      const long shares = rows < 4 || s->count <= 8 ? 1 : 16 / rows, share = first / rows;
+      const int prefetches = at == 0 && share < shares && (is_nibbles || s->count > ROWS_READ_AHEAD);
+      const long from_line = next_bytes * share / shares, to_line = next_bytes * (share + 1) / shares;
       const float *x_scales = (const float *)(row + p->scales_at);
       if (scaling != BY_ROW) x_scales += s->from / (scaling == BY_GROUP ? 32 : PART_INPUTS_OF_INTS) * together;
       const int32_t *x_sums = (const int32_t *)(row + p->sums_at) + s->from / unit / (p->pairs ? 2 : 1) * together;
-      vi of_row[ROWS_OF_INTS][VECTORS_OF_PAIR];
-      if (scaling == BY_ROW)
+      /* Sums of the part: floats of BY_GROUP, otherwise integers. If they would fill the registers, they are in memory:
+         in `sums` or `totals`. */
+      vi kept[ROWS_OF_INTS][VECTORS_OF_PAIR], kept_minima[ROWS_OF_INTS][VECTORS_OF_PAIR];
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
+      for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-          for (int v = 0; v < count; v++) of_row[r][v] = load_ints(sums[r], at + v * LANES);
-      if (scaling == BY_LEVELS)
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-          for (int v = 0; v < count; v++) {
-            store_ints(totals[r], at + v * LANES, (vi){});
-            store_ints(minimum_totals[r], at + v * LANES, (vi){});
-          }
+        for (int v = 0; v < count; v++) {
+          if (scaling == BY_ROW || (in_registers && scaling == BY_GROUP))
+            kept[r][v] = load_ints(sums[r], at + v * LANES);
+          if (scaling != BY_LEVELS) continue;
+          kept[r][v] = kept_minima[r][v] = (vi){};
+          if (in_registers) continue;
+          store_ints(totals[r], at + v * LANES, (vi){});
+          store_ints(minimum_totals[r], at + v * LANES, (vi){});
+        }
       for (long u = 0, left = s->left, group = at; u < units; u++, codes += bytes, x += of_x) {
-        if (at == 0)
-          for (long line = from_line; line < to_line; line += 64) __builtin_prefetch(next + u * next_bytes + line);
-        if (at == 0 && first == 0)
-          for (long line = 0; line < high_bytes; line += 64) __builtin_prefetch(next_high + u * high_bytes + line);
+        for (long line = prefetches ? from_line : to_line; line < to_line; line += 64)
+          __builtin_prefetch(next + u * next_bytes + line, 0, rows < NEAR_ROWS ? 3 : AHEAD_CACHE);
+        for (long line = at == 0 && first == 0 ? 0 : high_bytes; line < high_bytes; line += 64)
+          __builtin_prefetch(next_high + u * high_bytes + line, 0, rows < NEAR_ROWS ? 3 : AHEAD_CACHE);
         if (scaling == BY_ROW) {
-          add_int_dots(codes, kind, table, x, 4 * together, rows, count, unit / 4, of_row);
+          add_int_dots(codes, kind, table, x, 4 * together, rows, count, unit / 4, kept);
           continue;
         }
         vi factors[VECTORS_OF_PAIR] = {};
@@ -270,14 +275,22 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
             vi dot = dots[r][v];
             if (!starts && zero) dot -= splat_int(zero * x_sum);
             if (scaling == BY_LEVELS) {
-              add_ints_to(totals[r], n, dot * factors[v]);
+              if (in_registers) {
+                kept[r][v] += dot * factors[v];
+                KEEP_IN_REGISTER(kept[r][v]);
+              } else
+                add_ints_to(totals[r], n, dot * factors[v]);
               continue;
             }
             if (zeros) dot -= load_signed(zeros + number) * splat_int(x_sum);
             vf scale = load(scales, number, F32) * splat(x_scale);
-            vf sum = load(sums[r], n, F32) + __builtin_convertvector(dot, vf) * scale;
+            vf sum = (in_registers ? (vf)kept[r][v] : load(sums[r], n, F32)) + __builtin_convertvector(dot, vf) * scale;
             if (offsets) sum -= load(offsets, number, F32) * splat(x_scale * (float)x_sum);
-            store(sums[r], n, sum, F32);
+            if (in_registers) {
+              kept[r][v] = (vi)sum;
+              KEEP_IN_REGISTER(kept[r][v]);
+            } else
+              store(sums[r], n, sum, F32);
           }
         }
         if (scaling == BY_LEVELS && minima && u % 2) { /* sums of x of two units lie in one word */
@@ -287,9 +300,14 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
             vi pair = load_u8(both - PAIR_OUTPUTS) | load_u8(both) << 16;
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
-              vi sums_of_x = splat_word((const char *)(x_sums + r + u / 2 * together));
-              vi total = load_ints(minimum_totals[r], at + v * LANES);
-              store_ints(minimum_totals[r], at + v * LANES, add_products_of_halves(total, pair, sums_of_x));
+              long n = at + v * LANES;
+              vi total = in_registers ? kept_minima[r][v] : load_ints(minimum_totals[r], n);
+              total = add_products_of_halves(total, pair, splat_word((const char *)(x_sums + r + u / 2 * together)));
+              if (in_registers) {
+                kept_minima[r][v] = total;
+                KEEP_IN_REGISTER(kept_minima[r][v]);
+              } else
+                store_ints(minimum_totals[r], n, total);
             }
           }
         }
@@ -304,15 +322,15 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
 #pragma GCC unroll 8
         for (int v = 0; v < count; v++) {
           long n = at + v * LANES;
-          if (scaling == BY_ROW) store_ints(sums[r], n, of_row[r][v]);
+          if (scaling == BY_ROW || (in_registers && scaling == BY_GROUP)) store_ints(sums[r], n, kept[r][v]);
           if (scaling != BY_LEVELS) continue;
-          float x_scale = x_scales[r];
-          vf total = __builtin_convertvector(load_ints(totals[r], n), vf),
-             scale = load(s->factors, n, F32) * splat(x_scale);
-          vf sum = load(sums[r], n, F32) + total * scale;
+          vi total = in_registers ? kept[r][v] : load_ints(totals[r], n);
+          vf sum = load(sums[r], n, F32), scale = load(s->factors, n, F32) * splat(x_scales[r]);
+          sum += __builtin_convertvector(total, vf) * scale;
           if (minima) {
-            scale = load(s->minimum_factors, n, F32) * splat(x_scale);
-            sum -= __builtin_convertvector(load_ints(minimum_totals[r], n), vf) * scale;
+            total = in_registers ? kept_minima[r][v] : load_ints(minimum_totals[r], n);
+            scale = load(s->minimum_factors, n, F32) * splat(x_scales[r]);
+            sum -= __builtin_convertvector(total, vf) * scale;
           }
           store(sums[r], n, sum, F32);
         }
@@ -345,7 +363,7 @@ static void add_ints(const struct ints_part *s, long rows, float sums[][PAIR_OUT
       ADD_INTS_OF(1, KIND, SCALING, UNIT);            \
     else if (rows == 2)                               \
       ADD_INTS_OF(2, KIND, SCALING, UNIT);            \
-    else if (rows == 8)                               \
+    else if (KIND == BYTES && rows == 8)              \
       ADD_INTS_OF(ROWS_OF_INTS, KIND, SCALING, UNIT); \
     else                                              \
       ADD_INTS_OF(4, KIND, SCALING, UNIT);            \
@@ -356,8 +374,12 @@ static void add_ints(const struct ints_part *s, long rows, float sums[][PAIR_OUT
 #undef ADD_INTS
 }
 
-/* The largest number of rows, of those that add_ints knows, that are not more than `rows`. */
-INLINE long rows_at_once(long rows) { return rows >= ROWS_OF_INTS ? ROWS_OF_INTS : rows >= 4 ? 4 : rows >= 2 ? 2 : 1; }
+/* How many of the `rows` rows that are left of a block of `count` are multiplied at a time. 8 rows of bytes are read
+   once; with scales, whose sums are in memory then, that is faster only if there are no more. */
+INLINE long rows_at_once(const struct ints_product *p, long count, long rows) {
+  long most = p->scaling == BY_ROW || (p->codes == BYTES && p->scaling == BY_GROUP && count <= 8) ? ROWS_OF_INTS : 4;
+  return rows >= most ? most : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+}
 
 /* What belongs to the groups of a part. */
 static void describe_part(const struct ints_product *p, long pair, struct scales_of_part *numbers,
@@ -447,7 +469,7 @@ void sum_ints(const struct ints_product *p, char *rows, long count, long pair, f
     }
     describe_part(p, pair, &numbers, &factors, &s);
     for (long at_once; s.first < count; s.first = s.end) {
-      at_once = rows_at_once(count - s.first);
+      at_once = rows_at_once(p, count, count - s.first);
       s.end = count - (count - s.first) % at_once;
       add_ints(&s, at_once, sums + s.first);
     }
