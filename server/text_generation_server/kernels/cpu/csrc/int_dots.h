@@ -219,11 +219,12 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
 #pragma GCC unroll 1
     for (long at = 0; at < PAIR_OUTPUTS; at += count * LANES) {
       const char *row = int_row(p, s->rows, first), *codes = s->codes + 4 * at, *x = row + s->from / unit * of_x;
-      /* The codes of the next part are prefetched while the first rows are multiplied: a share with each group of the
-         first 16 rows, if there are more than 8. */
-      const long shares = rows < 4 || s->count <= 8 ? 1 : 16 / rows, share = first / rows;
-      const int prefetches = at == 0 && share < shares && (is_nibbles || s->count > ROWS_READ_AHEAD);
-      const long from_line = next_bytes * share / shares, to_line = next_bytes * (share + 1) / shares;
+      /* The codes of the next part are prefetched while the first 16 rows are multiplied, a share with each group of
+         rows; of up to 8 rows, with the first group. */
+      const long reach = s->count <= 8 ? rows : s->count < 16 ? s->count : 16;
+      const int prefetches = at == 0 && first < reach && (is_nibbles || s->count > ROWS_READ_AHEAD);
+      const long from_line = prefetches ? next_bytes * first / reach : 0;
+      const long to_line = prefetches ? next_bytes * (first + rows) / reach : 0;
       const float *x_scales = (const float *)(row + p->scales_at);
       if (scaling != BY_ROW) x_scales += s->from / (scaling == BY_GROUP ? 32 : PART_INPUTS_OF_INTS) * together;
       const int32_t *x_sums = (const int32_t *)(row + p->sums_at) + s->from / unit / (p->pairs ? 2 : 1) * together;
@@ -243,7 +244,7 @@ INLINE void add_ints_of(const struct ints_part *s, int rows, enum code_kind kind
           store_ints(minimum_totals[r], at + v * LANES, (vi){});
         }
       for (long u = 0, left = s->left, group = at; u < units; u++, codes += bytes, x += of_x) {
-        for (long line = prefetches ? from_line : to_line; line < to_line; line += 64)
+        for (long line = from_line; line < to_line; line += 64)
           __builtin_prefetch(next + u * next_bytes + line, 0, rows < NEAR_ROWS ? 3 : AHEAD_CACHE);
         for (long line = at == 0 && first == 0 ? 0 : high_bytes; line < high_bytes; line += 64)
           __builtin_prefetch(next_high + u * high_bytes + line, 0, rows < NEAR_ROWS ? 3 : AHEAD_CACHE);
