@@ -218,6 +218,7 @@ class Joining:
         prefilling = [request for request in running.values() if request.prefilled < request.prefill_to]
         first = self.places.favoured or owed
         skipped: set[int] = set()
+        num_due = 0  # joined streams that go on with one token: they cost next to nothing, and are not counted
         for request in chain(
             [first] if first is not None else [], self._queue.candidates(skipped, self._memory.cached_length)
         ):
@@ -227,6 +228,7 @@ class Joining:
             if obstacle is None:
                 self._start(request)
                 joined.append(request)
+                num_due += request.is_due
                 running[request.id] = request
             else:
                 self._note_wait(obstacle, request)
@@ -235,7 +237,7 @@ class Joining:
                 obstacle not in (None, "prefix", "adapter")
                 # A suspect that waits for its adapter must hold up no request whose adapter is in a slot.
                 or (request.blame.runs_alone and obstacle != "adapter")
-                or len(joined) + len(skipped) >= WINDOW
+                or len(joined) + len(skipped) - num_due >= WINDOW
             ):
                 break
         return joined

@@ -1,11 +1,11 @@
 """The waiting requests, and the order in which they join.
 
-Requests that have run on this engine come first, by age, and while one of them waits no other request joins. The next
-request belongs to the owner that has been served the fewest tokens (the virtual token counter), and to the tenant of
-this owner that has been served the fewest. Within the tenant, requests that have run on another engine go first, by
-age; then the lower `priority`, then the longest cached prefix among the first WINDOW requests, then age. No request
-waits for ever because others overtake it. Where priorities count between tenants, the lower priority comes before the
-order of owners.
+Requests that have run on this engine come first, by age, streams whose keys and values have outlived a loss before the
+others; and while one of them waits no other request joins. The next request belongs to the owner that has been served
+the fewest tokens (the virtual token counter), and to the tenant of this owner that has been served the fewest. Within
+the tenant, requests that have run on another engine go first, by age; then the lower `priority`, then the longest
+cached prefix among the first WINDOW requests, then age. No request waits for ever because others overtake it. Where
+priorities count between tenants, the lower priority comes before the order of owners.
 """
 
 import bisect
@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from text_generation_router.scheduling.lines import FairLines, Priorities
-from text_generation_router.scheduling.request import Share
+from text_generation_router.scheduling.request import Arrival, Share
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.tenant import Accounts, Tenant
 
@@ -82,9 +82,16 @@ class Queue:
 
     def put_back(self, request: Running) -> None:
         """Adds a request that has run on this engine, in order of age and blame (see `Blame.turn`)."""
-        bisect.insort(self._resuming, request, key=lambda waiting: waiting.blame.turn(waiting.arrival))
+        request.is_kept = False
+        bisect.insort(self._resuming, request, key=_order_of_resuming)
         request.tenant.waits(request.num_tokens)
         self.num_tokens += request.num_tokens
+
+    def put_streams_first(self, is_kept: Callable[[Running], bool]) -> None:
+        """Has requests that have run here go before the others if `is_kept`: they go on with one token each."""
+        for request in self._resuming:
+            request.is_kept = is_kept(request)
+        self._resuming.sort(key=_order_of_resuming)
 
     def remove(self, request: Running) -> None:
         self.num_tokens -= request.num_tokens
@@ -163,3 +170,7 @@ class Queue:
         waiting = (lines.owners.get(owner) for lines in self._classes)
         firsts = (lines.tenants.first() for lines in waiting if lines is not None)
         return min((first.account.served for first in firsts if first is not None), default=floor)
+
+
+def _order_of_resuming(request: Running) -> tuple[bool, tuple[Arrival, int, Arrival]]:
+    return not request.is_kept, request.blame.turn(request.arrival)

@@ -62,6 +62,8 @@ class Running:
     holding: Holding | None = None  # set while the request runs or leaves
     max_computed: int = 0  # number of tokens that were computed at the last release of the slots
     fewest_cached: int = sys.maxsize  # smallest number of cached tokens that any start of the request found
+    # Set by `Scheduler`: whether all tokens of a stream but the newest outlived the loss that has stopped it.
+    is_kept: bool = False
 
     # Set by `Queue`, `Joining` and `Futures`.
     # The account to which the request's tokens are charged.
@@ -134,6 +136,12 @@ class Running:
     def num_uncomputed(self) -> int:
         """Number of tokens of the history whose chunks are still to be sent."""
         return self.prefill_to - self.prefilled
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the request, which runs, is a stream that goes on with one token, because the cache had all others:
+        after a loss that has left keys and values, or a preemption."""
+        return bool(self.output_ids) and self.num_uncomputed == 1
 
     @property
     def num_computed(self) -> int:

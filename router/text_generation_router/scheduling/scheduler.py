@@ -140,11 +140,16 @@ class Scheduler:
         self._begin(replace(self.limits, capacity=capacity), end_tokens, adapters, memory)
         if memory is None:
             self.memory.take_over(computed)
+        else:
+            self.queue.put_streams_first(self._is_kept)
         waiting = (*self.queue.waiting(), *self._unready.values())
         given_up = [request for request in waiting if request.max_slots > capacity]
         for request in given_up:
             self._end(request)
         return given_up
+
+    def _is_kept(self, request: Running) -> bool:
+        return bool(request.output_ids) and self.memory.cached_length_now(request) == request.num_tokens - 1
 
     @property
     def is_idle(self) -> bool:
@@ -280,8 +285,17 @@ class Scheduler:
         return step
 
     def _chunks(self, number: int, prefilling: list[Running], decoding: list[Running]) -> tuple[Chunk, ...]:
-        max_of_owner = self.joining.parts.most(self.joining.times.num_forwards)
-        chunks = next_chunks(prefilling, self._budget.choose(decoding, prefilling), max_of_owner, number)
+        """The chunks of a step. Streams that go on with one token have one each, and do not wait for prompts: all of
+        them go on after a loss before any prompt does, and otherwise prompts share what the budget allows beside them.
+        """
+        limit = self.limits.max_batch_prefill_tokens
+        due = [request for request in prefilling if request.is_due][:limit]
+        chunks = tuple([request.send_chunk(1, number) for request in due])
+        if decoding or not due:
+            prompts = [request for request in prefilling if not request.is_due]
+            budget = min(self._budget.choose([*decoding, *due], prompts), limit - len(due))
+            max_of_owner = self.joining.parts.most(self.joining.times.num_forwards)
+            chunks += next_chunks(prompts, budget, max_of_owner, number)
         self.counters.prefilled_tokens += sum(chunk.end - chunk.start for chunk in chunks)
         return chunks
 

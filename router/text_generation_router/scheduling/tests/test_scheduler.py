@@ -12,6 +12,7 @@ from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_router.scheduling.admission import ENOUGH
 from text_generation_router.scheduling.blame import MAX_LOSSES, MAX_SUSPICIONS, reaches
 from text_generation_router.scheduling.joining import FEWEST_TOKENS
+from text_generation_router.scheduling.lines import WINDOW
 from text_generation_router.scheduling.memory.prefix_cache import slots_to
 from text_generation_router.scheduling.request import EndReason, GenerationRequest, Limits, Share
 from text_generation_router.scheduling.running import Running
@@ -242,6 +243,39 @@ def test_after_a_loss_a_request_starts_again_from_its_confirmed_tokens() -> None
     assert isinstance(step, ForwardStep)
     (chunk,) = step.chunks
     assert chunk.first is not None and chunk.first.ids == (0, 1, 2, 3, 0) and chunk.first.prompt_length == 4
+
+
+def test_after_a_loss_that_left_the_keys_all_streams_go_on_before_an_older_prompt() -> None:
+    scheduler = Scheduler(Limits(9000, 100, 40))
+    old = scheduler.add(make_request(2000, 5, first=5000))
+    streams = [scheduler.add(make_request(2, 90, first=10 * number)) for number in range(WINDOW + 3)]
+    while not all(stream.output_ids for stream in streams):
+        answer(scheduler, scheduler.next_step())
+    assert old.prefilled and not old.output_ids
+    assert scheduler.put_back([lost for _ in range(2) if isinstance(lost := scheduler.next_step(), ForwardStep)]) == []
+    scheduler.begin_epoch(9000, has_kept_cache=True)
+    made = len(streams[0].output_ids)
+    first, second = scheduler.next_step(), scheduler.next_step()
+    assert isinstance(first, ForwardStep) and isinstance(second, ForwardStep)
+    assert [(chunk.request_id, chunk.end - chunk.start) for chunk in first.chunks] == [(each.id, 1) for each in streams]
+    # Now the prompt goes on as before, after what was confirmed.
+    assert [chunk.request_id for chunk in second.chunks] == [old.id] and second.chunks[0].start > 0
+    assert set(second.decode_ids) == {stream.id for stream in streams}
+    answer(scheduler, first)
+    assert len(streams[0].output_ids) == made + 1
+
+
+def test_streams_that_go_on_after_a_loss_keep_to_the_limit_of_a_step() -> None:
+    scheduler = Scheduler(Limits(2000, 100, 16))
+    streams = [scheduler.add(make_request(2, 20, first=10 * number)) for number in range(20)]
+    for _ in range(6):
+        answer(scheduler, scheduler.next_step())
+    assert scheduler.put_back([lost for _ in range(2) if isinstance(lost := scheduler.next_step(), ForwardStep)]) == []
+    scheduler.begin_epoch(2000, has_kept_cache=True)
+    first, second = scheduler.next_step(), scheduler.next_step()
+    assert isinstance(first, ForwardStep) and isinstance(second, ForwardStep)
+    assert [chunk.request_id for chunk in first.chunks] == [stream.id for stream in streams[:16]]
+    assert [chunk.request_id for chunk in second.chunks] == [stream.id for stream in streams[16:]]
 
 
 def test_a_request_that_is_always_alone_ends_at_the_fifth_loss_in_a_row() -> None:
