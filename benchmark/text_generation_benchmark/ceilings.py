@@ -12,7 +12,8 @@ from text_generation_benchmark.load import LoadResult
 from text_generation_benchmark.roofline import Ceilings
 from text_generation_benchmark.workload import Run, Workload
 from text_generation_common.cpu_features import processor_flags
-from text_generation_common.quantized.values import Dense
+from text_generation_common.flags.kinds import ActivationType
+from text_generation_common.quantized.values import Dense, Groups, Int8, Weight
 from text_generation_server.device.arena import empty
 from text_generation_server.kernels.cpu import load_kernels
 
@@ -24,24 +25,31 @@ SIZE = 1024  # rows and columns of the matrices: the caches hold them, and each 
 
 
 class Meter:
-    """Keeps what it measures with, so that a measurement takes a quarter of a second."""
+    """Keeps what it measures with, so that a measurement takes a quarter of a second. `activations`: of products; with
+    int8 they are of integers of 8 bits."""
 
-    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, dtype: torch.dtype = torch.bfloat16, activations: ActivationType = ActivationType.model) -> None:
         self._block = empty((READ_NUMBERS,), torch.float32, torch.device("cpu")).fill_(1)
         generator = torch.Generator().manual_seed(0)  # with zeros, some processors are faster
-        weight, self._x = (torch.randn(SIZE, SIZE, generator=generator).to(dtype) for _ in range(2))
-        self._products: list[Callable[[Tensor], Tensor]] = [lambda x: x @ weight.T]
-        kernels = load_kernels()
+        numbers, x = (torch.randn(SIZE, SIZE, generator=generator).to(dtype) for _ in range(2))
+        weight: Weight = Dense(numbers)
+        torchs: Callable[[], Tensor] = partial(torch.matmul, x, numbers.T)
+        if activations is ActivationType.int8:
+            q, of_x = ((32 * each).clamp(-127, 127).to(torch.int8) for each in (numbers, x))
+            weight = Int8(q, Groups(SIZE, torch.ones(SIZE, 1)))
+            torchs = partial(torch._int_mm, of_x, q.T)
+        self._products = [torchs]
+        kernels = load_kernels(activations=activations)
         if (
             kernels is not None
-            and (ours := kernels.linear(Dense(weight), None, gated=False, x_type=dtype, y_type=dtype)) is not None
+            and (ours := kernels.linear(weight, None, gated=False, x_type=dtype, y_type=dtype)) is not None
         ):
-            self._products.append(ours)
+            self._products.append(partial(ours, x))
 
     def measure(self) -> Ceilings:
         """The best of some passes over 1 GiB on huge pages; and of torch's products of square matrices and ours."""
         read = fastest(self._block.sum)
-        multiply = min(fastest(partial(product, self._x)) for product in self._products)
+        multiply = min(map(fastest, self._products))
         return Ceilings(self._block.nbytes / read, 2 * SIZE**3 / multiply)
 
 

@@ -216,7 +216,8 @@ def _compute(runner: ModelRunner, row: int, slot: int, start: int, end: int) -> 
 
 @wraps(profile_step)
 def profile(**settings: Any) -> str:
-    meter = Meter(getattr(torch, Dtype(settings.get("dtype", "bfloat16")).value))
+    activations = ActivationType(settings.get("activations", "model"))
+    meter = Meter(getattr(torch, Dtype(settings.get("dtype", "bfloat16")).value), activations)
     before = meter.measure()
     profiled = profile_step(**settings)
     return as_markdown(profiled, before.higher(meter.measure()))
