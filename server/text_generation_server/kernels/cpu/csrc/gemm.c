@@ -44,7 +44,7 @@ INLINE __m512bh line_of(const char *w, int is_int8) {
 }
 
 /* Adds the products of inputs [from, to) to the sums of `rows` (1 to 4) rows of x. For each line of w0 and w1 it
-   prefetches a line of ahead0 and ahead1, unless the processor reads ahead by itself. */
+   prefetches a line of ahead0 and ahead1; of bfloat16 only where ROWS_READ_AHEAD is 0. */
 INLINE void add_dot_products(pair_sums sums, const bf16 *x, long k, long rows, int is_int8, const char *w0,
                              const char *w1, const char *ahead0, const char *ahead1, long from, long to) {
   long input = PANEL_OUTPUTS * (is_int8 ? 1 : 2);
