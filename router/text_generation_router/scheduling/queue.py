@@ -1,16 +1,16 @@
 """The waiting requests, and the order in which they join.
 
-Requests that have run on this engine come first, by age, streams whose keys and values have outlived a loss before the
-others; and while one of them waits no other request joins. The next request belongs to the owner that has been served
-the fewest tokens (the virtual token counter), and to the tenant of this owner that has been served the fewest. Within
-the tenant, requests that have run on another engine go first, by age; then the lower `priority`, then the longest
-cached prefix among the first WINDOW requests, then age. No request waits for ever because others overtake it. Where
-priorities count between tenants, the lower priority comes before the order of owners.
+Requests that have run on this engine come first, by age; before them streams whose keys and values have outlived a
+loss, or the engine before this one; and while one of all these waits no other request joins. The next request belongs
+to the owner that has been served the fewest tokens (the virtual token counter), and to the tenant of this owner that
+has been served the fewest. Within the tenant, requests that have run on another engine go first, by age; then the lower
+`priority`, then the longest cached prefix among the first WINDOW requests, then age. No request waits for ever because
+others overtake it. Where priorities count between tenants, the lower priority comes before the order of owners.
 """
 
 import bisect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from text_generation_router.scheduling.lines import FairLines, Priorities
 from text_generation_router.scheduling.request import Arrival, Share
@@ -80,18 +80,19 @@ class Queue:
     def _class_of(self, request: Running) -> int:
         return request.request.priority if self._priority_between_tenants else 0
 
-    def put_back(self, request: Running) -> None:
+    def put_back(self, request: Running, is_kept: bool = False) -> None:
         """Adds a request that has run on this engine, in order of age and blame (see `Blame.turn`)."""
-        request.is_kept = False
+        request.is_kept = is_kept
         bisect.insort(self._resuming, request, key=_order_of_resuming)
         request.tenant.waits(request.num_tokens)
         self.num_tokens += request.num_tokens
 
-    def put_streams_first(self, is_kept: Callable[[Running], bool]) -> None:
-        """Has requests that have run here go before the others if `is_kept`: they go on with one token each."""
-        for request in self._resuming:
-            request.is_kept = is_kept(request)
-        self._resuming.sort(key=_order_of_resuming)
+    def put_streams_first(self, waiting: Iterable[Running], is_kept: Callable[[Running], bool]) -> None:
+        """Has waiting requests go before the others if `is_kept`: they go on with one token each."""
+        for request in waiting:
+            if request.is_kept != (is_now := is_kept(request)):
+                self.remove(request)
+                self.put_back(request, is_now)
 
     def remove(self, request: Running) -> None:
         self.num_tokens -= request.num_tokens

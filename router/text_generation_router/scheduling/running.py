@@ -62,7 +62,7 @@ class Running:
     holding: Holding | None = None  # set while the request runs or leaves
     max_computed: int = 0  # number of tokens that were computed at the last release of the slots
     fewest_cached: int = sys.maxsize  # smallest number of cached tokens that any start of the request found
-    # Set by `Scheduler`: whether all tokens of a stream but the newest outlived the loss that has stopped it.
+    # Set by `Queue`: whether all tokens of a stream but the newest outlived the loss, or engine, that has stopped it.
     is_kept: bool = False
 
     # Set by `Queue`, `Joining` and `Futures`.

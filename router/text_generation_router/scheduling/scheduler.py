@@ -140,8 +140,7 @@ class Scheduler:
         self._begin(replace(self.limits, capacity=capacity), end_tokens, adapters, memory)
         if memory is None:
             self.memory.take_over(computed)
-        else:
-            self.queue.put_streams_first(self._is_kept)
+        self.queue.put_streams_first([*self.queue.waiting()], self._is_kept)
         waiting = (*self.queue.waiting(), *self._unready.values())
         given_up = [request for request in waiting if request.max_slots > capacity]
         for request in given_up:
@@ -189,6 +188,7 @@ class Scheduler:
         if (running := self._unready.pop(request_id, None)) is None:
             return
         self.queue.append(running)
+        self.queue.put_streams_first([running], self._is_kept)
         if not running.tenant.num_running:
             self.joining.times.retry_now()
 

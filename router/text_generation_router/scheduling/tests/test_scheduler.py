@@ -14,7 +14,7 @@ from text_generation_router.scheduling.blame import MAX_LOSSES, MAX_SUSPICIONS, 
 from text_generation_router.scheduling.joining import FEWEST_TOKENS
 from text_generation_router.scheduling.lines import WINDOW
 from text_generation_router.scheduling.memory.prefix_cache import slots_to
-from text_generation_router.scheduling.request import EndReason, GenerationRequest, Limits, Share
+from text_generation_router.scheduling.request import EndReason, GenerationRequest, Limits, Past, Share
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
 from text_generation_router.scheduling.step import ClearStep, FilterStep, ForwardStep, Step, StepAnswer
@@ -263,6 +263,32 @@ def test_after_a_loss_that_left_the_keys_all_streams_go_on_before_an_older_promp
     assert set(second.decode_ids) == {stream.id for stream in streams}
     answer(scheduler, first)
     assert len(streams[0].output_ids) == made + 1
+
+
+@pytest.mark.parametrize("are_early", [False, True], ids=["when its engine works", "before its engine works"])
+def test_streams_of_an_engine_that_has_died_go_on_before_an_older_prompt(are_early: bool) -> None:
+    scheduler, shard = Scheduler(Limits(9000, 100, 40)), ShardModel(100)
+    old = scheduler.add(make_request(2000, 5, first=5000))
+    streams = [scheduler.add(make_request(2, 90, first=10 * number)) for number in range(WINDOW + 3)]
+    while not all(stream.output_ids for stream in streams):
+        step = scheduler.next_step()
+        assert step is not None
+        tokens = shard.run(step)
+        scheduler.apply(StepAnswer(step.number, [*tokens], [*tokens.values()]))
+    successor, computed = Scheduler(Limits(9000, 100, 40)), shard.computed()
+    if not are_early:
+        successor.begin_epoch(9000, computed=computed)
+    again = [
+        successor.add(each.request, Past(tuple(each.output_ids), age_s=9.0 - each.id / 100, has_run=True), now_s=10.0)
+        for each in (old, *streams)
+    ]
+    if are_early:
+        successor.begin_epoch(9000, computed=computed)
+    first, second = successor.next_step(), successor.next_step()
+    assert isinstance(first, ForwardStep) and isinstance(second, ForwardStep)
+    due = [(chunk.request_id, chunk.end - chunk.start) for chunk in first.chunks]
+    assert due == [(each.id, 1) for each in again[1:]]
+    assert [chunk.request_id for chunk in second.chunks] == [again[0].id] and second.chunks[0].start == old.prefilled
 
 
 def test_streams_that_go_on_after_a_loss_keep_to_the_limit_of_a_step() -> None:
