@@ -37,6 +37,8 @@ TARGETS = {
     "avx2": ["-march=x86-64-v3"],
 }
 PORTABLE: dict[str, list[str]] = {"portable": []}
+# Macros for instructions that only some processors of a target have: defined where compiler and assembler know them.
+OPTIONAL = {"avx2": "-DCAN_AVX_VNNI"}
 FLAGS = ["-O2", "-std=gnu11", "-pthread", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-psabi"]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 # A test program for a target. A compiler that cannot build it lacks something that the target needs, so the target is
@@ -54,6 +56,10 @@ __m512 probe(__m512 sums, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(sums
 #endif
 #if defined(__AMX_BF16__)
 void probe_tiles(void) { _tile_dpbf16ps(0, 1, 2); }
+#endif
+#if defined(CAN_AVX_VNNI)
+#pragma GCC target("avxvnni")
+__m256i probe_bytes(__m256i sums, __m256i a, __m256i b) { return _mm256_dpbusd_avx_epi32(sums, a, b); }
 #endif
 """
 # Why a target has no library, if only the best target for one machine was asked for.
@@ -181,6 +187,9 @@ def _compile_into(folder: Path, targets: Iterable[str], flags: list[str]) -> dic
 
         unknown = failures(commands, lambda t: [[*FLAGS, probe, folder / f"{t}.probe"]])
         able = [target for target in commands if target not in unknown]
+        more = OPTIONAL.keys() & able
+        for target in more - failures(more, lambda t: [[*FLAGS, OPTIONAL[t], probe, folder / f"{t}.probe"]]).keys():
+            commands[target].append(OPTIONAL[target])
         failed = failures(able, lambda t: [[*flags, "-c", c, folder / f"{t}-{c.stem}.o"] for c in sources]) or failures(
             able, lambda t: [[*flags, *folder.glob(f"{t}-*.o"), "-lm", folder / library_path(t).name]]
         )

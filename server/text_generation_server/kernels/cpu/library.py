@@ -35,6 +35,9 @@ TYPES = {
     torch.float8_e4m3fn: CONSTANTS["F8"],
 }
 
+# The processor feature that VPDPBUSD is, for targets of which only some processors have it.
+VNNI = {"avx512": "avx512_vnni", "avx2": "avx_vnni"}
+
 Word = int | float
 Argument = Word | Tensor | None
 
@@ -74,7 +77,7 @@ class Library:
     def __init__(self, target: str) -> None:
         functions = ctypes.CDLL(str(library_path(target)))
         self.target = target
-        self.has_vnni = "avx512_vnni" in processor_flags()
+        self.has_vnni = VNNI.get(target) in processor_flags()
         self.observer: CallObserver | None = None
         self._max_threads = sys.maxsize
         self._run = functions.run_calls

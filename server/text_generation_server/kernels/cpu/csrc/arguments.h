@@ -510,7 +510,7 @@ struct gemm_ints_arguments {
   void *y;
   long y_stride;
   void *scratch; /* aligned to 64 bytes; gemm_ints_scratch computes the size */
-  long has_vnni; /* whether the processor has VPDPBUSD for vectors of 512 bits */
+  long has_vnni; /* whether the processor has VPDPBUSD for vectors of the target */
 };
 
 /* Chooses experts for each token: the `chosen` ones with the largest logits. A score is the expert's share of a softmax

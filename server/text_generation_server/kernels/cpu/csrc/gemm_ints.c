@@ -156,7 +156,7 @@ void begin_ints(struct ints_product *p, const struct gemm_ints_arguments *a, lon
   int at_once = 0, halves = 1;
 #if defined(__AVX512VNNI__)
   at_once = 1;
-#elif defined(__AVX512F__)
+#elif defined(CHOOSES_VNNI)
   at_once = a->has_vnni != 0;
 #endif
 #if defined(__AVX2__)

@@ -1,5 +1,5 @@
 /* Sums of products of integers: weights in up to 8 bits, and rows of x that have become integers of 8 bits. This file
-   is compiled twice for targets with 512-bit vectors: for processors with VPDPBUSD, and without.
+   is compiled twice for targets some of whose processors have VPDPBUSD: with it, and without.
 
    Codes have no sign, and `zero` is subtracted from them: sum (code - zero) * x = sum code * x - zero * sum x, where
    the sums of x are known. So are offsets. README.md says what is added to a row of y, and in which order; no
@@ -15,6 +15,10 @@
 #define ROWS_OF_INTS (LANES == 16 ? 8 : 4) /* most rows whose sums are in registers */
 #define VECTORS_OF_PAIR (PAIR_OUTPUTS / LANES)
 #define NEAR_ROWS (LANES == 16 ? 4 : 2) /* codes of fewer rows are prefetched into the nearest cache on all targets */
+
+#if (LANES == 16 && defined(__AVX512VNNI__)) || (LANES == 8 && defined(__AVXVNNI__))
+#define HAS_VNNI
+#endif
 
 /* One part of the inputs, of a pair of panels, and rows of x. */
 struct ints_part {
@@ -50,12 +54,25 @@ INLINE void add_ints_to(float *to, long at, vi ints) { store_ints(to, at, load_i
 
 /* sum + multiply_halves(a, b) */
 INLINE vi add_products_of_halves(vi sum, vi a, vi b) {
-#if defined(__AVX512VNNI__)
+#if defined(HAS_VNNI) && LANES == 16
   return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(HAS_VNNI)
+  return (vi)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
 #else
   return sum + multiply_halves(a, b);
 #endif
 }
+
+#if defined(HAS_VNNI)
+/* Words of four bytes: sum + the products of codes and x. */
+INLINE vi add_products_of_bytes(vi sum, vu codes, vi x) {
+#if LANES == 16
+  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x);
+#else
+  return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)x);
+#endif
+}
+#endif
 
 #if defined(__AVX2__)
 /* Words of four bytes: the sums of the first two products of each word, and of the last two, as 16-bit numbers. */
@@ -112,7 +129,7 @@ INLINE void load_code_words(const char *from, enum code_kind kind, const uint8_t
    whose words are `x_next` bytes apart. */
 INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *table, const char *x, long x_next,
                          int rows, int count, int words, vi sums[ROWS_OF_INTS][VECTORS_OF_PAIR]) {
-#if defined(__AVX512VNNI__)
+#if defined(HAS_VNNI)
 #pragma GCC unroll 1
   for (int i = 0; i < words; i += 2)
 #pragma GCC unroll 2
@@ -124,7 +141,7 @@ INLINE void add_int_dots(const char *codes, enum code_kind kind, const uint8_t *
         vi number = splat_word(x + 4 * r);
 #pragma GCC unroll 8
         for (int v = 0; v < count; v++) {
-          sums[r][v] = (vi)_mm512_dpbusd_epi32((__m512i)sums[r][v], (__m512i)c[v], (__m512i)number);
+          sums[r][v] = add_products_of_bytes(sums[r][v], c[v], number);
           KEEP_IN_REGISTER(sums[r][v]);
         }
       }
@@ -440,7 +457,7 @@ INLINE void scale_row(const struct ints_product *p, const char *row, float *sums
   }
 }
 
-#if defined(__AVX512VNNI__)
+#if defined(HAS_VNNI)
 void sum_ints_at_once(const struct ints_product *p, char *rows, long count, long pair, float sums[][PAIR_OUTPUTS]) {
 #else
 void sum_ints(const struct ints_product *p, char *rows, long count, long pair, float sums[][PAIR_OUTPUTS]) {

@@ -7,6 +7,11 @@
 #define MAX_INT_ROWS 256        /* most rows of a block */
 #define MOST_TOGETHER 8         /* most rows of x that lie together */
 
+/* Whether products are compiled twice, and the processor says which one is made. */
+#if !defined(__AVX512VNNI__) && (defined(__AVX512F__) || defined(CAN_AVX_VNNI))
+#define CHOOSES_VNNI
+#endif
+
 /* How codes lie in memory. NIBBLES and NAMED (numbers of a table) have 4 bits; SMALL are bytes up to 63. */
 enum code_kind { BYTES, SMALL, NIBBLES, NAMED };
 
@@ -55,7 +60,7 @@ void sum_ints_at_once(const struct ints_product *p, char *rows, long count, long
 INLINE void sum_ints_of(const struct ints_product *p, char *rows, long count, long pair, float sums[][PAIR_OUTPUTS]) {
 #if defined(__AVX512VNNI__)
   sum_ints_at_once(p, rows, count, pair, sums);
-#elif defined(__AVX512F__)
+#elif defined(CHOOSES_VNNI)
   (p->at_once ? sum_ints_at_once : sum_ints)(p, rows, count, pair, sums);
 #else
   sum_ints(p, rows, count, pair, sums);

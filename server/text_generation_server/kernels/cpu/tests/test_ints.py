@@ -20,13 +20,13 @@ from text_generation_common.quantized.values import Codes, Dense, Fp8, Groups, I
 from text_generation_server.kernels import reference
 from text_generation_server.kernels.cpu import CpuKernels, load_kernels
 from text_generation_server.kernels.cpu.ints import IntLinear
+from text_generation_server.kernels.cpu.library import VNNI
 from text_generation_server.kernels.cpu.programs import DecodePrograms
 from text_generation_server.kernels.interface import AdaptedPairs, AdapterMatrices, ExpertCodes, ExpertWeights, Routes
 
 GOLDEN = Path(__file__).with_name("int_products.json")
-# Targets with 512-bit vectors multiply by VPDPBUSD or without it.
 ONE_PAIR = Routes(torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32))
-TARGETS = [*NEEDS, "avx512 without VPDPBUSD"]
+TARGETS = [*NEEDS, *(f"{target} without VPDPBUSD" for target in VNNI)]
 
 
 @pytest.fixture(scope="module", params=TARGETS)
@@ -35,7 +35,7 @@ def kernels(request: pytest.FixtureRequest) -> CpuKernels:
     found = load_kernels(target, ActivationType.int8)
     if found is None:
         pytest.skip(f"this machine does not run {target}")
-    if not without and target == "avx512" and not found.library.has_vnni:
+    if not without and target in VNNI and not found.library.has_vnni:
         pytest.skip("this machine has no VPDPBUSD")
     found.library.has_vnni = not without
     return found
