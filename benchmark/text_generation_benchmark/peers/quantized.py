@@ -25,6 +25,7 @@ from text_generation_benchmark.workload import PREFILL, Run, Workload, loads_on,
 ONE = Workload(1, 64, 64)
 BESIDE_LLAMA_CPP = ONE, replace(ONE, concurrency=8), replace(ONE, concurrency=16), PREFILL
 BESIDE_BFLOAT16 = ONE, replace(ONE, concurrency=4), replace(ONE, concurrency=16), PREFILL
+FEW_SLOTS = ("--max-batch-total-tokens", "8192")  # several servers of 3 billion weights share 24 GiB
 IN_8_BITS = ("--activations", "int8")
 # The flags of each server of quantized files, and of a checkpoint. The last one is what the others are compared with.
 OF_A_FILE: Mapping[str, Sequence[str]] = {"ours": ("--activations", "model"), "ours, int8": IN_8_BITS}
@@ -93,7 +94,7 @@ def _ours(
 
     def started() -> Iterator[tuple[str, Run]]:
         for name, each in flags.items():
-            port = servers.enter_context(running_ours(model, more=(*each, *more))).port
+            port = servers.enter_context(running_ours(model, more=(*FEW_SLOTS, *each, *more))).port
             yield name, loads_on(port, GenerateStream(), Prompts(checkpoint))
 
     return dict(started())
