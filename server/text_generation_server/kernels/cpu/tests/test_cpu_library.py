@@ -129,6 +129,19 @@ def test_an_install_builds_the_best_target_alone_and_a_library_that_is_current_s
     assert build.library_path("avx2").stat() == before
 
 
+@pytest.mark.parametrize(("option", "wrong"), [("-DIS_KNOWN", "!defined(IS_KNOWN)"), ("-mno-such-instruction", "0")])
+def test_a_target_is_built_with_what_only_some_of_its_processors_have_if_the_compiler_knows_it(
+    folder: Path, short_sources: Path, monkeypatch: pytest.MonkeyPatch, option: str, wrong: str
+) -> None:
+    needs_compiler()
+    monkeypatch.setattr(build, "TARGETS", {"avx2": []})
+    monkeypatch.setattr(build, "OPTIONAL", {"avx2": option})
+    monkeypatch.setattr(build, "FLAGS", ["-O0", *build.FLAGS[1:]])
+    (short_sources / "optional.c").write_text(f"#if {wrong}\n#error left out\n#endif\n")
+    build.build(["avx2"])
+    assert build.library_path("avx2").exists()
+
+
 @pytest.mark.parametrize(
     ("features", "name"), [("avx512", "cpu (avx2); not avx512, since "), ("portable", "torch's, since ")]
 )
