@@ -81,7 +81,8 @@ class Queue:
         return request.request.priority if self._priority_between_tenants else 0
 
     def put_back(self, request: Running, is_kept: bool = False) -> None:
-        """Adds a request that has run on this engine, in order of age and blame (see `Blame.turn`)."""
+        """Adds a request that has run on this engine, or goes on with one token (`is_kept`), in order of age and blame
+        (see `Blame.turn`)."""
         request.is_kept = is_kept
         bisect.insort(self._resuming, request, key=_order_of_resuming)
         request.tenant.waits(request.num_tokens)
