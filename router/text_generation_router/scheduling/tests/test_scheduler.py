@@ -263,6 +263,12 @@ def test_after_a_loss_that_left_the_keys_all_streams_go_on_before_an_older_promp
     assert set(second.decode_ids) == {stream.id for stream in streams}
     answer(scheduler, first)
     assert len(streams[0].output_ids) == made + 1
+    # A later loss that leaves no keys: all go on by age.
+    for is_kept in (True, False):
+        scheduler.put_back([])
+        scheduler.begin_epoch(9000, has_kept_cache=is_kept)
+    third = scheduler.next_step()
+    assert isinstance(third, ForwardStep) and third.chunks[0].request_id == old.id
 
 
 @pytest.mark.parametrize("are_early", [False, True], ids=["when its engine works", "before its engine works"])
