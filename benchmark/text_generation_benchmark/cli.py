@@ -1,5 +1,6 @@
 """The command `text-generation-benchmark`: TGI's benchmark of shards, and subcommands of our own."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -73,6 +74,7 @@ def gguf(
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each load on each server, in turns.")] = 5,
     cpu_target: CpuTarget = "",
     llama_cpp: LlamaCpp = Path(".venv-llama-cpp"),
+    fork: Annotated[str, typer.Option(help="Also measured: the llama-server of a fork, with its flags.")] = "",
 ) -> None:
     """Tokens per second of this server and of llama.cpp's on the same GGUF file."""
     from text_generation_benchmark.family_shapes import FAMILIES
@@ -82,7 +84,8 @@ def gguf(
     if model not in (known := (*SHAPES, *FAMILIES)):
         raise typer.BadParameter(f"{model} is not one of {', '.join(known)}", param_hint="--model")
     try:
-        typer.echo(beside_llama_cpp(llama_cpp, model, kinds or ("Q4_K_M", "Q8_0"), rounds, _on(cpu_target)))
+        kinds, command = kinds or ["Q4_K_M", "Q8_0"], shlex.split(fork)
+        typer.echo(beside_llama_cpp(llama_cpp, model, kinds, rounds, _on(cpu_target), command))
     except RuntimeError as error:
         fail(str(error))
 

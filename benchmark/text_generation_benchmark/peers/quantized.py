@@ -38,11 +38,19 @@ OF_A_CHECKPOINT: Mapping[str, Sequence[str]] = {
 }
 
 
-def beside_llama_cpp(environment: Path, model: str, kinds: Sequence[str], rounds: int, more: Sequence[str] = ()) -> str:
+def beside_llama_cpp(
+    environment: Path,
+    model: str,
+    kinds: Sequence[str],
+    rounds: int,
+    more: Sequence[str] = (),
+    fork: Sequence[str] = (),
+) -> str:
     """A table of tokens per second, of the prompt where it is the load. The checkpoint has random weights. `more`:
-    flags of this server."""
+    flags of this server. `fork`: a fork's server, which is measured as well, and its flags."""
     exit_on_sigterm()
     rows: list[tuple[str, ...]] = []
+    peers = {"fork": fork, "llama.cpp": ()} if fork else {"llama.cpp": ()}
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         checkpoint, whole = Path(folder, model), Path(folder, "model.gguf")
         if model in FAMILIES:
@@ -56,10 +64,12 @@ def beside_llama_cpp(environment: Path, model: str, kinds: Sequence[str], rounds
             with ExitStack() as servers:
                 runs = _ours(servers, file, checkpoint, OF_A_FILE, more)
                 most = max(workload.concurrency for workload in BESIDE_LLAMA_CPP)
-                runs["llama.cpp"] = servers.enter_context(llama_server(environment, file, checkpoint, most))
+                for name, instead in peers.items():
+                    server = llama_server(environment, file, checkpoint, most, instead)
+                    runs[name] = servers.enter_context(server)
                 rows += ((kind, *row) for load in BESIDE_LLAMA_CPP for row in rows_of(load, runs, rounds))
             file.unlink()
-    return table(("type", *columns_of([*OF_A_FILE, "llama.cpp"])), rows)
+    return table(("type", *columns_of([*OF_A_FILE, *peers])), rows)
 
 
 def beside_bfloat16(model: str, rounds: int, more: Sequence[str] = ()) -> str:
