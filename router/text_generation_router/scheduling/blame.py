@@ -22,8 +22,14 @@ MAX_COUNTS = 3
 MAX_LOSSES = MAX_SUSPICIONS + MAX_COUNTS
 # `reach` of a decode step: larger than the number of tokens of any history.
 DECODED = sys.maxsize
+# A stream that shards have computed this often without a token goes behind those that have waited less long.
+MAX_TRIES = 3
+# `stopped_at` of a request that no loss has stopped: later than every loss.
+NEVER = sys.maxsize
 # Earlier than every arrival.
 EVER: Arrival = (float("-inf"), 0)
+# What requests are sorted by that start again: see `Blame.turn`.
+Turn = tuple[int, Arrival, int, Arrival]
 
 
 @dataclass(slots=True)
@@ -38,9 +44,16 @@ class Blame:
     # Arrival of the newest request at the last counted loss: this request now goes after it. EVER: no loss was counted
     # since the last token.
     goes_after: Arrival = EVER
+    # Number of the loss since which the request waits for a token, counted from the first one of all.
+    stopped_at: int = NEVER
+    num_tries: int = 0  # starts whose chunks a loss has voided, at this `stopped_at`
     is_marked: bool = False  # whether any field is set that `note_token` clears
-    is_replayed: bool = False  # whether any loss has met the request since the request's last token
     proven: int = 0  # number of first tokens of the history that confirmed chunks have covered
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether any loss has met the request since its last token."""
+        return self.stopped_at != NEVER
 
     @property
     def ends_request(self) -> bool:
@@ -56,9 +69,10 @@ class Blame:
             blame.goes_after = newest
         return blame
 
-    def turn(self, arrival: Arrival) -> tuple[Arrival, int, Arrival]:
-        """Sort key: requests start by age, but counted losses move a request back."""
-        return max(self.goes_after, arrival), self.counts, arrival
+    def turn(self, arrival: Arrival) -> Turn:
+        """Sort key: what has waited since an earlier loss starts first, so that a stream waits for one token of each
+        other stream at most, however often shards die. Otherwise by age, but counted losses move a request back."""
+        return self.stopped_at, max(self.goes_after, arrival), self.counts, arrival
 
     def meet_loss(self, reach: int, was_alone: bool, newest: Arrival) -> None:
         """Notes that a loss met the request: the unanswered steps would have computed the first `reach` tokens of its
@@ -72,11 +86,15 @@ class Blame:
             self.runs_alone |= self.suspicions == MAX_SUSPICIONS
         elif was_alone:
             self.counts += 1
-            self.goes_after = newest
+            self.goes_after, self.num_tries = newest, MAX_TRIES
 
-    def note_replay(self) -> None:
-        """Notes that a loss met the request's row, so all its tokens are computed again."""
-        self.is_replayed = self.is_marked = True
+    def note_replay(self, loss: int, had_chunks: bool) -> None:
+        """Notes that loss number `loss` met the request while it ran, so all its tokens are computed again. To be
+        called after `meet_loss`. `had_chunks`: whether any had been sent since it joined."""
+        self.is_marked = True
+        self.num_tries += had_chunks
+        if not self.is_replayed or self.num_tries > MAX_TRIES:
+            self.stopped_at, self.num_tries = loss, int(had_chunks)
 
     def note_chunk(self, end: int) -> None:
         """Notes that a chunk of the request, up to token `end` of its history, is confirmed. A suspect still runs alone
@@ -87,9 +105,9 @@ class Blame:
             self.suspicions = self.counts = 0
 
     def note_token(self) -> None:
-        self.suspicions = self.counts = 0
-        self.goes_after = EVER
-        self.runs_alone = self.is_replayed = self.is_marked = False
+        self.suspicions = self.counts = self.num_tries = 0
+        self.goes_after, self.stopped_at = EVER, NEVER
+        self.runs_alone = self.is_marked = False
 
 
 def reaches(steps: Iterable[ForwardStep]) -> dict[int, int]:

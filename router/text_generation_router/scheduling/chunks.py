@@ -80,8 +80,8 @@ def guaranteed_share(uncomputed: int, budget: int) -> int:
 
 def next_chunks(prefilling: Sequence[Running], budget: int, most: int, number: int) -> tuple[Chunk, ...]:
     """The chunks of step `number`, with at most `most` tokens of one owner. Prompts that are computed again after a
-    loss come first, in order of arrival, and may have the whole budget."""
-    replayed = sorted((r for r in prefilling if r.blame.is_replayed), key=lambda request: request.arrival)
+    loss come first, in the order of the queue, and may have the whole budget."""
+    replayed = sorted((r for r in prefilling if r.blame.is_replayed), key=lambda request: request.turn)
     others = [request for request in prefilling if not request.blame.is_replayed]
     of_replayed = shares([request.num_uncomputed for request in replayed], budget, len(replayed))
     uncomputed, owners = [r.num_uncomputed for r in others], [r.tenant.owner for r in others]

@@ -206,6 +206,9 @@ def least_squares(matrix: Floats, target: Floats) -> Floats:
 # because a chunk's keys are read once for all its tokens. The CPU kernels compute shorter chunks token by token. If
 # more tokens than these fit into a block of queries, it carries those of a block: fewer would save little time.
 FEWEST_TOKENS = 8
+# While streams that a loss has stopped are computed again, the bound is this many times as long: they wait for seconds,
+# and those that go on already for one step.
+AFTER_A_LOSS = 4.0
 # Steps without chunks are alike: the costs are learned from one of this many. It is not a power of two: work that comes
 # with every eighth step would be in all samples or in none.
 SAMPLED_DECODE_STEPS = 5
@@ -217,7 +220,8 @@ class ChunkBudget:
     It has a block's tokens, or FEWEST_TOKENS if they are more, even where they take longer.
 
     If a step of full size would complete more prompts than there are streams, it may take longer in the same ratio:
-    more requests wait for their first token than for their next one.
+    more requests wait for their first token than for their next one. And it may take AFTER_A_LOSS times as long while
+    streams that a loss has stopped are computed again.
     """
 
     def __init__(self, limit: int, slowdown: float, costs: StepCosts) -> None:
@@ -250,7 +254,8 @@ class ChunkBudget:
         most = min(self._limit, sum(uncomputed))
         given = shares(uncomputed, most)
         completed = sum(share == need for share, need in zip(given, uncomputed, strict=True))
-        bound = seconds * self._slowdown * max(1.0, completed / alone.rows)
+        patience = AFTER_A_LOSS if any(request.blame.is_replayed for request in prefilling) else 1.0
+        bound = seconds * self._slowdown * max(patience, completed / alone.rows)
 
         def beside(tokens: int) -> float:
             ranges = zip(prefilling, shares(uncomputed, tokens), strict=True)

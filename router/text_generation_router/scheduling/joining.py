@@ -189,8 +189,8 @@ class Joining:
         num_served = sum(not request.paused for request in running.values())
         if num_served and times.steps_until_retry:
             return NO_JOINS
-        # A suspect, retried alone after failed steps, is exempt from TGI's joining rule.
-        waited = not times.steps_until_wait_is_over or queue.has_suspect_next
+        # A suspect, and a stream that a loss has stopped, are exempt from TGI's joining rule.
+        waited = not times.steps_until_wait_is_over or queue.has_suspect_next or queue.has_stopped_next
         owed = self.places.owed(running)
         if num_served and owed is None and not waited and not self.are_enough(num_served):
             self._note_wait("rule")

@@ -183,7 +183,7 @@ class TenantLines:
 
     def add(self, request: Running) -> None:
         if request.past.has_run:
-            bisect.insort(self._begun, request, key=lambda begun: begun.blame.turn(begun.arrival))
+            bisect.insort(self._begun, request, key=lambda begun: begun.turn)
         else:
             self._lines.get(request.request.priority, Line).add(request)
 

@@ -1,19 +1,21 @@
 """The waiting requests, and the order in which they join.
 
-Requests that have run on this engine come first, by age; before them streams whose keys and values have outlived a
-loss, or the engine before this one; and while one of all these waits no other request joins. The next request belongs
-to the owner that has been served the fewest tokens (the virtual token counter), and to the tenant of this owner that
-has been served the fewest. Within the tenant, requests that have run on another engine go first, by age; then the lower
-`priority`, then the longest cached prefix among the first WINDOW requests, then age. No request waits for ever because
-others overtake it. Where priorities count between tenants, the lower priority comes before the order of owners.
+Requests that have run on this engine come first: streams whose keys and values have outlived a loss, or the engine
+before this one; then what a loss has stopped, the earliest loss first; then the others by age. While one of all these
+waits no other request joins. The next request belongs to the owner that has been served the fewest tokens (the virtual
+token counter), and to the tenant of this owner that has been served the fewest. Within the tenant, requests that have
+run on another engine go first, by age; then the lower `priority`, then the longest cached prefix among the first WINDOW
+requests, then age. No request waits for ever because others overtake it. Where priorities count between tenants, the
+lower priority comes before the order of owners.
 """
 
 import bisect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
+from text_generation_router.scheduling.blame import Turn
 from text_generation_router.scheduling.lines import FairLines, Priorities
-from text_generation_router.scheduling.request import Arrival, Share
+from text_generation_router.scheduling.request import Share
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.tenant import Accounts, Tenant
 
@@ -27,7 +29,7 @@ class Queue:
         self.admits: Callable[[Running], bool] = lambda _: True
         self.num_tokens = 0  # number of prompt and output tokens of all waiting requests
         self._priority_between_tenants = priority_between_tenants
-        self._resuming: list[Running] = []  # requests that have run on this engine, by age and blame
+        self._resuming: list[Running] = []  # requests that have run on this engine, by blame and age
         # Requests that have not run here yet, by id, in order of submission.
         self._new: OrderedDict[int, Running] = OrderedDict()
         self._accounts = Accounts(MAX_IDLE_TENANTS)
@@ -81,7 +83,7 @@ class Queue:
         return request.request.priority if self._priority_between_tenants else 0
 
     def put_back(self, request: Running, is_kept: bool = False) -> None:
-        """Adds a request that has run on this engine, or goes on with one token (`is_kept`), in order of age and blame
+        """Adds a request that has run on this engine, or goes on with one token (`is_kept`), in order of blame and age
         (see `Blame.turn`)."""
         request.is_kept = is_kept
         bisect.insort(self._resuming, request, key=_order_of_resuming)
@@ -142,6 +144,12 @@ class Queue:
         return first is not None and first.blame.runs_alone
 
     @property
+    def has_stopped_next(self) -> bool:
+        """Whether the first request to resume is one that a loss has stopped."""
+        first = self.first_to_resume()
+        return first is not None and first.blame.is_replayed
+
+    @property
     def has_candidates(self) -> bool:
         return bool(self._new) or self.first_to_resume() is not None
 
@@ -174,5 +182,5 @@ class Queue:
         return min((first.account.served for first in firsts if first is not None), default=floor)
 
 
-def _order_of_resuming(request: Running) -> tuple[bool, tuple[Arrival, int, Arrival]]:
-    return not request.is_kept, request.blame.turn(request.arrival)
+def _order_of_resuming(request: Running) -> tuple[bool, Turn]:
+    return not request.is_kept, request.turn

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from text_generation_router.scheduling.blame import Blame
+from text_generation_router.scheduling.blame import Blame, Turn
 from text_generation_router.scheduling.memory.memory import Holding, Memory
 from text_generation_router.scheduling.memory.radix_tree import NOTHING
 from text_generation_router.scheduling.memory.slots import Slots
@@ -87,6 +87,11 @@ class Running:
     def arrival(self) -> Arrival:
         """Sort key of requests by age."""
         return self.arrived_s, self.id
+
+    @property
+    def turn(self) -> Turn:
+        """Sort key of requests that start again."""
+        return self.blame.turn(self.arrival)
 
     @property
     def newness(self) -> Arrival:

@@ -92,6 +92,7 @@ class Scheduler:
         self._unready: dict[int, Running] = {}  # requests that are not queued yet, by id
         self._next_id = 1
         self._newest = EVER  # the last arrival of all requests
+        self._num_losses = 0
         self._num_joined = 0  # number of requests that joined since the last forward step
         self._reason: str | None = None  # why the newest requests joined a running batch, in TGI's words
         self._begin(limits, end_tokens)
@@ -421,6 +422,7 @@ class Scheduler:
         this loss ends (see `blame.py`).
         """
         reached = reaches(unanswered)
+        self._num_losses += 1
         aboard = [r for i in reached if (r := self._requests.get(i)) is not None]
         for request in aboard:
             request.blame.meet_loss(reached[request.id], was_alone=len(reached) == 1, newest=self._newest)
@@ -429,7 +431,7 @@ class Scheduler:
             request.ended = True
             del self._requests[request.id]
         for request in self.active.running.values():
-            request.blame.note_replay()
+            request.blame.note_replay(self._num_losses, request.is_known_to_shards)
             self.queue.stop(request)
             self._admission.leave(request)
         for request in self.active.clear():

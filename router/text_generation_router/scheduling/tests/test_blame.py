@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from text_generation_router.scheduling.blame import DECODED, MAX_COUNTS, MAX_LOSSES, MAX_SUSPICIONS, Blame, reaches
+from text_generation_router.scheduling.blame import (
+    DECODED,
+    MAX_COUNTS,
+    MAX_LOSSES,
+    MAX_SUSPICIONS,
+    MAX_TRIES,
+    Blame,
+    reaches,
+)
 from text_generation_router.scheduling.request import Arrival
 from text_generation_router.scheduling.step import Chunk, ForwardStep
 
@@ -74,6 +82,19 @@ def test_a_counted_loss_moves_a_suspect_behind_all_requests_that_are_there() -> 
     assert sorted(blames, key=lambda i: blames[i].turn(arrived(i))) == [1, 4, 9, 3, 2, 10]
     twice.note_token()
     assert sorted(blames, key=lambda i: blames[i].turn(arrived(i))) == [1, 2, 4, 9, 3, 10]
+
+
+def test_what_an_earlier_loss_has_stopped_starts_first_and_goes_back_after_its_tries() -> None:
+    waiting, others, places = Blame(), list[Blame](), []
+    for loss in range(1, 2 * MAX_TRIES + 1):
+        others.append(Blame())
+        for blame in (waiting, others[-1]):
+            blame.note_replay(loss, had_chunks=True)
+        blames = {1: waiting, **dict(enumerate(others, start=2))}
+        places.append(sorted(blames, key=lambda i: blames[i].turn(arrived(i))).index(1))
+    assert places == [0] * MAX_TRIES + [MAX_TRIES] * MAX_TRIES
+    waiting.note_token()
+    assert not waiting.is_replayed and waiting == Blame()
 
 
 def test_reaches_are_the_furthest_chunk_ends_and_decodes_beyond_any_chunk() -> None:

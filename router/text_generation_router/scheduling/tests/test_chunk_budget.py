@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_router.scheduling import costs
-from text_generation_router.scheduling.costs import FEWEST_TOKENS, ChunkBudget, StepWork
+from text_generation_router.scheduling.costs import AFTER_A_LOSS, FEWEST_TOKENS, ChunkBudget, StepWork
 from text_generation_router.scheduling.request import GenerationRequest, Limits
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
@@ -51,10 +51,13 @@ def work(rows: int, tokens: int, depth: int) -> StepWork:
     return StepWork.of([stream()] * rows, [(depth, depth + tokens)])
 
 
-@given(depth=st.integers(0, 100_000), slowdown=st.floats(1, 64))
-def test_a_long_prompt_gets_the_tokens_that_fit_into_the_bound(depth: int, slowdown: float) -> None:
-    tokens = make_budget(slowdown).choose([stream()] * 8, [prompt(200_000, depth)])
-    bound = slowdown * 1e-2
+@given(depth=st.integers(0, 100_000), slowdown=st.floats(1, 64), is_stopped=st.booleans())
+def test_a_long_prompt_gets_the_tokens_that_fit_into_the_bound(depth: int, slowdown: float, is_stopped: bool) -> None:
+    long, bound = prompt(200_000, depth), slowdown * 1e-2
+    if is_stopped:
+        long.blame.note_replay(1, had_chunks=True)
+        bound *= AFTER_A_LOSS
+    tokens = make_budget(slowdown).choose([stream()] * 8, [long])
 
     def seconds(tokens: int) -> float:
         return Costs().seconds(work(8, tokens, depth)) or 0

@@ -421,6 +421,52 @@ def test_every_request_ends_while_shards_keep_dying_and_others_keep_coming() -> 
         assert all(epoch < epochs_left[request.id] for request in aboard)
 
 
+def test_streams_that_wait_since_an_earlier_loss_are_computed_first() -> None:
+    scheduler = make_scheduler(capacity=2000, max_rows=40, max_batch_prefill_tokens=64)
+    streams = [scheduler.add(make_request(60, 50, first=100 * i)) for i in range(6)]
+    while not all(stream.output_ids for stream in streams):
+        answer(scheduler, scheduler.next_step())
+    order: list[int] = []
+    for num_answered in (2, 0, 6):
+        lose(scheduler)
+        scheduler.begin_epoch(2000)
+        for _ in range(num_answered):
+            step = scheduler.next_step()
+            order += [chunk.request_id for chunk in step.chunks if chunk.last]  # type: ignore[union-attr]
+            answer(scheduler, step)
+    assert order == [1, 2, 3, 4, 5, 6, 1, 2] and scheduler.counters.preemptions == 0
+
+
+def test_a_stream_that_takes_longer_than_shards_live_does_not_stop_the_others() -> None:
+    scheduler = make_scheduler(capacity=2000, max_rows=40, max_batch_prefill_tokens=16)
+    long = scheduler.add(make_request(16 * 40, 90, first=5000))
+    while not long.output_ids:
+        answer(scheduler, scheduler.next_step())
+    others = [scheduler.add(make_request(12, 12, first=100 * i)) for i in range(4)]
+    for _ in range(8 * len(others)):
+        lose(scheduler, scheduler.next_step())  # type: ignore[arg-type]
+        scheduler.begin_epoch(2000)
+        for _ in range(12):
+            answer(scheduler, scheduler.next_step())
+    assert all(other.ended for other in others) and not long.ended
+    run_to_end(scheduler)
+    assert len(long.output_ids) == 90
+
+
+def test_streams_that_a_loss_has_stopped_do_not_wait_until_they_are_many() -> None:
+    """Otherwise requests join when enough of them wait, or after `max_waiting_tokens` decode steps."""
+    scheduler = make_scheduler(capacity=4000, max_rows=40, max_batch_prefill_tokens=64)
+    streams = [scheduler.add(make_request(60, 90, first=100 * i)) for i in range(24)]
+    while not all(stream.output_ids for stream in streams):
+        answer(scheduler, scheduler.next_step())
+    lose(scheduler)
+    scheduler.begin_epoch(4000)
+    while len(scheduler.queue):
+        step = scheduler.next_step()
+        assert isinstance(step, ForwardStep) and step.chunks
+        answer(scheduler, step)
+
+
 def suspects_of(scheduler: Scheduler, *requests: GenerationRequest) -> list[Running]:
     """Requests that have met MAX_SUSPICIONS losses together, and therefore have to run alone."""
     suspects = [scheduler.add(request) for request in requests]
