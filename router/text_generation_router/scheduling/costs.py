@@ -207,7 +207,7 @@ def least_squares(matrix: Floats, target: Floats) -> Floats:
 # more tokens than these fit into a block of queries, it carries those of a block: fewer would save little time.
 FEWEST_TOKENS = 8
 # While streams that a loss has stopped are computed again, the bound is this many times as long: they wait for seconds,
-# and those that go on already for one step.
+# and those that go on already for a part of one.
 AFTER_A_LOSS = 4.0
 # Steps without chunks are alike: the costs are learned from one of this many. It is not a power of two: work that comes
 # with every eighth step would be in all samples or in none.
@@ -221,7 +221,8 @@ class ChunkBudget:
 
     If a step of full size would complete more prompts than there are streams, it may take longer in the same ratio:
     more requests wait for their first token than for their next one. And it may take AFTER_A_LOSS times as long while
-    streams that a loss has stopped are computed again.
+    streams that a loss has stopped are computed again; or the streams that go on are left out of several steps that
+    take as long together.
     """
 
     def __init__(self, limit: int, slowdown: float, costs: StepCosts) -> None:
@@ -231,6 +232,7 @@ class ChunkBudget:
         self._slowdown = slowdown
         self._costs = costs
         self._blocks = SINGLE_QUERIES
+        self._left_out_s = 0.0  # forecast of the last steps, which have left the streams out
         self._sent: dict[int, StepWork] = {}  # by the number of a step that has not answered
 
     def begin_epoch(self, blocks: QueryBlocks) -> None:
@@ -249,6 +251,23 @@ class ChunkBudget:
                     self.newest = self._fitting(alone, seconds, prefilling)
         return self.newest
 
+    def leaves_out(self, decoding: Collection[Running], prefilling: Sequence[Running]) -> bool:
+        """Whether the next step leaves out the streams of `decoding`: to be called once for each step."""
+        num_stopped = sum(request.blame.is_replayed for request in prefilling)
+        known = self._costs.seconds(StepWork.of(decoding)) if num_stopped and decoding else None
+        bound = (known or 0.0) * self._slowdown * AFTER_A_LOSS
+        if bound:
+            work = self._work(prefilling, shares([r.num_uncomputed for r in prefilling], self._limit))
+            self._left_out_s += self._costs.seconds(work) or bound
+        is_left_out = 0 < self._left_out_s <= bound
+        if not is_left_out:
+            self._left_out_s = 0.0
+        return is_left_out
+
+    def _work(self, prefilling: Sequence[Running], given: Sequence[int]) -> StepWork:
+        ranges = [(r.prefilled, r.prefilled + share) for r, share in zip(prefilling, given, strict=True) if share]
+        return StepWork.of((), ranges, self._blocks)
+
     def _fitting(self, alone: StepWork, seconds: float, prefilling: Sequence[Running]) -> int:
         uncomputed = [request.num_uncomputed for request in prefilling]
         most = min(self._limit, sum(uncomputed))
@@ -258,8 +277,7 @@ class ChunkBudget:
         bound = seconds * self._slowdown * max(patience, completed / alone.rows)
 
         def beside(tokens: int) -> float:
-            ranges = zip(prefilling, shares(uncomputed, tokens), strict=True)
-            chunks = StepWork.of((), [(r.prefilled, r.prefilled + share) for r, share in ranges if share], self._blocks)
+            chunks = self._work(prefilling, shares(uncomputed, tokens))
             return self._costs.seconds(alone.beside(chunks)) or seconds
 
         if beside(most) <= bound:

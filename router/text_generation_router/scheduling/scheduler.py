@@ -261,7 +261,8 @@ class Scheduler:
         prefilling = [request for request in running if request.prefilled < request.prefill_to]
         # A suspect makes one token alone. Its second token is not sent before the first is confirmed, because after
         # that the other requests may run again.
-        decoding = self._with_room([r for r in running if r.wants_token]) if suspect is None else []
+        decoding = [r for r in running if r.wants_token] if suspect is None else []
+        decoding = [] if self._budget.leaves_out(decoding, prefilling) else self._with_room(decoding)
         # `_with_room` may have preempted some of these requests.
         prefilling = [request for request in prefilling if request.id in self.active.running]
         if not (prefilling or decoding):

@@ -67,6 +67,26 @@ def test_a_long_prompt_gets_the_tokens_that_fit_into_the_bound(depth: int, slowd
     assert tokens == LIMIT or seconds(tokens + 2 * FEWEST_TOKENS) > bound, "it could have been more"
 
 
+@pytest.mark.parametrize(
+    ("slowdown", "known", "is_stopped", "left_out"),
+    [
+        (4.0, True, True, [1, 1, 0, 1, 1, 0]),
+        (4.0, True, False, [0] * 6),
+        (0.0, True, True, [0] * 6),
+        (4.0, False, True, [0] * 6),
+    ],
+    ids=["after a loss", "no loss", "off", "unknown"],
+)
+def test_streams_are_left_out_of_steps_that_keep_to_the_bound_together(
+    slowdown: float, known: bool, is_stopped: bool, left_out: list[int]
+) -> None:
+    """With the whole limit such a step takes 64 ms, and the bound is 160 ms."""
+    budget, prompts = make_budget(slowdown, Costs(known)), [prompt(20_000), prompt(20_000)]
+    if is_stopped:
+        prompts[0].blame.note_replay(1, had_chunks=True)
+    assert [budget.leaves_out([stream()] * 8, prompts) for _ in left_out] == left_out
+
+
 def test_several_prompts_share_what_fits() -> None:
     prompts = [prompt(20_000, 1000), prompt(20_000, 10_000), prompt(20_000, 19_000)]
     tokens = make_budget().choose([stream()] * 8, prompts)
