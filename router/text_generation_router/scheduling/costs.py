@@ -253,8 +253,8 @@ class ChunkBudget:
 
     def leaves_out(self, decoding: Collection[Running], prefilling: Sequence[Running]) -> bool:
         """Whether the next step leaves out the streams of `decoding`: to be called once for each step."""
-        num_stopped = sum(request.blame.is_replayed for request in prefilling)
-        known = self._costs.seconds(StepWork.of(decoding)) if num_stopped and decoding else None
+        may_wait = bool(decoding) and any(request.is_stopped for request in prefilling)
+        known = self._costs.seconds(StepWork.of(decoding)) if may_wait else None
         bound = (known or 0.0) * self._slowdown * AFTER_A_LOSS
         if bound:
             work = self._work(prefilling, shares([r.num_uncomputed for r in prefilling], self._limit))
@@ -273,7 +273,7 @@ class ChunkBudget:
         most = min(self._limit, sum(uncomputed))
         given = shares(uncomputed, most)
         completed = sum(share == need for share, need in zip(given, uncomputed, strict=True))
-        patience = AFTER_A_LOSS if any(request.blame.is_replayed for request in prefilling) else 1.0
+        patience = AFTER_A_LOSS if any(request.is_stopped for request in prefilling) else 1.0
         bound = seconds * self._slowdown * max(patience, completed / alone.rows)
 
         def beside(tokens: int) -> float:

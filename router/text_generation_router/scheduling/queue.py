@@ -145,9 +145,9 @@ class Queue:
 
     @property
     def has_stopped_next(self) -> bool:
-        """Whether the first request to resume is one that a loss has stopped."""
+        """Whether the first request to resume is a stream that a loss has stopped."""
         first = self.first_to_resume()
-        return first is not None and first.blame.is_replayed
+        return first is not None and first.is_stopped
 
     @property
     def has_candidates(self) -> bool:

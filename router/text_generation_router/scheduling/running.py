@@ -149,6 +149,11 @@ class Running:
         return bool(self.output_ids) and self.num_uncomputed == 1
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether a loss has stopped the stream since its last token."""
+        return bool(self.output_ids) and self.blame.is_replayed
+
+    @property
     def num_computed(self) -> int:
         """Number of first tokens whose keys and values an answered step has computed. Once a step has made a token
         since the last start, these are all tokens but the newest, whose keys are computed by the step that takes it as

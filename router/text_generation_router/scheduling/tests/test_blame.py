@@ -84,6 +84,16 @@ def test_a_counted_loss_moves_a_suspect_behind_all_requests_that_are_there() -> 
     assert sorted(blames, key=lambda i: blames[i].turn(arrived(i))) == [1, 2, 4, 9, 3, 10]
 
 
+def test_a_counted_loss_moves_a_suspect_behind_what_a_later_loss_has_stopped() -> None:
+    counted, stopped = suspect(), Blame()
+    counted.note_replay(1, had_chunks=True)
+    stopped.note_replay(2, had_chunks=True)
+    assert counted.turn(arrived(1)) < stopped.turn(arrived(2))
+    counted.meet_loss(8, was_alone=True, newest=arrived(9))
+    counted.note_replay(3, had_chunks=True)
+    assert counted.turn(arrived(1)) > stopped.turn(arrived(2))
+
+
 def test_what_an_earlier_loss_has_stopped_starts_first_and_goes_back_after_its_tries() -> None:
     waiting, others, places = Blame(), list[Blame](), []
     for loss in range(1, 2 * MAX_TRIES + 1):

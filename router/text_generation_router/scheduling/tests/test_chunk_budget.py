@@ -43,6 +43,12 @@ def prompt(length: int, done: int = 0) -> Running:
     return request
 
 
+def stop(stream: Running) -> None:
+    """As a loss does."""
+    stream.output_ids.append(1)
+    stream.blame.note_replay(1, had_chunks=True)
+
+
 def make_budget(slowdown: float = 4.0, costs: Costs | None = None) -> ChunkBudget:
     return ChunkBudget(LIMIT, slowdown, costs or Costs())
 
@@ -55,7 +61,7 @@ def work(rows: int, tokens: int, depth: int) -> StepWork:
 def test_a_long_prompt_gets_the_tokens_that_fit_into_the_bound(depth: int, slowdown: float, is_stopped: bool) -> None:
     long, bound = prompt(200_000, depth), slowdown * 1e-2
     if is_stopped:
-        long.blame.note_replay(1, had_chunks=True)
+        stop(long)
         bound *= AFTER_A_LOSS
     tokens = make_budget(slowdown).choose([stream()] * 8, [long])
 
@@ -83,7 +89,9 @@ def test_streams_are_left_out_of_steps_that_keep_to_the_bound_together(
     """With the whole limit such a step takes 64 ms, and the bound is 160 ms."""
     budget, prompts = make_budget(slowdown, Costs(known)), [prompt(20_000), prompt(20_000)]
     if is_stopped:
-        prompts[0].blame.note_replay(1, had_chunks=True)
+        stop(prompts[0])
+    else:
+        prompts[0].blame.note_replay(1, had_chunks=True)  # has made no token yet, so nothing waits for its next one
     assert [budget.leaves_out([stream()] * 8, prompts) for _ in left_out] == left_out
 
 
