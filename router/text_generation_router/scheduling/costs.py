@@ -207,11 +207,19 @@ def least_squares(matrix: Floats, target: Floats) -> Floats:
 # more tokens than these fit into a block of queries, it carries those of a block: fewer would save little time.
 FEWEST_TOKENS = 8
 # While streams that a loss has stopped are computed again, the bound is this many times as long: they wait for seconds,
-# and those that go on already for a part of one.
+# and those that go on already for a part of one. Not so where more than MANY streams go on for each of them: one very
+# long stream would slow down many.
 AFTER_A_LOSS = 4.0
+MANY = 16
 # Steps without chunks are alike: the costs are learned from one of this many. It is not a power of two: work that comes
 # with every eighth step would be in all samples or in none.
 SAMPLED_DECODE_STEPS = 5
+
+
+def patience(num_streams: int, prefilling: Iterable[Running]) -> float:
+    """How many times as long as otherwise `num_streams` streams wait for their next tokens."""
+    num_stopped = sum(request.is_stopped for request in prefilling)
+    return AFTER_A_LOSS if num_stopped and num_streams <= MANY * num_stopped else 1.0
 
 
 class ChunkBudget:
@@ -253,7 +261,7 @@ class ChunkBudget:
 
     def leaves_out(self, decoding: Collection[Running], prefilling: Sequence[Running]) -> bool:
         """Whether the next step leaves out the streams of `decoding`: to be called once for each step."""
-        may_wait = bool(decoding) and any(request.is_stopped for request in prefilling)
+        may_wait = bool(decoding) and patience(len(decoding), prefilling) > 1
         known = self._costs.seconds(StepWork.of(decoding)) if may_wait else None
         bound = (known or 0.0) * self._slowdown * AFTER_A_LOSS
         if bound:
@@ -273,8 +281,7 @@ class ChunkBudget:
         most = min(self._limit, sum(uncomputed))
         given = shares(uncomputed, most)
         completed = sum(share == need for share, need in zip(given, uncomputed, strict=True))
-        patience = AFTER_A_LOSS if any(request.is_stopped for request in prefilling) else 1.0
-        bound = seconds * self._slowdown * max(patience, completed / alone.rows)
+        bound = seconds * self._slowdown * max(patience(alone.rows, prefilling), completed / alone.rows)
 
         def beside(tokens: int) -> float:
             chunks = self._work(prefilling, shares(uncomputed, tokens))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from text_generation_common.flags.kinds import AdmissionMode
 from text_generation_common.flags.requests import SchedulingFlags
 from text_generation_router.scheduling import costs
-from text_generation_router.scheduling.costs import AFTER_A_LOSS, FEWEST_TOKENS, ChunkBudget, StepWork
+from text_generation_router.scheduling.costs import AFTER_A_LOSS, FEWEST_TOKENS, MANY, ChunkBudget, StepWork
 from text_generation_router.scheduling.request import GenerationRequest, Limits
 from text_generation_router.scheduling.running import Running
 from text_generation_router.scheduling.scheduler import Scheduler
@@ -93,6 +93,14 @@ def test_streams_are_left_out_of_steps_that_keep_to_the_bound_together(
     else:
         prompts[0].blame.note_replay(1, had_chunks=True)  # has made no token yet, so nothing waits for its next one
     assert [budget.leaves_out([stream()] * 8, prompts) for _ in left_out] == left_out
+
+
+def test_one_long_stream_that_a_loss_has_stopped_does_not_slow_down_many() -> None:
+    stopped = prompt(20_000)
+    stop(stopped)
+    budget, few, many = make_budget(), [stream()] * MANY, [stream()] * (MANY + 1)
+    assert budget.leaves_out(few, [stopped]) and not budget.leaves_out(many, [stopped])
+    assert budget.choose(few, [stopped]) > budget.choose(many, [stopped]) == budget.choose(many, [prompt(20_000)])
 
 
 def test_several_prompts_share_what_fits() -> None:
