@@ -1,6 +1,7 @@
 """The command `text-generation-benchmark`: TGI's benchmark of shards, and subcommands of our own."""
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -83,9 +84,11 @@ def gguf(
 
     if model not in (known := (*SHAPES, *FAMILIES)):
         raise typer.BadParameter(f"{model} is not one of {', '.join(known)}", param_hint="--model")
+    if (command := shlex.split(fork)) and shutil.which(command[0]) is None:
+        raise typer.BadParameter(f"{command[0]} is no program", param_hint="--fork")
     try:
-        kinds, command = kinds or ["Q4_K_M", "Q8_0"], shlex.split(fork)
-        typer.echo(beside_llama_cpp(llama_cpp, model, kinds, rounds, _on(cpu_target), command))
+        kinds = kinds or ["Q4_K_M", "Q8_0"]
+        typer.echo(beside_llama_cpp(llama_cpp, model, kinds, rounds, more=_on(cpu_target), fork=command))
     except RuntimeError as error:
         fail(str(error))
 

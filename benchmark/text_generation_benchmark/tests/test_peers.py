@@ -10,7 +10,16 @@ from text_generation_benchmark.compare import compare
 from text_generation_benchmark.load import LoadResult, StreamTimes
 from text_generation_benchmark.peers.install import renamed, wanted_requirements
 from text_generation_benchmark.peers.quantized import columns_of, rows_of
-from text_generation_benchmark.peers.servers import CONTEXT, TRAINED, Folders, llama_cpp, llama_server, run_in, vllm
+from text_generation_benchmark.peers.servers import (
+    CONTEXT,
+    LLAMA_FLAGS,
+    TRAINED,
+    Folders,
+    llama_cpp,
+    llama_server,
+    run_in,
+    vllm,
+)
 from text_generation_benchmark.process import ServerCommand, free_port, running
 from text_generation_benchmark.workload import PREFILL, Run, Workload
 
@@ -43,8 +52,10 @@ def test_llama_cpps_own_server_gets_every_core_and_a_context_for_each_stream(tmp
     program.chmod(0o755)
     cores = os.cpu_count()
     match = f"--threads {cores} --threads-batch {cores} --parallel 16 --ctx-size {16 * CONTEXT} "
-    with pytest.raises(RuntimeError, match=match), llama_server(tmp_path, Path("a.gguf"), tmp_path, 16):
-        pass
+    with pytest.raises(RuntimeError, match=f"{match}{LLAMA_FLAGS[0]}"):
+        llama_server(tmp_path, Path("a.gguf"), tmp_path, 16).__enter__()
+    with pytest.raises(RuntimeError, match=f"{match}--fork$"):
+        llama_server(Path("elsewhere"), Path("a.gguf"), tmp_path, 16, (str(program), "--fork")).__enter__()
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
