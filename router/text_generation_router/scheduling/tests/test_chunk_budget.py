@@ -95,6 +95,23 @@ def test_streams_are_left_out_of_steps_that_keep_to_the_bound_together(
     assert [budget.leaves_out([stream()] * 8, prompts) for _ in left_out] == left_out
 
 
+def test_after_a_loss_without_keys_a_third_of_the_steps_carries_the_streams_that_go_on() -> None:
+    scheduler = Scheduler(Limits(100_000, 64, LIMIT), costs=Costs())
+    streams = [scheduler.add(GenerationRequest((number,) * 600, 5000)) for number in range(12)]
+    carried: list[bool] = []
+    for _ in range(2):  # the second time after a loss
+        carried.clear()
+        scheduler.put_back([])
+        scheduler.begin_epoch(100_000)
+        while scheduler.queue or any(stream.num_uncomputed for stream in streams):
+            step = scheduler.next_step()
+            assert isinstance(step, ForwardStep) and step.chunks
+            carried.append(bool(step.decode_ids))
+            ids = [*step.decode_ids, *(chunk.request_id for chunk in step.chunks if chunk.last)]
+            scheduler.apply(StepAnswer(step.number, ids, [7] * len(ids)))
+    assert not any(carried[:4]) and carried[4:13] == [True, False, False] * 3
+
+
 def test_one_long_stream_that_a_loss_has_stopped_does_not_slow_down_many() -> None:
     stopped = prompt(20_000)
     stop(stopped)
