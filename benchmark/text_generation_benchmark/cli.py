@@ -85,7 +85,7 @@ def gguf(
     if model not in (known := (*SHAPES, *FAMILIES)):
         raise typer.BadParameter(f"{model} is not one of {', '.join(known)}", param_hint="--model")
     if (command := shlex.split(fork)) and shutil.which(command[0]) is None:
-        raise typer.BadParameter(f"{command[0]} is no program", param_hint="--fork")
+        raise typer.BadParameter(f"{command[0]} is not a program: give its path", param_hint="--fork")
     try:
         kinds = kinds or ["Q4_K_M", "Q8_0"]
         typer.echo(beside_llama_cpp(llama_cpp, model, kinds, rounds, more=_on(cpu_target), fork=command))
