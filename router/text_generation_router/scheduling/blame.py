@@ -44,9 +44,10 @@ class Blame:
     # Arrival of the newest request at the last counted loss: this request now goes after it. EVER: no loss was counted
     # since the last token.
     goes_after: Arrival = EVER
-    # Number of the loss since which the request waits for a token, counted from the first one of all.
+    # Number of the loss since which the request waits for a token, or of a later one that has moved it back. Losses are
+    # numbered from 1 on.
     stopped_at: int = NEVER
-    num_tries: int = 0  # starts whose chunks a loss has voided, at this `stopped_at`
+    num_tries: int = 0  # how often since `stopped_at` a loss has cut the request short while it was computed
     is_marked: bool = False  # whether any field is set that `note_token` clears
     proven: int = 0  # number of first tokens of the history that confirmed chunks have covered
 
@@ -70,8 +71,9 @@ class Blame:
         return blame
 
     def turn(self, arrival: Arrival) -> Turn:
-        """Sort key: what has waited since an earlier loss starts first, so that a stream waits for one token of each
-        other stream at most, however often shards die. Otherwise by age, but counted losses move a request back."""
+        """Sort key: what has waited since an earlier loss starts first, so that a stream waits until each other one has
+        been computed once, and no longer, however often shards die. Otherwise by age, but counted losses move a request
+        back."""
         return self.stopped_at, max(self.goes_after, arrival), self.counts, arrival
 
     def meet_loss(self, reach: int, was_alone: bool, newest: Arrival) -> None:

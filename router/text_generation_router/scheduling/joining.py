@@ -3,9 +3,9 @@
 TGI's rule says when: at once if no request runs. Otherwise when the number of waiting requests reaches
 `waiting_served_ratio` times the number of running ones, or after `max_waiting_tokens` decode steps. Requests then join
 in the order of the queue, until rows, memory or the step's budget of prompt tokens are used up. No request overtakes a
-request that does not fit, except one that waits for its LoRA adapter. There is one exception to TGI's rule and to the
-order: a request joins at once if another owner or tenant has too many running requests, and therefore owes a place to
-this request's owner or tenant.
+request that does not fit, except one that waits for its LoRA adapter. A suspect, and a stream that a loss has stopped,
+do not wait for TGI's rule. There is one exception to the rule and to the order: a request joins at once if another
+owner or tenant has too many running requests, and therefore owes a place to this request's owner or tenant.
 """
 
 from collections import Counter
