@@ -97,7 +97,8 @@ class SchedulingFlags:
     max_prefill_slowdown: float = flag(
         4.0,
         "Prompts are cut so that a step beside streams takes at most this many times as long as without prompts, or "
-        "has only 8 of their tokens; 0: no bound.",
+        "has only 8 of their tokens; up to 4 times that while streams that a loss has stopped are computed again; 0: "
+        "no bound.",
         min=0,
     )
     max_queued_tokens: int | None = flag(

@@ -3,7 +3,7 @@
 TGI's rule says when: at once if no request runs. Otherwise when the number of waiting requests reaches
 `waiting_served_ratio` times the number of running ones, or after `max_waiting_tokens` decode steps. Requests then join
 in the order of the queue, until rows, memory or the step's budget of prompt tokens are used up. No request overtakes a
-request that does not fit, except one that waits for its LoRA adapter. A suspect, and a stream that a loss has stopped,
+request that does not fit, except one that waits for its LoRA adapter. A suspect, and a request that a loss has stopped,
 do not wait for TGI's rule. There is one exception to the rule and to the order: a request joins at once if another
 owner or tenant has too many running requests, and therefore owes a place to this request's owner or tenant.
 """
@@ -189,8 +189,7 @@ class Joining:
         num_served = sum(not request.paused for request in running.values())
         if num_served and times.steps_until_retry:
             return NO_JOINS
-        # A suspect, and a stream that a loss has stopped, are exempt from TGI's joining rule.
-        waited = not times.steps_until_wait_is_over or queue.has_suspect_next or queue.has_stopped_next
+        waited = not times.steps_until_wait_is_over or queue.has_exempt_next
         owed = self.places.owed(running)
         if num_served and owed is None and not waited and not self.are_enough(num_served):
             self._note_wait("rule")

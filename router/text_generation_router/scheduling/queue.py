@@ -144,10 +144,11 @@ class Queue:
         return first is not None and first.blame.runs_alone
 
     @property
-    def has_stopped_next(self) -> bool:
-        """Whether the first request to resume is a stream that a loss has stopped."""
+    def has_exempt_next(self) -> bool:
+        """Whether the first request to resume is a suspect, or one that a loss has stopped, which had joined before:
+        TGI's joining rule does not hold it up."""
         first = self.first_to_resume()
-        return first is not None and first.is_stopped
+        return first is not None and (first.blame.runs_alone or first.blame.is_replayed)
 
     @property
     def has_candidates(self) -> bool:

@@ -261,23 +261,22 @@ class Scheduler:
         prefilling = [request for request in running if request.prefilled < request.prefill_to]
         # A suspect makes one token alone. Its second token is not sent before the first is confirmed, because after
         # that the other requests may run again.
-        decoding = [r for r in running if r.wants_token] if suspect is None else []
-        decoding = [] if self._budget.leaves_out(decoding, prefilling) else self._with_room(decoding)
+        streams = [r for r in running if r.wants_token] if suspect is None else []
+        decoding = [] if self._budget.leaves_out(streams, prefilling) else self._with_room(streams)
         # `_with_room` may have preempted some of these requests.
         prefilling = [request for request in prefilling if request.id in self.active.running]
         if not (prefilling or decoding):
             return None
         number = self.steps.next_number()
-        chunks = self._chunks(number, prefilling, decoding) if prefilling else ()
+        chunks = self._chunks(number, prefilling, decoding, len(streams)) if prefilling else ()
         self._budget.note_sent(number, decoding, chunks)
         slots = self.memory.take_one_each(decoding)
         send_tokens(decoding, 1, number)
         self.joining.times.note_forward(1, decodes=bool(decoding))
         joined, self._num_joined = self._num_joined, 0
-        decode_ids = tuple([request.id for request in decoding])
         step = ForwardStep(
             number=number,
-            decode_ids=decode_ids,
+            decode_ids=tuple([request.id for request in decoding]),
             decode_slots=slots,
             chunks=chunks,
             joined=joined,
@@ -286,18 +285,19 @@ class Scheduler:
         self.steps.send(step)
         return step
 
-    def _chunks(self, number: int, prefilling: list[Running], decoding: list[Running]) -> tuple[Chunk, ...]:
-        """The chunks of a step. Streams that go on with one token have one each, and do not wait for prompts: all of
-        them go on after a loss before any prompt does, and otherwise prompts share what the budget allows beside them.
-        """
+    def _chunks(
+        self, number: int, prefilling: list[Running], decoding: list[Running], num_streams: int
+    ) -> tuple[Chunk, ...]:
+        """The chunks of a step. Streams that start again with one token have one each, and do not wait for prompts:
+        where they are more than the `num_streams` that run already, as after a loss, the step computes no prompt.
+        Otherwise prompts share what the budget allows beside them."""
         limit = self.limits.max_batch_prefill_tokens
         due = [request for request in prefilling if request.is_due][:limit]
         chunks = tuple([request.send_chunk(1, number) for request in due])
-        if decoding or not due:
+        if len(due) <= num_streams:
             prompts = [request for request in prefilling if not request.is_due]
             budget = min(self._budget.choose([*decoding, *due], prompts), limit - len(due))
-            max_of_owner = self.joining.parts.most(self.joining.times.num_forwards)
-            chunks += next_chunks(prompts, budget, max_of_owner, number)
+            chunks += next_chunks(prompts, budget, self.joining.parts.most(self.joining.times.num_forwards), number)
         self.counters.prefilled_tokens += sum(chunk.end - chunk.start for chunk in chunks)
         return chunks
 
